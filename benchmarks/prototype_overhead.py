@@ -33,7 +33,7 @@ def clients(channels: int) -> dict[str, FedRepClient]:
 
 def seconds(client: FedRepClient, loader: DataLoader, fabric: Fabric) -> tuple[float, float]:
     """Processor time of a tenth of a round's epochs, and of making the message."""
-    client.begin(Context(0, 1, client=0))
+    client.context = Context(0, 1, client=0)
     began = time.process_time()
     scalars = fit(client, loader, fabric)
     fitted = time.process_time()

@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from lit_fedad.contracts import Message
-from lit_fedad.core.config import Config, call, compose
+from lit_fedad.core.building import call
+from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.train import build_run
 from lit_fedad.federation.processes import launch, make_fabric
-from lit_fedad.federation.turn import ClientResult, Turn
+from lit_fedad.federation.client_runner import ClientResult, ClientRunner
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.report.console import Display, plain_warnings
@@ -111,33 +112,33 @@ LIES: dict[str, dict[str, Lie | None]] = {
 }
 
 
-class LyingTurn:
+class LyingRunner:
     """A turn in which one client alters its message on the wire.
 
     Args:
         run: The run.
-        turn: The honest turn.
+        runner: The honest turn.
         liar: Number of the client.
         lie: What it does to its message.
     """
 
-    def __init__(self, run: Run, turn: Turn, liar: int, lie: Lie) -> None:
-        self.run, self.turn, self.liar, self.lie = run, turn, liar, lie
-        self.fabric, self.client, self.channel = turn.fabric, turn.client, turn.channel
+    def __init__(self, run: Run, runner: ClientRunner, liar: int, lie: Lie) -> None:
+        self.run, self.runner, self.liar, self.lie = run, runner, liar, lie
+        self.fabric, self.client, self.channel = runner.fabric, runner.client, runner.channel
         self.received: Message = {}
 
     def activate(self, *arguments: Any) -> Message:
         """Activates a client, and keeps what it received."""
-        self.received = self.turn.activate(*arguments)
+        self.received = self.runner.activate(*arguments)
         return self.received
 
     def play(self, exchange: Any, data: Any) -> ClientResult:
         """Plays the turn; the liar's bytes are replaced."""
-        result = self.turn.play(exchange, data)
-        client = self.turn.client
+        result = self.runner.play(exchange, data)
+        client = self.runner.client
         if client.context.client == self.liar and result.blob:
-            honest = self.turn.channel.up.unpack(result.blob, exchange.upload_spec(client), "the liar")
-            sent = self.turn.channel.up.codec.encode(
+            honest = self.runner.channel.up.unpack(result.blob, exchange.upload_spec(client), "the liar")
+            sent = self.runner.channel.up.codec.encode(
                 self.lie(self.run, self.received, honest), client.context
             )
             result.blob = save({name: entry.contiguous() for name, entry in sent.items()})
@@ -236,8 +237,8 @@ def _play(fabric: Any, config: Config, lie: Lie | None, liar: int | None, found:
     if liar is None:
         liar = sorted(sizes, key=lambda client: (sizes[client], client))[len(sizes) // 2]
     if lie is not None:
-        federation.turn = LyingTurn(run, federation.turn, liar, lie)  # type: ignore[assignment]
-        federation.transport.turn = federation.turn
+        federation.runner = LyingRunner(run, federation.runner, liar, lie)  # type: ignore[assignment]
+        federation.transport.runner = federation.runner
     reports = [federation.play(round) for round in range(federation.resume(), federation.rounds + 1)]
     evaluator = federation.evaluator
     honest = [client for client in federation.clients if client != liar]

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from helpers.sites import NAMES, in_one_process
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.flower.coordinator import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder
@@ -144,7 +144,7 @@ def measured(folder: Path, method: str, rounds: int, root: Path, own: list[str])
     result = there["result"]
     last = here.history[-1].metrics
     counted = sum(sum(r.bytes_up.values()) + sum(r.bytes_down.values()) for r in here.history)
-    same = there["server"] == digest_of(read_kept(here.server))
+    same = there["server"] == digest_of(state_of(here.server))
     trained = [report.seconds for report in here.history]
 
     def row(name: str, metrics: dict, seconds: list[float], *rest: str) -> list[str]:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.core.config import Config, build, choices, compose, conf_folder, flatten, identity, judgement
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config, choices, compose, conf_folder, flatten, identity, judgement
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.build import build_model

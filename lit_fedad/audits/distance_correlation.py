@@ -1,4 +1,4 @@
-"""Measures how far a finished FADngs run's densities depend on the images behind them."""
+"""Measures how far the densities that a finished run shared (FADngs) depend on the images behind them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lit_fedad.audits.statistics import evidence_of
 from lit_fedad.contracts import Client
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.evaluators import draw_some
 from lit_fedad.experiment.figures.embedding import (
     density_scores,
-    draw_some,
     embed_images,
     generator_of,
     loader_of,
@@ -27,9 +29,7 @@ from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.federation.loop import Federation
-from lit_fedad.methods.fadngs import COVARIANCE, MEAN, FADngsClient, FADngsServer
 from lit_fedad.report.audit_figures import draw_correlation_heatmap
-from lit_fedad.report.files import whole_file
 
 # Centred distances below this share of the distances themselves are rounding, not spread.
 _ROUNDING = 1e-12
@@ -164,14 +164,9 @@ class MeasureDensities(RunCallback):
 
     def on_rounds_end(self, run: Run) -> None:
         """Measures it, unless ``evaluation.pictures`` is 0."""
-        client = run.federation.client
-        if (
-            run.config["evaluation"]["pictures"]
-            and isinstance(client, FADngsClient)
-            and client.share_densities
-        ):
+        if run.config["evaluation"]["pictures"] and _shares_densities(run.federation):
             figures = run.folder.path / "figures"
-            run.extras["privacy"] = report_privacy(run.federation, run.data, run.fabric, figures)
+            run.extras["privacy"] = report_privacy(run.federation, run.local, run.fabric, figures)
 
 
 def report_privacy(
@@ -185,7 +180,7 @@ def report_privacy(
     nearest to.
 
     Args:
-        federation: Of FADngs, after its last round.
+        federation: Of a method that shares densities, after its last round.
         data: Of a `SemanticSet`.
         fabric: Moves batches and sets precision.
         figures: Folder of ``distance_correlation.png`` and ``distance_correlation.json``, which has all numbers.
@@ -195,7 +190,8 @@ def report_privacy(
         the same width (``noise``): plain R^2 and R, and R^2 without its bias. None in all processes but the first,
         and where there are fewer than 4 images.
     """
-    assert isinstance(federation.server, FADngsServer)
+    evidence = evidence_of(federation)
+    assert evidence.densities is not None
     assert isinstance(data.images, SemanticSet)
     draw = generator_of(federation, "privacy")
     each = min(_RAW_EACH, max(1, _RAW // len(federation.clients)))
@@ -207,27 +203,30 @@ def report_privacy(
     answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))
     if not fabric.is_global_zero:
         return None
-    raw = []
-    for client, message in federation.server.densities.items():
-        known = [
-            (mean[None], cov[None]) for mean, cov in zip(message[MEAN], message[COVARIANCE], strict=True)
-        ]
+    raw, densities = [], evidence.densities(federation.server)
+    for client, (means, covariances) in densities.items():
+        known = [(mean[None], cov[None]) for mean, cov in zip(means, covariances, strict=True)]
         if known:
             nearest = torch.stack([density_scores(*density, answers[client]) for density in known]).argmin(0)
             raw += [data.images.train_images[chosen[client][nearest == place]] for place in range(len(known))]
     if sum(map(len, raw)) < 4:
         return None
-    joined = federation.server.density_set
-    found = density_privacy(joined[MEAN], joined[COVARIANCE], raw, draw)
+    means, covariances = (torch.cat(parts) for parts in zip(*densities.values(), strict=True))
+    found = density_privacy(means, covariances, raw, draw)
     tables = {"r_squared": found.r_squared, "r": found.r, "corrected": found.corrected}
     draw_correlation_heatmap(figures / "distance_correlation.png", found.names, *tables.values())
-    with whole_file(figures / "distance_correlation.json") as part:
+    with atomic(figures / "distance_correlation.json") as part:
         numbers = {name: table.tolist() for name, table in tables.items()}
         part.write_text(json.dumps({"names": found.names, "images": sum(map(len, raw)), **numbers}, indent=1))
     rows = {"shared": found.names.index("shared densities"), "noise": found.names.index("Gaussian 1")}
     return {
         f"{of}_raw_{name}": float(table[0, row]) for of, row in rows.items() for name, table in tables.items()
     }
+
+
+def _shares_densities(federation: Federation) -> bool:
+    evidence = federation.exchanges.evidence
+    return evidence is not None and evidence.densities is not None
 
 
 def correlate(run: FinishedRun) -> None:
@@ -241,8 +240,7 @@ def correlate(run: FinishedRun) -> None:
     Raises:
         UserError: If its method shares no densities, or fewer than 4 training images are behind one.
     """
-    client = run.federation.client
-    if not isinstance(client, FADngsClient) or not client.share_densities:
+    if not _shares_densities(run.federation):
         raise UserError(
             f"attack=dcor: method {run.result['method']} shares no densities, so nothing it shares can be paired with"
             " images; attack=inversion and attack=lira measure what it reveals"

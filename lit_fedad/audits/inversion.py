@@ -26,7 +26,6 @@ from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.audit_figures import Shown, inversion_sheet
 from lit_fedad.report.figures import save_figure
-from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tracking.tracker import amend
 
 BANKS = (1, 4, 16, 60)
@@ -64,12 +63,11 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
         yield Control("gradient of one image", found.images.cpu(), private[order[:1]])
     if attack.target != "memory":
         return
-    task, run = attack.run.model.task, attack.run
-    assert isinstance(task, MemoryBank)
+    run = attack.run
     with run.display.progress("Positive controls") as progress:
         one = private[order[:1]]
         with torch.no_grad():
-            features = attack.encode(one.to(task.device))[0]
+            features = attack.encode(one.to(run.fabric.device))[0]
         yield Control(
             "one image, by position", attack.search_features(features, True, 1, progress).images.cpu(), one
         )
@@ -78,9 +76,9 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
             chosen = order[:size]
             loader = loader_of(run.data.module.train, held[chosen], run.data)
             context = Context(attack.options.seed, 0, attack.client)
-            bank = task.reduce_memory(loader, context, None).memory.float()
+            bank = attack.bank.of_images(loader, context)
             images = min(size, attack.options.images)
-            found = attack.search_features(bank, attack.ordered, images, progress)
+            found = attack.search_features(bank, attack.bank.ordered, images, progress)
             yield Control(f"bank of {size} image{'s' * (size > 1)}", found.images.cpu(), private[chosen])
 
 

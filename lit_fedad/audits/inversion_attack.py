@@ -20,23 +20,27 @@ from lit_fedad.audits.reconstruction import (
     invert_features,
     invert_gradients,
 )
-from lit_fedad.audits.statistics import own_part
+from lit_fedad.audits.statistics import evidence_of
 from lit_fedad.contracts import Context, Message
+from lit_fedad.contracts.evidence import Invertible, SentBank, SentImages, SentWeights
 from lit_fedad.contracts.randomness import generator
+from lit_fedad.contracts.state import load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import read_images, resized
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.public import natural, refuse_overlap
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.memory.reduce import PositionReduce
-from lit_fedad.methods.feddymem import FedDyMemClient
-from lit_fedad.tasks.classifier import Classifier
-from lit_fedad.tasks.memory_bank import MemoryBank
+from lit_fedad.federation.client_pool import detached
 
 Progress = Callable[[int, int], None]
+
+_TARGETS: dict[type[Invertible], Target] = {
+    SentImages: "images",
+    SentBank: "memory",
+    SentWeights: "weights",
+}
 
 _MOST_PUBLIC = 10_000
 """Images that a decoder is trained on at most, of those that are given."""
@@ -49,6 +53,7 @@ class Attack:
     Attributes:
         run: The attacked run.
         target: What is attacked.
+        shared: It, as the method says what can be inverted.
         round: The exchange that is played once more.
         client: The attacked client.
         control: The client that it is compared with.
@@ -57,6 +62,7 @@ class Attack:
 
     run: FinishedRun
     target: Target
+    shared: Invertible
     round: int
     client: int
     control: int
@@ -69,7 +75,8 @@ class Attack:
         Raises:
             UserError: If there is no such client, or an option does not fit what the method shares.
         """
-        target, round = _shared(run)
+        shared, round = _shared(run)
+        target = _TARGETS[type(shared)]
         known = dict.fromkeys(("client", "control", "images", *SEARCH[target]))
         for field in fields(options):
             value = getattr(options, field.name)
@@ -88,7 +95,7 @@ class Attack:
                 raise UserError(f"{key}={number}: the run has clients {', '.join(map(str, clients))}")
         if control == client:
             raise UserError(f"control={control} must be another client than the one attacked")
-        return cls(run, target, round, client, control, options)
+        return cls(run, target, shared, round, client, control, options)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -103,54 +110,48 @@ class Attack:
 
     def __call__(self, number: int) -> Inversion:
         """Attacks a client's upload."""
-        display = self.run.display
-        if self.target == "images":
-            return self._take_images(number)
-        with display.progress(f"Inversion of client {number}") as progress:
-            return (self._invert_memory if self.target == "memory" else self._invert_weights)(
-                number, progress
-            )
+        shared = self.shared
+        if isinstance(shared, SentImages):
+            return self._take_images(shared, number)
+        with self.run.display.progress(f"Inversion of client {number}") as progress:
+            if isinstance(shared, SentBank):
+                return self._invert_memory(shared, number, progress)
+            return self._invert_weights(number, progress)
 
-    def _take_images(self, number: int) -> Inversion:
-        images = self._send(number)["images"]
+    def _take_images(self, shared: SentImages, number: int) -> Inversion:
+        images = shared.images(self._send(number))
         if not len(images):
             raise UserError(f"client {number} shares no image; choose others by client=N and control=N")
-        return Inversion(images / 255 if images.dtype == torch.uint8 else images.clamp(0, 1), [])
+        return Inversion(images, [])
 
-    def _invert_memory(self, number: int, progress: Progress) -> Inversion:
-        task = self.run.model.task
-        assert isinstance(task, MemoryBank)
-        if self.options.by == "decoder" and not self.ordered:
+    def _invert_memory(self, shared: SentBank, number: int, progress: Progress) -> Inversion:
+        if self.options.by == "decoder" and not shared.ordered:
             raise UserError(
                 "by=decoder needs a bank that keeps positions, as task.reduce=PositionReduce makes it, and this one has"
                 " no order; give by=search"
             )
-        known, sent = self._enter(number), self._send(number)
-        bank = own_part(task, known, sent, self.round)
+        received, sent = self._enter(number), self._send(number)
+        bank = shared.vectors(received, sent)
         if self.options.knowledge == "shared":
-            # The weights that all began with, be it with those of another run (`start`).
-            first = build_model(self.run.config, self.run.result["partition"]["products"]).task
-            assert isinstance(first, MemoryBank)
-            task.head = first.head if first.head is None else first.head.to(task.device)
-        return self.search_features(bank, self.ordered, self.options.images, progress)
+            # What is personal is as all began with it, be it as another run left it (`start`).
+            load_state(self.run.federation.client, detached(self.run.federation.pool.initial))
+        return self.search_features(bank, shared.ordered, self.options.images, progress)
 
     @property
-    def ordered(self) -> bool:
-        """Whether the bank that is attacked keeps positions."""
-        client, task = self.run.federation.client, self.run.model.task
-        kept = isinstance(task, MemoryBank) and isinstance(task.reduce, PositionReduce)
-        return kept and isinstance(client, FedDyMemClient)
+    def bank(self) -> SentBank:
+        """The bank that is attacked."""
+        assert isinstance(self.shared, SentBank)
+        return self.shared
 
     @cached_property
     def decoder(self) -> tuple[Decoder, list[float]]:
         """Trains a decoder of the features that all share, at its first use; with the loss of each step."""
-        task, size = self.run.model.task, self._shape(1)[2:]
-        assert isinstance(task, MemoryBank)
+        size = self._shape(1)[2:]
         public = self._public((size[0], size[1]))
         with self.run.display.progress("Decoder") as progress:
             return train_decoder(
                 self.encode,
-                task.grid,
+                self.bank.grid,
                 (size[0], size[1]),
                 self.options.steps,
                 self.options.seed,
@@ -198,10 +199,7 @@ class Attack:
 
     def encode(self, shown: Tensor) -> Tensor:
         """Computes the features of images in [0, 1], differentiably."""
-        task, normalise = self.run.model.task, self._normalise()
-        # The layers themselves: as a whole, the frozen backbone gives no gradients.
-        images = normalise(shown).contiguous(memory_format=torch.channels_last)
-        return task({"pyramid": task.backbone.features(images)})  # type: ignore[union-attr,operator]
+        return self.bank.encode(self._normalise()(shown).contiguous(memory_format=torch.channels_last))
 
     def _best(self, search: Callable[[torch.Generator], Inversion]) -> Inversion:
         """Searches as often as `restarts` says, and returns what has the lowest loss at its end."""
@@ -210,7 +208,6 @@ class Attack:
 
     def _invert_weights(self, number: int, progress: Progress) -> Inversion:
         task, labels = self.run.model.task, None
-        assert isinstance(task, Classifier)
         sent = self._send(number) if self.options.update == "round" else dict(task.named_parameters())
         known = self._enter(number)
         task.train()  # its normalisation goes by the batch
@@ -249,16 +246,16 @@ class Attack:
         images: int,
         progress: Progress,
     ) -> Inversion:
-        task, normalise = self.run.model.task, self._normalise()
-        assert isinstance(task, Classifier)
+        shared, normalise = self.shared, self._normalise()
+        assert isinstance(shared, SentWeights)
         return self._best(
             lambda source: invert_gradients(
-                lambda pixels: task.classifier(task({"image": normalise(pixels)})),
+                lambda pixels: shared.logits(normalise(pixels)),
                 list(trained.values()),
                 update,
                 self._shape(images),
                 source,
-                task.classes,
+                shared.classes,
                 labels,
                 self.options.steps,
                 on_step=progress,
@@ -283,20 +280,20 @@ class Attack:
         """Turns the live model into the client that the server's message has just reached; returns the message."""
         federation, context = self.run.federation, self._context(number)
         exchange, link = federation.exchanges.at(context), federation.channel.down
-        federation.server.begin(context)
+        federation.server.context = context
         message, spec = (
             exchange.broadcast(federation.server, number),
             exchange.broadcast_spec(federation.client),
         )
         blob = link.pack(message, spec, context, "the server")
-        return federation.turn.activate(exchange, context, federation.pool.get(number), blob)
+        return federation.runner.activate(exchange, context, federation.pool.get(number), blob)
 
     def _send(self, number: int) -> Message:
-        """Plays a client's turn; returns what it sends, as the server sees it."""
+        """Plays the exchange with a client; returns what it sends, as the server sees it."""
         federation, context = self.run.federation, self._context(number)
         exchange = federation.exchanges.at(context)
         self._enter(number)
-        result = federation.turn.play(exchange, federation.data.at(federation.rounds))
+        result = federation.runner.play(exchange, federation.data.at(federation.rounds))
         return federation.channel.up.unpack(
             result.blob, exchange.upload_spec(federation.client), f"client {number}"
         )
@@ -314,19 +311,15 @@ class Attack:
         return lambda pixels: (pixels - mean) / std
 
 
-def _shared(run: FinishedRun) -> tuple[Target, int]:
+def _shared(run: FinishedRun) -> tuple[Invertible, int]:
     """Finds what clients share that can be inverted, and when: in the next round, else last before round 1."""
-    federation, task = run.federation, run.model.task
-    client, exchanges, weights = federation.client, federation.exchanges, dict(task.named_parameters())
+    federation, evidence = run.federation, evidence_of(run.federation)
+    client, exchanges = federation.client, federation.exchanges
     for round in (federation.rounds + 1, *range(0, exchanges.first_round - 1, -1)):
         exchange = exchanges.of_round(round)[0]
-        sent, received = set(exchange.upload_spec(client)), exchange.broadcast_spec(client).keys()
-        if "images" in sent:
-            return "images", round
-        if "memory" in sent and isinstance(task, MemoryBank):
-            return "memory", round
-        if isinstance(task, Classifier) and not sent.isdisjoint(weights.keys() & received):
-            return "weights", round
+        found = evidence.invertible(client, exchange.broadcast_spec(client), exchange.upload_spec(client))
+        if found is not None:
+            return found, round
     raise UserError(
         f"attack=inversion: method {run.result['method']} with task {run.result['task']} shares no images, no"
         " memory bank and no weights of a classifier"

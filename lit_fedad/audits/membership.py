@@ -25,7 +25,7 @@ from lit_fedad.audits.membership_report import (
     pooled_roc,
 )
 from lit_fedad.audits.shadow_runs import NonMembers, Seen, ShadowRuns, Side
-from lit_fedad.audits.statistics import COLUMNS, WHO
+from lit_fedad.audits.statistics import COLUMNS, WHO, evidence_of
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import FinishedRun
@@ -102,6 +102,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
     Raises:
         UserError: If nothing in the run can be attacked, or its folder holds other shadow runs.
     """
+    evidence_of(run.federation)  # refuses a method that has none, before shadow runs are played
     folder, config, display = run.folder.path, run.folder.config(), run.display
     if str(config["fabric"]["devices"]) not in ("1", "auto") or config["fabric"]["num_nodes"] != 1:
         raise UserError(f"{folder}: a run of several processes; attack one with fabric.devices=1")

@@ -8,8 +8,8 @@ from typing import Any
 from lit_fedad.audits.statistics import WHO
 from lit_fedad.contracts import MessageSpec, TensorSpec
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import Block, Cell, Grid, Line, Page, Prose, Section, render_html, render_markdown
 from lit_fedad.report.naming import human_bytes, metric_title
 from lit_fedad.tracking.tracker import amend
@@ -46,7 +46,7 @@ def write_page(run: FinishedRun, shown: bool) -> None:
     home.mkdir(exist_ok=True)
     files = [home / f"{_STEM}.html", home / f"{_STEM}.md"]
     for file, text in zip(files, (render_html(page), render_markdown(page, _STEM)[0]), strict=True):
-        with whole_file(file) as part:
+        with atomic(file) as part:
             part.write_text(text)
     if shown:
         run.display.note(page.summary)

@@ -19,26 +19,27 @@ from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.config import identity
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import (
     build_data,
-    build_federation,
     build_model,
     build_public,
     build_server_labelled,
 )
+from lit_fedad.experiment.federations import build_federation, shared_key
 from lit_fedad.experiment.finished_run import FinishedRun, one_process
+from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.evaluator import Evaluator, QueriedFederation
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback, RoundReport
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.report.console import Display
-from lit_fedad.report.files import whole_file
 
 NonMembers = Literal["train", "test"]
 Side = Literal["sent", "received"]
@@ -144,9 +145,17 @@ class ShadowRuns:
             model = build_model(self.config, self.images.categories, self.public, self.server_labelled)
             fabric = one_process(config, [observer])
             data = build_data(config, self.images, partition, model, fabric, Display(quiet=True))
-            federation = build_federation(config, folder, model, data, fabric)
+            federation = build_federation(
+                config,
+                folder,
+                model,
+                data.module,
+                NoEvaluation(),
+                fabric,
+                data.digest,
+                key=shared_key(folder, config, data.digest, fabric),
+            )
             observer.train = data.module.train
-            federation.evaluator = NoEvaluation()
             federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
             try:
                 federation.run()
@@ -199,7 +208,7 @@ class _Observer(FederationCallback):
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Computes statistics of what the server sends next."""
-        federation.server.begin(Context(federation.seed, report.round + 1))
+        federation.server.context = Context(federation.seed, report.round + 1)
         size, found = self.shadows.config["evaluation"]["batch_size"], {}
         for client in sorted(set(self.shadows.clients) & set(federation.clients)):
             examples = self.shadows.examples(client)
@@ -212,7 +221,7 @@ class _Observer(FederationCallback):
         """Writes all that was seen so far, so that an interrupted shadow run goes on; nothing where noise hid it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         seen = None if hidden else self.seen
-        with whole_file(self.file) as part:
+        with atomic(self.file) as part:
             write_state({"key": self.shadows.key, "complete": complete, "seen": seen}, part)
 
     def _load(self, positions: Sequence[int]) -> Batch:

@@ -1,6 +1,6 @@
 """What a message says about single images: the statistics by which membership is inferred.
 
-A message is read by the names of its entries, so that one reading serves every method that sends them. All statistics
+The method says what its messages show (`Evidence`); sums over images are read by their own declaration. All statistics
 are high for members.
 """
 
@@ -15,11 +15,21 @@ from torch import Tensor, nn
 from lit_fedad.audits.lira import confidence
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     ImageSums,
     Message,
     Update,
     image_sums_of,
     nothing_to_attack,
+)
+from lit_fedad.contracts.evidence import (
+    ChangedLayer,
+    SharedBank,
+    SharedModel,
+    SharedMoments,
+    SharedPrototypes,
+    SharedSubspace,
+    Shown,
 )
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch
@@ -27,14 +37,9 @@ from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.federation.client_pool import detached
 from lit_fedad.federation.loop import Federation
 from lit_fedad.memory.knn import nearest
-from lit_fedad.memory.moments import Moments, symmetric
-from lit_fedad.memory.subspace import folds_of, residual_norms
-from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient, ranks_of
-from lit_fedad.methods.parts.condensed_images import CLASSES, IMAGES
+from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.subspace import residual_norms
 from lit_fedad.privacy.noised_sums import Noised, clipped_parts
-from lit_fedad.tasks.classifier import Classifier
-from lit_fedad.tasks.memory_bank import MemoryBank
-from lit_fedad.tasks.patches import PatchTask
 
 
 def observe(federation: Federation, client: int) -> Message:
@@ -50,10 +55,27 @@ def observe(federation: Federation, client: int) -> Message:
     """
     context = federation.server.context
     exchange = federation.exchanges.at(context)
-    blob = federation.outbox.pack(exchange, [client], context)[client]
+    blob = federation.sender.pack(exchange, [client], context)[client]
     stage = federation.data.at(min(context.round, federation.rounds)).stages[client]
-    return federation.turn.activate(
+    return federation.runner.activate(
         exchange, replace(context, client=client, stage=stage), detached(federation.pool.initial), blob
+    )
+
+
+def evidence_of(federation: Federation) -> Evidence:
+    """Returns what the messages of a federation's method show.
+
+    Raises:
+        UserError: If the method does not say so, and has no sums over images to attack either.
+    """
+    exchanges, client = federation.exchanges, federation.client
+    if exchanges.evidence is not None:
+        return exchanges.evidence
+    if any(image_sums_of(one, client) is not None for one in (*exchanges.setup, *exchanges.rounds)):
+        return Evidence()
+    raise UserError(
+        f"{type(client).__name__}: its method does not say what its messages show of single images; give its Exchanges"
+        " an evidence (docs/extend.md)"
     )
 
 
@@ -71,11 +93,11 @@ def adversary_view(federation: Federation, client: int, update: Update) -> Clien
     Raises:
         UserError: If uploads of this method cannot score images.
     """
-    evidence = federation.exchanges.evidence
-    if evidence is None:
+    predict = evidence_of(federation).predict
+    if predict is None:
         raise nothing_to_attack(federation.client)
     observe(federation, client)
-    evidence(federation.server, federation.client, update)
+    predict(federation.server, federation.client, update)
     federation.client.eval()
     return federation.client
 
@@ -118,40 +140,20 @@ def sent_statistics(
     Returns:
         By the names of `COLUMNS`: float64 [n, statistics]. NaN where the upload says nothing about an example.
     """
-    known, message, task = observe(federation, client), update.message, federation.client.task
+    received, message = observe(federation, client), update.message
     each = _Each(federation, examples, load, size)
     exchange = federation.exchanges.at(federation.server.context)
     if isinstance(exchange, Noised):
-        sums, clip = image_sums_of(exchange, federation.client), exchange.plan.settings.clip
+        sums, clip = image_sums_of(exchange, federation.client), exchange.noise.clip
         assert sums is not None
         return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
     found = {}
     plain = image_sums_of(exchange, federation.client)
-    if message and plain is not None and plain.form().keys() == message.keys():
+    if message and plain is not None and plain.shapes().keys() == message.keys():
         found["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
-    if isinstance(task, MemoryBank) and len(message.get("memory", ())):
-        bank = own_part(task, known, message, federation.server.context.round)
-        if len(bank):
-            found["bank"] = each(lambda batch: bank_statistics(task(batch), bank.to(task.device)))
-    if isinstance(task, PatchTask) and "covariance" in message and len(message["count"]):
-        found["moments"] = each(_moments(task, message))
-    if isinstance(task, Classifier):
-        if PROTOTYPES in message:
-            logits = each(lambda batch: task.classifier(task(batch)))
-            labels = each(lambda batch: batch["label"]).long()
-            if isinstance(federation.client, FedVCKClient) and federation.client.ranks:
-                logits = ranks_of(logits)
-            known_of = message[SIZES] > 0
-            found["prototypes"] = prototype_scores(
-                logits, labels, message[PROTOTYPES][known_of], message[CLASSES][known_of]
-            ).unsqueeze(1)
-        if (change := _last_layer(task, known, message)) is not None:
-            found["update"] = each(
-                lambda batch: update_directions(
-                    task(batch), task.classifier(task(batch)), batch["label"], *change
-                ).unsqueeze(1)
-            )
-    if _predicts(federation, message):
+    shown = evidence_of(federation).sent(federation.client, received, message)
+    found |= {kind: value for one in shown for kind, value in _statistic(one, each).items()}
+    if exchange.trains and any(isinstance(one, SharedModel) for one in shown):
         adversary_view(federation, client, update)
         found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return found
@@ -161,41 +163,37 @@ def received_statistics(
     federation: Federation, client: int, examples: Sequence[int], load: Load, size: int
 ) -> dict[str, Tensor]:
     """Computes the statistics of a client's examples from what the server sends next; see `sent_statistics`."""
-    known, task = observe(federation, client), federation.client.task
+    received = observe(federation, client)
     each = _Each(federation, examples, load, size)
-    found = {}
-    if isinstance(task, MemoryBank) and len(known.get("memory", ())):
-        found["bank"] = each(lambda batch: bank_statistics(task(batch), task.memory))
-    if isinstance(task, PatchTask) and "basis" in known:
-        found["subspace"] = each(lambda batch: _residuals(task, batch, known))
-    lacks = task.prepares and known.keys().isdisjoint(task.local_buffers)  # a bank, say, which is never sent
-    if not found and not lacks and not known.keys().isdisjoint(dict(task.named_parameters())):
+    shown = evidence_of(federation).received(federation.client, received)
+    found = {kind: value for one in shown for kind, value in _statistic(one, each).items()}
+    if any(isinstance(one, SharedModel) for one in shown):
         found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return found
 
 
-def own_part(task: MemoryBank, known: Message, sent: Message, round: int) -> Tensor:
-    """Computes a client's own vectors of the bank that it sent, as the server can.
-
-    Where the client moved its bank towards the shared one, FedDyMem Eq. 16 is undone: ``m = own / (t + 1) +
-    (1 - 1 / (t + 1)) m'``. Slots without patches stay m' and are left out.
-
-    Args:
-        task: The task.
-        known: The message that the client had received.
-        sent: Its upload.
-        round: The round t.
-
-    Returns:
-        Vectors [up to slots, C].
-    """
-    bank = sent["memory"]
-    filled = sent["counts"] > 0 if "counts" in sent else torch.ones(len(bank), dtype=torch.bool)
-    if "memory" not in known:
-        return bank[filled]
-    steps = 1 if task.reduce.adds_up else round + 1
-    filled &= (bank != known["memory"]).any(1)
-    return (known["memory"] + steps * (bank - known["memory"]))[filled]
+def _statistic(shown: Shown, each: _Each) -> dict[str, Tensor]:
+    """Computes the statistic of what a message shows, by its name in `COLUMNS`; none of a predictor."""
+    match shown:
+        case SharedBank(vectors, features):
+            return {"bank": each(lambda batch: bank_statistics(features(batch), vectors))}
+        case SharedMoments(mean, covariance, features):
+            moments = Moments(1, mean, covariance)
+            return {"moments": each(lambda batch: moments_statistics(features(batch), moments))}
+        case SharedSubspace(centre, basis, features):
+            return {"subspace": each(lambda batch: subspace_statistics(features(batch), centre, basis))}
+        case SharedPrototypes(means, classes, logits):
+            labels = each(lambda batch: batch["label"]).long()
+            return {"prototypes": prototype_scores(each(logits), labels, means, classes).unsqueeze(1)}
+        case ChangedLayer(weight, bias, inputs, logits):
+            return {
+                "update": each(
+                    lambda batch: update_directions(
+                        inputs(batch), logits(batch), batch["label"], weight, bias
+                    ).unsqueeze(1)
+                )
+            }
+    return {}
 
 
 def bank_statistics(features: Tensor, bank: Tensor) -> Tensor:
@@ -210,6 +208,22 @@ def bank_statistics(features: Tensor, bank: Tensor) -> Tensor:
     """
     distances = nearest(features.flatten(0, 1).float(), bank, 1)[0].view(features.shape[:2])
     return -torch.stack([distances.amax(1), distances.mean(1), distances.quantile(0.1, dim=1)], 1)
+
+
+def subspace_statistics(features: Tensor, centre: Tensor, basis: Tensor) -> Tensor:
+    """Computes largest and mean of the lengths of patches outside a subspace, negated.
+
+    Args:
+        features: Features of patches [B, P, C].
+        centre: Centre of the subspace [C].
+        basis: Directions outside of it [C, K].
+
+    Returns:
+        Statistics [B, 2].
+    """
+    vectors = features.flatten(0, 1).float() - centre.to(features)
+    norms = residual_norms(vectors, basis.to(features)).view(features.shape[:2])
+    return -torch.stack([norms.amax(1), norms.mean(1)], 1)
 
 
 def moments_statistics(patches: Tensor, moments: Moments) -> Tensor:
@@ -321,43 +335,6 @@ class _Each:
     def __call__(self, statistic: Callable[[Batch], Tensor]) -> Tensor:
         found = [statistic(self.fabric.to_device(self.load(part))).double().cpu() for part in self.parts]
         return torch.cat(found)
-
-
-def _moments(task: PatchTask, message: Message) -> Callable[[Batch], Tensor]:
-    """Returns the statistic of the moments in a message: of a bank, those of its subspace, where it has one."""
-    rows = zip(
-        message["count"].tolist(), message["mean"].double(), message["covariance"].double(), strict=True
-    )
-    sets = [Moments(count, mean, symmetric(triangle, len(mean))) for count, mean, triangle in rows]
-    share = task.subspace if isinstance(task, MemoryBank) else None
-    moments = Moments.union(sets if share is None else sets[-folds_of(share) :])
-    pool = None if share is None else True
-    return lambda batch: moments_statistics(task.embed(batch, average_pool=pool).cpu(), moments)
-
-
-def _residuals(task: PatchTask, batch: Batch, known: Message) -> Tensor:
-    patches = task.embed(batch, average_pool=True if isinstance(task, MemoryBank) else None)
-    centre, basis = known["centre"].to(patches), known["basis"].to(patches)
-    norms = residual_norms(patches.flatten(0, 1).float() - centre, basis).view(patches.shape[:2])
-    return -torch.stack([norms.amax(1), norms.mean(1)], 1)
-
-
-def _last_layer(task: Classifier, known: Message, sent: Message) -> tuple[Tensor, Tensor] | None:
-    """Finds how weight and bias of the last layer changed; None where they did not cross, one for one."""
-    own = {f"classifier.{name}": value.shape for name, value in task.classifier.named_parameters()}
-    crossed = all(n in side and side[n].shape == shape for side in (known, sent) for n, shape in own.items())
-    if not isinstance(task.classifier, nn.Linear) or not crossed:
-        return None
-    changes = [(sent[name] - known[name]).to(task.device) for name in own]
-    return changes[0], changes[1] if len(changes) > 1 else changes[0].new_zeros(len(changes[0]))
-
-
-def _predicts(federation: Federation, message: Message) -> bool:
-    """Whether the server's code builds a predictor from an upload: from weights, or from condensed images."""
-    server, task = federation.server, federation.client.task
-    shown = IMAGES in message or not dict(task.named_parameters()).keys().isdisjoint(message)
-    trains = federation.exchanges.at(server.context).trains
-    return shown and trains and federation.exchanges.evidence is not None and not isinstance(task, MemoryBank)
 
 
 def _predicted(federation: Federation, batch: Batch) -> Tensor:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.core.config import build, choices, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import choices, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import split
 from lit_fedad.data.auto import recognise

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
-from lit_fedad.cli.deployment import evaluate, export, predict, update, watch
-from lit_fedad.cli.privacy import privacy
-from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import extra_of, install, require
+from lit_fedad.core.options import run
 from lit_fedad.experiment.disk_full import is_disk_full
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -41,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = COMMANDS[name]
             if command.extra:
                 require(command.extra, f"lit-fedad {name}")
-            command.run(rest)
+            module, _, function = command.function.rpartition(".")
+            run(getattr(import_module(f"lit_fedad.{module}"), function), rest, name, display=display)
         except UserError as error:
             display.error(str(error))
             return 2
@@ -84,82 +84,18 @@ def _wrapped(text: str, head: str) -> list[str]:
     )
 
 
-# A command's own modules are imported when it is called: the help must not wait for Lightning.
-
-
-def _data(options: Sequence[str]) -> None:
-    from lit_fedad.cli.data import data
-
-    data(options)
-
-
-def _report(options: Sequence[str]) -> None:
-    if any(option.startswith("table=") for option in options):
-        from lit_fedad.papers.table import report_table
-
-        report_table(options, Display())
-    else:
-        from lit_fedad.papers.page import report_runs
-
-        report_runs(options, Display())
-
-
-def _serve(options: Sequence[str]) -> None:
-    from lit_fedad.core.options import read
-    from lit_fedad.deployment.serving import ServeOptions, serve
-
-    serve(read(ServeOptions, options, "serve", overrides=False)[0], Display())
-
-
-def _register(options: Sequence[str]) -> None:
-    from lit_fedad.core.options import read
-    from lit_fedad.deployment.exported import RegisterOptions, register
-
-    register(read(RegisterOptions, options, "register", overrides=False)[0], Display())
-
-
-def _ui(options: Sequence[str]) -> None:
-    from lit_fedad.core.options import read
-    from lit_fedad.deployment.ui.command import UiOptions, ui
-
-    ui(read(UiOptions, options, "ui", overrides=False)[0], Display())
-
-
-def _sweep(options: Sequence[str]) -> None:
-    from lit_fedad.sweep.command import sweep
-
-    sweep(options, Display())
-
-
-def _federation(options: Sequence[str]) -> None:
-    from lit_fedad.cli.sites import federation
-
-    federation(options)
-
-
-def _site(options: Sequence[str]) -> None:
-    from lit_fedad.cli.sites import site
-
-    site(options)
-
-
-def _pretrain(options: Sequence[str]) -> None:
-    from lit_fedad.pretraining.pretrain import command
-
-    command(options, Display())
-
-
 class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        run: Reads the options and carries the command out.
+        function: Path of its function in the package, called by `run`; imported when the command is called: the help
+            must not wait for Lightning.
         usage: What the command does, by the syntax of its options.
         continues: Whether the same command continues what was interrupted.
         extra: Key of `EXTRAS`: what must be installed beside the package itself.
     """
 
-    run: Callable[[Sequence[str]], None]
+    function: str
     usage: Mapping[str, str]
     continues: bool = False
     extra: str | None = None
@@ -169,7 +105,7 @@ _RUN = "run=<MLflow run id or folder>"
 
 COMMANDS = {
     "train": Command(
-        train,
+        "cli.train.train",
         {
             "method=feddymem [data=textures] [experiment=small] [out=DIR] [any.key=value]": (
                 "run an experiment; the same command again continues or shows it"
@@ -178,7 +114,7 @@ COMMANDS = {
         continues=True,
     ),
     "evaluate": Command(
-        evaluate,
+        "deployment.predict.evaluate",
         {
             f"{_RUN} [version=N] [data.root=DIR] [backbone.weights=FILE]": (
                 "recompute a finished run's metrics from its last checkpoint"
@@ -186,7 +122,7 @@ COMMANDS = {
         },
     ),
     "predict": Command(
-        predict,
+        "deployment.predict.predict",
         {
             f"{_RUN} images=FOLDER [client=N] [alpha=A] [product=NAME] [version=N] [out=DIR]"
             " [backbone.weights=FILE]": (
@@ -195,7 +131,7 @@ COMMANDS = {
         },
     ),
     "watch": Command(
-        watch,
+        "deployment.watch.watch",
         {
             f"{_RUN} images=FOLDER [client=N] [product=NAME] [alpha=A] [run_length=10000] [window=200]"
             " [interval=10] [once=false] [version=N] [out=DIR] [backbone.weights=FILE]": (
@@ -206,7 +142,7 @@ COMMANDS = {
         continues=True,
     ),
     "update": Command(
-        update,
+        "deployment.update.update",
         {
             f"{_RUN} images=FOLDER [client=N] [product=NAME] [reviews=FILE] [data.root=DIR]"
             " [backbone.weights=FILE]": (
@@ -217,7 +153,7 @@ COMMANDS = {
         extra="train",
     ),
     "export": Command(
-        export,
+        "deployment.export.export",
         {
             f"{_RUN} [client=N] [format=onnx,pt2] [product=NAME] [version=N] [images=FOLDER] [normal=FOLDER]"
             " [out=DIR]": (
@@ -227,7 +163,7 @@ COMMANDS = {
         },
     ),
     "register": Command(
-        _register,
+        "deployment.exported.register",
         {
             f"{_RUN} name=NAME [alias=NAME] [client=N] [version=N]": (
                 "put an exported detector into MLflow's model registry: serve run=models:/NAME@ALIAS fetches it"
@@ -236,7 +172,7 @@ COMMANDS = {
         extra="train",
     ),
     "serve": Command(
-        _serve,
+        "deployment.serving.serve",
         {
             "run=<MLflow run id, folder of a run or of an exported detector, or models:/NAME@ALIAS>"
             " [client=N] [version=N] [host=127.0.0.1] [port=8080] [workers=1] [queue=16] [threads=N]"
@@ -247,7 +183,7 @@ COMMANDS = {
         extra="serve",
     ),
     "ui": Command(
-        _ui,
+        "deployment.ui.command.ui",
         {
             f"{_RUN} [out=reviews.csv] [host=127.0.0.1] [port=7860]": (
                 "the operator's page: federation, thresholds and drift of a site, worst heatmaps, an image to try"
@@ -256,7 +192,7 @@ COMMANDS = {
         extra="ui",
     ),
     "report": Command(
-        _report,
+        "papers.table.report",
         {
             "[experiment=A,B] [out=DIR] [ui=http://127.0.0.1:5000] [tracking.uri=URI]": (
                 "one HTML page, and Markdown, of all tracked runs; experiment= takes those of some MLflow experiments"
@@ -270,7 +206,7 @@ COMMANDS = {
         extra="train",
     ),
     "privacy": Command(
-        privacy,
+        "cli.privacy.privacy",
         {
             f"{_RUN} attack=lira [mode=online|offline] [shadows=16] [non_members=train|test] [share=0.5] [seed=0]"
             " [out=DIR]": (
@@ -287,7 +223,7 @@ COMMANDS = {
         extra="train",
     ),
     "sweep": Command(
-        _sweep,
+        "sweep.command.sweep",
         {
             "study=feddymem_th [n_trials=N] [storage=journal|URL] [out=DIR] [seed=0] [patience=120] [any.key=value]": (
                 "join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like"
@@ -297,7 +233,7 @@ COMMANDS = {
         extra="train",
     ),
     "pretrain": Command(
-        _pretrain,
+        "pretraining.pretrain.command",
         {
             "[out=DIR] [name=resnet10t] [layers=1,2,3] [steps=3000] [seed=0] [size=96] [batch=48] [shift=8]"
             " [lighting=2.0] [places=16] [temperature=0.1] [learning_rate=0.002] [precision=bf16-mixed]"
@@ -309,7 +245,7 @@ COMMANDS = {
         extra="train",
     ),
     "federation": Command(
-        _federation,
+        "cli.sites.federation",
         {
             "init out=DIR host=NAME sites=A,B,C [port=9443] [link=9442] [timeout=3600] [method=M] [any.key=value]": (
                 "real sites, at the coordinator: write settings, certificates and Flower's configuration"
@@ -320,7 +256,7 @@ COMMANDS = {
         continues=True,
     ),
     "site": Command(
-        _site,
+        "cli.sites.site",
         {
             "init out=DIR name=NAME address=HOST:PORT ca=FILE data=folders data.root=DIR [apart=true] [epsilon=E]"
             " [stages=A,B+C]": ("real sites, at a site: write its settings and its key"),
@@ -329,10 +265,12 @@ COMMANDS = {
         },
         continues=True,
     ),
-    "sync": Command(sync, {_RUN: "send tracking records that MLflow could not take in time"}),
-    "options": Command(list_choices, {"[GROUP]": "list configuration groups, or the choices in one"}),
+    "sync": Command("cli.train.sync", {_RUN: "send tracking records that MLflow could not take in time"}),
+    "options": Command(
+        "cli.train.list_choices", {"[GROUP]": "list configuration groups, or the choices in one"}
+    ),
     "data": Command(
-        _data,
+        "cli.data.data",
         {
             "[list]": "list data configurations: what they show, their licences, where to get them",
             "check NAME root=DIR [any data key=value]": (

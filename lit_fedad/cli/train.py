@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lit_fedad.core.config import choices, compose, config_groups
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.core.options import read
 from lit_fedad.core.text import redacted
 from lit_fedad.report.console import Display
 
@@ -31,9 +29,18 @@ def train(overrides: Sequence[str]) -> None:
     require("train", "lit-fedad train")
     config = compose(overrides)
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
+    from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.experiment.train import train
 
     train(config)
+    run = RunFolder.of(config).path
+    Display().where_next(
+        [
+            ("files", str(run)),
+            ("compare", "mlflow ui"),
+            ("new images", f"lit-fedad predict run={run} images=FOLDER"),
+        ]
+    )
 
 
 def list_choices(groups: Sequence[str]) -> None:
@@ -52,35 +59,24 @@ def list_choices(groups: Sequence[str]) -> None:
         print(f"{group:<{max(map(len, known))}}  {'  '.join(choices(group))}")  # noqa: T201
 
 
-@dataclass(frozen=True)
-class SyncOptions:
-    """Options of ``lit-fedad sync``.
-
-    Attributes:
-        run: MLflow run id, or the run's folder.
-    """
-
-    run: str
-
-
-def sync(options: Sequence[str]) -> None:
+def sync(run: str, display: Display) -> None:
     """Sends tracking records that MLflow could not take in time.
 
     Args:
-        options: Those of `SyncOptions`.
+        run: MLflow run id, or the run's folder.
+        display: Says that all are sent.
 
     Raises:
         UserError: If there is no such run, or MLflow still takes no records.
     """
-    chosen, _ = read(SyncOptions, options, "sync", overrides=False)
     from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.tracking.sender import deliver
 
-    run = RunFolder.find(chosen.run)
-    with run.locked():
-        delivery = deliver(run.path)
+    folder = RunFolder.find(run)
+    with folder.locked():
+        delivery = deliver(folder.path)
     if delivery.pending:
         raise UserError(f"{delivery.pending} records still wait: {delivery.error}")
     if delivery.error:
         raise UserError(delivery.error)
-    Display().note(f"everything is delivered: MLflow run {delivery.run_id}")
+    display.note(f"everything is delivered: MLflow run {delivery.run_id}")

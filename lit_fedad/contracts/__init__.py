@@ -6,8 +6,8 @@ the messages between clients and the server. The federation runs rounds and depe
 
 from lit_fedad.contracts.client import Client, Predictors
 from lit_fedad.contracts.context import Context
+from lit_fedad.contracts.evidence import Evidence, nothing_to_attack
 from lit_fedad.contracts.exchange import (
-    Evidence,
     Exchange,
     Exchanges,
     Idle,
@@ -15,7 +15,6 @@ from lit_fedad.contracts.exchange import (
     Method,
     image_sums_of,
     merges_sums,
-    nothing_to_attack,
 )
 from lit_fedad.contracts.message import (
     SUM,
@@ -30,20 +29,19 @@ from lit_fedad.contracts.message import (
 )
 from lit_fedad.contracts.server import Server
 from lit_fedad.contracts.sums import (
-    Additive,
     BoundedSums,
     Cohort,
     ImageSums,
+    MessageSums,
     NothingNew,
     Sums,
     SumSpec,
     WeightedMeans,
 )
-from lit_fedad.contracts.task import Prediction, StandardisedTask, Task
+from lit_fedad.contracts.task import Prediction, StandardisedTask, Task, learned_state
 
 __all__ = [
     "SUM",
-    "Additive",
     "BoundedSums",
     "Client",
     "Cohort",
@@ -57,6 +55,7 @@ __all__ = [
     "LeaveOut",
     "Message",
     "MessageSpec",
+    "MessageSums",
     "Method",
     "NothingNew",
     "Prediction",
@@ -71,6 +70,7 @@ __all__ = [
     "WeightedMeans",
     "class_list",
     "image_sums_of",
+    "learned_state",
     "merges_sums",
     "nothing_to_attack",
     "senders",

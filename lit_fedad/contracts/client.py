@@ -45,8 +45,8 @@ class Client(L.LightningModule):
     """The client side of one method, which wraps a task and adds what the method needs.
 
     One live object serves every client of a process. What belongs to a single client, its personal state, is what the
-    attributes in ``kept`` hold: it is loaded before the client's turn (`write_kept`), read after it (`read_kept`),
-    checkpointed, and never leaves the client.
+    attributes in ``state_names`` hold. It is loaded before the client plays an exchange (`load_state`), read after it
+    (`state_of`), checkpointed, and never leaves the client.
 
     Args:
         task: What the client learns.
@@ -56,14 +56,15 @@ class Client(L.LightningModule):
 
     Attributes:
         needs: Class of task that the method requires.
-        kept: Names of the attributes that hold a single client's state, in addition to those of base classes.
+        context: Seed, round, client, exchange and stage; set before the client plays an exchange.
+        state_names: Names of the attributes that hold a single client's state, in addition to those of base classes.
 
     Raises:
         UserError: If the method cannot work with this task, or there is no epoch to train.
     """
 
     needs: ClassVar[type[Task]] = Task
-    kept: ClassVar[tuple[str, ...]] = ("optimizer_state", "loss_scale")
+    state_names: ClassVar[tuple[str, ...]] = ("optimizer_state", "loss_scale")
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class Client(L.LightningModule):
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer
         self.optimizer_state: dict[str, Any] | None = None
-        self.loss_scale: dict[str, Any] | None = None  # of 16-mixed; set by the client's turn
+        self.loss_scale: dict[str, Any] | None = None  # of 16-mixed; set after training
         self.context = Context(seed=0, round=0)
 
     @classmethod
@@ -96,15 +97,6 @@ class Client(L.LightningModule):
     def predictors(self) -> Predictors:
         """The models that predict; by default each client has its own."""
         return Predictors()
-
-    def begin(self, context: Context) -> None:
-        """Starts a turn: sets the client and the round.
-
-        Args:
-            context: Seed, round, client, exchange and stage.
-        """
-        self.context = context
-        self.task.round = context.round
 
     def receive(self, message: Message) -> None:
         """Loads the server's message before training."""

@@ -7,7 +7,7 @@ they check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.client import Client
 from lit_fedad.contracts.context import Context
+from lit_fedad.contracts.evidence import Evidence
 from lit_fedad.contracts.message import Message, MessageSpec, Update
 from lit_fedad.contracts.server import Server
 from lit_fedad.contracts.sums import ImageSums, Sums
-from lit_fedad.core.errors import UserError
 
 C = TypeVar("C", contravariant=True)  # the method's client
 S = TypeVar("S", contravariant=True)  # its server
@@ -146,19 +146,6 @@ class LeaveOut(Exchange[C, S]):
         raise NotImplementedError
 
 
-Evidence = Callable[[Any, Any, Update], None]
-"""What audits ask of a method: it turns the live client (second), which has just received the round's message, into the
-best predictor that an observer of an upload (third) can build before the server (first) merges it. It raises
-`UserError` where uploads score no image."""
-
-
-def nothing_to_attack(client: Client) -> UserError:
-    """Builds the error for methods whose uploads score no image."""
-    return UserError(
-        f"{type(client).__name__}: what its clients send scores no image: there is nothing to attack"
-    )
-
-
 @dataclass(frozen=True)
 class Exchanges:
     """The exchanges of a method.
@@ -169,7 +156,7 @@ class Exchanges:
         leave_out: The exchange by which clients take images of their own out of the model again; only its message down
             is sent, after rounds. None where that takes new training.
         noised: The exchanges under differential privacy, each of which is noised; None where they are the same.
-        evidence: What an observer of an upload can predict with; None where uploads score no image.
+        evidence: What messages show of single images; audits refuse a method that does not say so.
     """
 
     setup: tuple[Exchange, ...] = ()

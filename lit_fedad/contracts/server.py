@@ -16,15 +16,16 @@ class Server:
 
     Attributes:
         fabric: Where the server computes and how precisely; None where nothing was launched.
-        context: The round, and the exchange, that is running.
-        kept: Names of all attributes that a later round depends on, beside those of base classes; checkpoints hold
-            them.
+        context: Seed, round and exchange; set before each exchange.
+        state_names: Names of all attributes that a later round depends on, beside those of base classes; checkpoints
+            hold them.
         merges_sums: Whether `aggregate` comes to the same from one message that stands for several clients as from
             theirs. A class that overrides `aggregate` says it anew.
     """
 
     fabric: Fabric | None = None
-    kept: ClassVar[tuple[str, ...]] = ()
+    context: Context = Context(seed=0, round=0)
+    state_names: ClassVar[tuple[str, ...]] = ()
     merges_sums: bool = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -36,19 +37,17 @@ class Server:
                 " messages is all that it needs, or merges_sums = False"
             )
 
-    def __init__(self) -> None:
-        self.context = Context(seed=0, round=0)
-
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Registers all clients that hold images, once, before a run begins or is resumed.
+        """Registers all clients that hold images, once, before rounds are played, be it the first or others.
+
+        Not called where a finished run only predicts.
 
         Args:
             sizes: Training images by client.
-        """
 
-    def begin(self, context: Context) -> None:
-        """Starts an exchange: sets seed, round and exchange."""
-        self.context = context
+        Raises:
+            UserError: If the server lacks what rounds need, such as public images.
+        """
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the message that a client trains with."""
@@ -67,6 +66,9 @@ class Server:
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the messages that clients sent after training.
+
+        Tensors of ``kept`` are replaced, never changed in place: where merging fails, the server returns to those that
+        it had.
 
         Args:
             updates: By client, in client order; never empty.

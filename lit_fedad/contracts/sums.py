@@ -40,32 +40,32 @@ class SumSpec:
     whole: bool = False
 
 
-class Additive(Protocol):
-    """A way of adding messages up: their sum says as much as one message of a client with all the images.
+class MessageSums(Protocol):
+    """How messages add up: their sum says as much as the message of one client with all the images.
 
-    ``joined(sum of addends(m_i)) = m``, where m is what one client with the images of all would have sent; servers that
-    merge it come to the same as with the single messages.
+    ``from_sums(sum of summands(m_i)) = m``, where m is what one client with the images of all would have sent. A server
+    that merges m comes to the same as with the single messages.
     """
 
-    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
+    def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares the form of the sum.
 
         Args:
             spec: The declared form of messages.
-            everyone: All clients that were asked.
+            asked: All clients that were asked.
         """
 
-    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
-        """Computes what a client adds to the sum, of the form `form`.
+    def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
+        """Computes what a client adds to the sum, of the form `sum_spec`.
 
         Args:
             message: The client's message, of the declared form.
-            own: The client.
-            everyone: All clients that were asked.
+            client: The client.
+            asked: All clients that were asked.
         """
 
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
+    def from_sums(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Computes the message that stands for all clients in a sum.
 
@@ -73,7 +73,7 @@ class Additive(Protocol):
             sums: Sums by name, in float64; whole numbers in int64.
             spec: The declared form of messages.
             answered: The clients in the sum.
-            everyone: All clients that were asked.
+            asked: All clients that were asked.
         """
 
 
@@ -84,17 +84,17 @@ class ImageSums(Protocol):
     on what is public: the server's messages, the configuration, the backbone.
     """
 
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sizes of the sums by name; none where nothing of an image is sent."""
 
-    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
+    def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields what the images of each batch add: float64 ``[images, *sizes]`` by name, on the CPU.
 
         Args:
             loader: The client's training batches.
         """
 
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes the message that one client with the images of all would have sent.
 
         Args:
@@ -132,15 +132,15 @@ class NothingNew:
     def __init__(self, message: Message) -> None:
         self.message = message
 
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares no sum."""
         return {}
 
-    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
+    def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields nothing."""
         return iter(())
 
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Returns the message."""
         return self.message
 
@@ -150,11 +150,11 @@ class Sums:
     """What an exchange carries where the sum of its messages is all that the server needs.
 
     Attributes:
-        additive: Returns how the messages of a client add up.
+        by_message: Returns how the messages of a client add up.
         by_image: Returns the sums over images, if each image's part can be bounded; None where it cannot.
     """
 
-    additive: Callable[[Any], Additive] | None = None
+    by_message: Callable[[Any], MessageSums] | None = None
     by_image: Callable[[Any], ImageSums] | None = None
 
 
@@ -166,8 +166,8 @@ _TAIL = 40.0
 class WeightedMeans:
     """The addition of messages of which every entry is averaged: ``sum_n z_n W_n`` (`weighted_mean`).
 
-    Addends are shares ``n_i W_i / n`` of the mean over all that were asked. Whole numbers, such as BatchNorm's count of
-    batches, are averaged and rounded.
+    Summands are shares ``n_i W_i / n`` of the mean over all clients that were asked. Whole numbers, such as BatchNorm's
+    count of batches, are averaged and rounded.
 
     Attributes:
         equal: Whether every client has the same weight, whatever its number of images.
@@ -175,7 +175,7 @@ class WeightedMeans:
 
     equal: bool = False
 
-    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
+    def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares means: they lie within the bounds of what is averaged."""
         return {
             name: SumSpec(
@@ -184,16 +184,16 @@ class WeightedMeans:
             for name, form in spec.items()
         }
 
-    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
+    def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Returns the client's share of the mean, float64."""
-        share = self._share(own, everyone)
+        share = self._share(client, asked)
         return {name: share * entry.double() for name, entry in message.items()}
 
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
+    def from_sums(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Computes the mean over the clients that answered."""
-        share = self._share(answered, everyone)
+        share = self._share(answered, asked)
         means = {name: entry / share for name, entry in sums.items()}
         return {
             name: (means[name] if form.dtype.is_floating_point else means[name].round())
@@ -203,8 +203,8 @@ class WeightedMeans:
             for name, form in spec.items()
         }
 
-    def _share(self, some: Cohort, everyone: Cohort) -> float:
-        return some.clients / everyone.clients if self.equal else some.images / everyone.images
+    def _share(self, some: Cohort, asked: Cohort) -> float:
+        return some.clients / asked.clients if self.equal else some.images / asked.images
 
 
 @dataclass(frozen=True)
@@ -221,17 +221,17 @@ class BoundedSums:
     longest: float
     noise: float = 0.0
 
-    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
+    def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares sums of parts and noise."""
-        bound = everyone.images * self.longest + _TAIL * self.noise * everyone.clients**0.5
+        bound = asked.images * self.longest + _TAIL * self.noise * asked.clients**0.5
         return {name: SumSpec(shape, bound) for name, shape in self.shapes.items()}
 
-    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
+    def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Returns the message."""
         return message
 
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
+    def from_sums(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Returns the sums, as precisely as messages are declared."""
         return {name: part.to(spec[name].dtype) for name, part in sums.items()}

@@ -38,7 +38,7 @@ class Task(L.LightningModule):
 
     Attributes:
         kind: Kind of task, which selects the metrics.
-        prepares: Whether `prepare` computes something from local data.
+        prepares: Whether `refresh` computes something from local data.
         trains: Whether there are weights to train.
         trains_on_bank: Whether training uses what `refresh` recomputes; False where only predictions do.
         local_buffers: Buffers computed from local data, which are not shared as weights are.
@@ -115,15 +115,20 @@ class Task(L.LightningModule):
         """Builds the optimiser of all trainable parameters."""
         raise NotImplementedError
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Computes from local data what training needs before its first step (a bank, a centre); by default nothing."""
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Computes from local data what training or predictions need under the current weights; by default nothing.
 
-    def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Recomputes the result of `prepare` with the current weights; by default nothing."""
+        Args:
+            loader: Local batches in a fixed order.
+            context: Round and randomness.
+            first: Whether it is the first time, before any training. What later weights leave as it is (a centre, a
+                subspace) is computed then alone, what they do not (a bank) every time.
+        """
 
-    def learned_state(self) -> dict[str, Tensor]:
-        """Returns the state that training changes: all but the frozen backbone."""
-        return {k: v for k, v in self.state_dict().items() if "backbone" not in k.split(".")}
+
+def learned_state(task: Task) -> dict[str, Tensor]:
+    """Returns the state of a task that training changes: all but the frozen backbone."""
+    return {name: entry for name, entry in task.state_dict().items() if "backbone" not in name.split(".")}
 
 
 class StandardisedTask(Task):

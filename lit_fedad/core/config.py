@@ -1,22 +1,15 @@
-"""Composes the configuration (Hydra), and builds objects from it; what wins over what: docs/configuration.md.
-
-Beyond this module the configuration is plain dictionaries: ``_target_`` names a class or function, whose signature
-is the schema of its section.
-"""
+"""Composes the configuration (Hydra) to plain dictionaries; what wins over what: docs/configuration.md."""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib
 import inspect
 import json
 import math
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,11 +22,37 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.core.bounds import RANGES, pair
-from lit_fedad.core.debug_preset import fit_preset
+from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.extras import extra_of, install
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.core.typed_words import advice, as_typed
+
+
+def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., Any]) -> None:
+    """Takes back what a preset says of data that are not of the kind meant.
+
+    Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
+    have and that are null. Images in memory keep the size that the data's ``size`` says, if it does.
+
+    Args:
+        composed: The configuration with the preset; it is changed.
+        plain: The configuration without the preset.
+        reader: Target of the data.
+    """
+    limits = {
+        key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
+    }
+    parts = [part for part in composed.data.values() if isinstance(part, DictConfig) and "_target_" in part]
+    returned = typing.get_type_hints(reader)["return"]
+    with open_dict(composed):
+        for part in parts:
+            part.update({key: value for key, value in limits.items() if key in part and part[key] is None})
+        for key in set(composed.data) - set(plain.data) - set(inspect.signature(reader).parameters):
+            del composed.data[key]
+        in_memory = hasattr(returned, "channels")
+        if in_memory and composed.image.size != plain.image.size:  # the preset's, not the command's
+            composed.image.size = plain.data.get("size", composed.image.size)
+
 
 Config = dict[str, Any]
 T = TypeVar("T")
@@ -77,16 +96,6 @@ RENAMED = {
 """Methods of version 0.2 by what is given in their place."""
 
 _NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: small'"
-
-# Names of types in error messages; a path is a string in the configuration.
-_CONFIG_TYPES: dict[Any, str] = {
-    int: "int", float: "float", bool: "bool", str: "str", Path: "str", types.NoneType: "null",
-    list: "list", tuple: "list", Sequence: "list",
-}  # fmt: skip
-
-
-# Values that are no built object.
-_PLAIN = (bool, int, float, str, types.NoneType, Mapping)
 
 
 def conf_folder() -> Path:
@@ -221,138 +230,11 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def build(node: Any, **given: Any) -> Any:
-    """Builds the object that a configuration node describes.
-
-    Args:
-        node: A mapping with ``_target_`` (and ``_partial_: true`` for a factory), whose other keys are arguments;
-            nested nodes are built first. None stays None.
-        **given: Arguments that the configuration cannot hold, such as other objects.
-
-    Raises:
-        UserError: For a key that the target does not take, a value of the wrong type, or a key left out.
-    """
-    if node is None:
-        return None
-    if not isinstance(node, Mapping) or "_target_" not in node:
-        raise UserError(f"a section with _target_ is needed, not {node!r}")
-    target = locate(node["_target_"])
-    arguments = {k: v for k, v in node.items() if k not in ("_target_", "_partial_")}
-    name = node["_target_"].rpartition(".")[2]
-    _check_signature(target, name, arguments, given, partial_=bool(node.get("_partial_")))
-    arguments = {k: _build_nested(v) for k, v in arguments.items()}
-    if node.get("_partial_"):
-        return partial(target, **arguments, **given)
-    return target(**arguments, **given)
-
-
-def takes(node: Mapping[str, Any], argument: str) -> bool:
-    """Tells whether the target of a configuration node takes an argument of this name."""
-    return argument in inspect.signature(locate(node["_target_"])).parameters
-
-
-def call(target: Callable[..., T], section: Mapping[str, Any], name: str) -> T:
-    """Calls a function or class with a section that has no ``_target_``.
-
-    Raises:
-        UserError: As `build`.
-    """
-    _check_signature(target, name, section, {}, partial_=False)
-    return target(**section)
-
-
-def _build_nested(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return build(value) if "_target_" in value else {k: _build_nested(v) for k, v in value.items()}
-    return [_build_nested(v) for v in value] if isinstance(value, list) else value
-
-
-def locate(path: str) -> Any:
-    """Imports the class or function that a ``_target_`` names.
-
-    Raises:
-        UserError: If it does not exist.
-    """
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        extra = extra_of(error.name or "") if isinstance(error, ImportError) else None
-        advice = f"; {install(extra)}" if extra else ""
-        raise UserError(f"_target_ '{path}' cannot be imported: {error}{advice}") from error
-
-
-def _check_signature(
-    target: Callable[..., Any],
-    name: str,
-    arguments: Mapping[str, Any],
-    given: Mapping[str, Any],
-    partial_: bool,
-) -> None:
-    parameters = inspect.signature(target).parameters
-    _check_keys(arguments, set(parameters) - set(given), name)
-    for key, value in arguments.items():
-        _check_type(value, _annotation(target, key), f"{name}.{key}")
-    if not partial_:
-        missing = [
-            key
-            for key, parameter in parameters.items()
-            if parameter.default is parameter.empty and key not in arguments and key not in given
-        ]
-        if missing:
-            raise UserError(f"{name} needs '{missing[0]}'")
-
-
-def _annotation(target: Callable[..., Any], key: str) -> Any:
-    function = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
-    try:
-        return typing.get_type_hints(function).get(key, Any)
-    except (NameError, TypeError):
-        return Any
-
-
-def _check_type(value: Any, annotation: Any, where: str) -> None:
-    """Refuses scalars, paths and lists of the wrong type; everything more complicated is checked by the target."""
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    allowed = typing.get_args(annotation) if union else (annotation,)
-    if typing.get_origin(annotation) is typing.Literal:
-        if value not in allowed[0].__args__:
-            raise UserError(f"{where}={value!r} must be one of {list(allowed[0].__args__)}")
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{where}={value} must be a finite number")
-    kinds = {_CONFIG_TYPES.get(typing.get_origin(a) or a) for a in allowed}
-    if isinstance(value, Mapping) and "_target_" in value:
-        return
-    if None in kinds:
-        classes = [typing.get_origin(a) or a for a in allowed]
-        built = all(inspect.isclass(c) and c not in (Any, object) for c in classes)
-        checked = tuple(c for c in classes if not getattr(c, "_is_protocol", False))
-        if built and isinstance(value, _PLAIN) and not isinstance(value, checked):
-            raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")
-        return
-    kind = _CONFIG_TYPES.get(type(value))
-    if kind not in kinds and not (kind == "int" and "float" in kinds):
-        raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}")
-
-
-def _check_keys(mapping: Mapping[str, Any], known: set[str], where: str) -> None:
-    for key in mapping:
-        if key not in known:
-            raise UserError(f"{where} has no key '{key}'{_nearest(key, known)}")
-
-
-def _nearest(key: str, known: typing.Iterable[str]) -> str:
-    names = sorted(known)
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; valid keys: {', '.join(names)}"
-
-
 def _check_root(config: Config) -> None:
     """Checks the keys that no target's signature describes against the keys and types of ``config.yaml``."""
     root = yaml.safe_load((conf_folder() / "config.yaml").read_text())
     groups = set(config_groups())
-    _check_keys(config, groups | set(root) - {"defaults"}, "configuration")
+    check_keys(config, groups | set(root) - {"defaults"}, "configuration")
     for name, default in root.items():
         if name in ("defaults", "fabric", "callbacks"):
             continue
@@ -363,12 +245,12 @@ def _check_root(config: Config) -> None:
             raise UserError(f"{name}={section!r} must be a section")
         prefix = f"{name}." if isinstance(default, dict) else ""
         if name != "image":  # whose other keys are the transform's
-            _check_keys(section, set(defaults), name)
+            check_keys(section, set(defaults), name)
         for key in defaults.keys() & section.keys():
             default = defaults[key]
             # Where nothing is given, a path can be.
             annotation = str | None if default is None else type(default)
-            _check_type(section[key], _TYPES.get(prefix + key, annotation), prefix + key)
+            check_type(section[key], _TYPES.get(prefix + key, annotation), prefix + key)
     _check_callbacks(config["callbacks"])
     _check_alpha(config["evaluation"]["alpha"])
     for key, (least, most) in RANGES.items():
@@ -414,7 +296,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         group, _, name = found[1].rpartition("/")
         if group == "method" and name in RENAMED:
             return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
-        return f"{group} has no option '{name}'{_nearest(name, choices(group))}"
+        return f"{group} has no option '{name}'{nearest(name, choices(group))}"
     if isinstance(error, OverrideParseException):
         override = str(error.override)
         return f"{override} cannot be read; {advice(override)}"

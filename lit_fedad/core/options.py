@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from lit_fedad.core.config import call
+from lit_fedad.core.building import call
 from lit_fedad.core.errors import UserError
 
 T = TypeVar("T")
@@ -64,7 +64,30 @@ def read(
         >>> read(Attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")
         (Attack(run='outputs/a', steps=10), {'data.root': '/images'})
     """
-    kinds = typing.get_type_hints(declared)
+    values, others = parse(declared, options, command, overrides)
+    return call(declared, values, command), others
+
+
+def parse(
+    declared: Callable[..., Any],
+    options: Sequence[str],
+    command: str,
+    overrides: bool = True,
+    leave: Collection[str] = (),
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Parses options by the types of what declares them, and checks nothing more.
+
+    Args:
+        declared: A dataclass or function; its fields or parameters are the keys.
+        options: As for `read`.
+        command: As for `read`.
+        overrides: As for `read`.
+        leave: Fields or parameters that are no keys.
+
+    Returns:
+        Values by key, and the overrides by key; an unknown key is among the values.
+    """
+    kinds = {key: kind for key, kind in typing.get_type_hints(declared).items() if key not in leave}
     typed: dict[str, Any] = {}
     others: dict[str, str] = {}
     for key, text in dict(map(split, options)).items():
@@ -80,7 +103,42 @@ def read(
             others[key] = text
         else:
             typed[key] = text  # refused below, naming the nearest key
-    return call(declared, typed, command), others
+    return typed, others
+
+
+def run(function: Callable[..., Any], options: Sequence[str], command: str, **given: Any) -> None:
+    """Calls the function of a command with options.
+
+    Args:
+        function: If its first parameter is a sequence, it takes the options as they are; if it is ``options``, a
+            dataclass that they are read into. Otherwise the parameters are the keys. ``overrides`` takes the others.
+        options: As for `read`.
+        command: Named in errors.
+        **given: Values of parameters that are no keys, as far as the function takes them.
+
+    Raises:
+        UserError: As `read`.
+
+    Example:
+        >>> def attack(run: str, steps: int = 500, overrides: Mapping[str, str] | None = None) -> None:
+        ...     print(run, steps, overrides)
+        >>> run(attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")
+        outputs/a 10 {'data.root': '/images'}
+    """
+    hints = typing.get_type_hints(function)
+    first, kind = next(iter(hints.items()))
+    given = {key: value for key, value in given.items() if key in hints}
+    takes_overrides = "overrides" in hints
+    if typing.get_origin(kind) is Sequence:
+        function(options, **given)
+        return
+    if first == "options":
+        chosen, others = read(kind, options, command, takes_overrides)
+        given = {**given, "overrides": others} if takes_overrides else given
+        function(chosen, **given)
+        return
+    values, others = parse(function, options, command, takes_overrides, {*given, "overrides", "return"})
+    call(function, values, command, **({**given, "overrides": others} if takes_overrides else given))
 
 
 def separate(declared: type, options: Sequence[str], command: str) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.core.config import build
+from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.typed_words import as_typed, shell_word
 from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suffixes

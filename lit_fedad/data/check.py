@@ -1,6 +1,5 @@
 """Checks of an image set: every file that training would read, and the split."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import sha256
 from lit_fedad.data.cards import Counts
 from lit_fedad.data.image_files import images_in
 from lit_fedad.data.masks import MaskFacts, MaskReport, marked_pixels, measure, read_marks
@@ -92,8 +92,7 @@ def _read(sample: Sample) -> _Reading:
     digest, messages, marks = None, [], None
     try:
         _READER.raw(sample.path)
-        with sample.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
+        digest = bytes.fromhex(sha256(sample.path))
     except UserError as error:
         messages.append(str(error))
     if sample.mask is not None:

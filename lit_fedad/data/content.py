@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import time
 import warnings
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import sha256
 from lit_fedad.data.input_files import check_regular, read_json
 from lit_fedad.data.row_store import write_json
 
@@ -69,8 +70,7 @@ def _seen(path: Path) -> _Seen:
 
 def _hash(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
+        return bytes.fromhex(sha256(path))
     except OSError as error:
         raise UserError(f"image {path} cannot be read: {error.strerror}") from error
 
@@ -93,8 +93,5 @@ def _write_memo(file: Path | None, known: dict[str, tuple[_Seen, bytes]]) -> Non
     if file is None:
         return
     latest = list(known.items())[-_MOST_KNOWN:]
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # a folder that cannot be written costs time, no result
         write_json(file, {path: (*seen, digest.hex()) for path, (seen, digest) in latest})
-    except (OSError, UserError):
-        pass  # a folder that cannot be written costs time, no result

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.datamodule import Batch, Targets, unbatched
 
 _BATCH = 128
@@ -171,11 +172,9 @@ def _read(file: Path, number: int, views: int) -> FrozenFeatures | None:
 
 def _write(file: Path, found: FrozenFeatures) -> None:
     held = {name: entry.contiguous() for name, entry in found._asdict().items() if entry is not None}
-    part = file.with_name(f".{file.name}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_file(held, part)
-        part.replace(file)
+        with atomic(file) as partial:
+            safetensors.torch.save_file(held, partial)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(

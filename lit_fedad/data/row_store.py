@@ -7,7 +7,6 @@ their description. An index entry follows its row: a killed process loses no mor
 import json
 import logging
 import math
-import os
 import shutil
 import warnings
 import zlib
@@ -20,6 +19,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -193,6 +193,5 @@ class RowStore:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file in one step."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)
+    with atomic(path) as partial:
+        partial.write_text(json.dumps(content))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,6 +21,7 @@ from PIL import Image
 from skimage.draw import polygon
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.input_files import check_pixels, read_json
 from lit_fedad.data.products import choose_products
@@ -293,10 +293,7 @@ def write_masks(drawings: dict[Path, AnnotatedImage]) -> None:
         if path.is_file():
             continue
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as workshop:
-                fresh = Path(workshop) / path.name
-                Image.fromarray(image.mask()).save(fresh)
-                fresh.replace(path)
+            with atomic(path) as partial:
+                Image.fromarray(image.mask()).save(partial, format="PNG")
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error}); choose another mask_folder") from error

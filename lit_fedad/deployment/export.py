@@ -20,9 +20,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, Outputs, decision_rule, output_shapes, trace
 from lit_fedad.deployment.detector_sheet import write_sheet
-from lit_fedad.deployment.formats import FORMATS, check_formats
+from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
-from lit_fedad.deployment.openvino_files import MOST_IMAGES
 from lit_fedad.deployment.predict import choose_client, image_files, named_version
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.calibration import alphas
@@ -178,7 +177,7 @@ _ANYWHERE = {"accelerator": "cpu", "precision": "32-true"}
 def export(
     run: str,
     client: int | str | None = None,
-    formats: Sequence[str] = ("onnx", "pt2"),
+    format: tuple[str, ...] = ("onnx", "pt2"),
     images: str | None = None,
     out: str | None = None,
     product: str | None = None,
@@ -193,7 +192,7 @@ def export(
     Args:
         run: MLflow run id, or the run's folder.
         client: Number of the client, or name of the site; None for the client with most training images.
-        formats: Keys of `FORMATS`.
+        format: Keys of `FORMATS`.
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
         product: Product that all images show, where it is known: it chooses the calibration scores.
@@ -208,7 +207,7 @@ def export(
         UserError: If there is no such complete run, client, format or image, a format's packages are missing, the
             method's prediction cannot be written down as a graph, or a file computes something else than the client.
     """
-    chosen = check_formats(formats)
+    chosen = check_formats(format)
     folder, result, config = complete_run(run, overrides, version)
     model = same_model(config, result)
     classifies = model.task.kind == "classification"

@@ -1,21 +1,208 @@
-"""File formats of exported detectors."""
+"""File formats of exported detectors: PyTorch's own, ONNX, and OpenVINO in half precision or eight bits."""
 
 from __future__ import annotations
 
+import logging
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.extras import EXTRAS, install
-from lit_fedad.deployment.detector import Outputs
-from lit_fedad.deployment.onnx_files import load_onnx, save_onnx
-from lit_fedad.deployment.openvino_files import load_openvino, save_int8, save_openvino
+from lit_fedad.deployment.detector import Outputs, output_shapes
+
+
+def _sorted(values: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:
+    return torch.ops.aten.topk.default(values, values.shape[dim], dim, descending)
+
+
+def _distances(points: Tensor, others: Tensor, p: float = 2, compute_mode: int | None = None) -> Tensor:
+    return torch.linalg.vector_norm(points[:, None] - others, ord=p, dim=2)
+
+
+# Replacements of operations that ONNX does not have; which of two equal values comes first does not matter.
+_ONNX_LACKS: dict[Any, Callable] = {
+    torch.ops.aten.sort.stable: _sorted,
+    torch.ops.aten.cdist.default: _distances,
+}
+
+
+def save_onnx(program: ExportedProgram, path: Path) -> None:
+    """Writes a graph as ONNX.
+
+    Args:
+        program: The graph.
+        path: File to write.
+
+    Raises:
+        UserError: If ONNX lacks an operation of the graph.
+    """
+    for name in ("onnxscript", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # they log what they leave as it is
+    try:
+        onnx = torch.onnx.export(
+            program.run_decompositions(_ONNX_LACKS),
+            dynamo=True,
+            input_names=["pixels"],
+            output_names=list(output_shapes(program)),
+            dynamic_shapes={"pixels": {0: "batch"}},
+            external_data=False,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        cause = first_line(error.__cause__ or error)
+        raise UserError(
+            f"format=onnx: ONNX lacks what the detector computes ({cause}); give format=pt2"
+        ) from error
+    assert onnx is not None
+    onnx.save(path)
+
+
+def load_onnx(path: Path) -> Callable[[Tensor], Outputs]:
+    """Reads a detector in ONNX, to be computed by onnxruntime on the CPU.
+
+    Args:
+        path: The file.
+
+    Returns:
+        A function from pixels to outputs.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(pixels: Tensor) -> Outputs:
+        values = session.run(names, {"pixels": pixels.numpy()})
+        return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
+
+    return run
+
+
+MOST_IMAGES = 300
+"""Number of normal images by which ranges of eight-bit numbers are chosen, as nncf's default."""
+
+# Single precision on every CPU: some would take bfloat16 by themselves.
+_CPU = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def save_openvino(program: ExportedProgram, path: Path) -> None:
+    """Writes a graph for OpenVINO, the network's weights in half precision; all computes in single precision.
+
+    Bank, subspace, threshold and calibration scores stay as they are.
+
+    Args:
+        program: The graph.
+        path: File to write, ``.xml``; weights go to ``.bin`` beside it.
+
+    Raises:
+        UserError: If ONNX lacks an operation of the graph.
+    """
+    import openvino
+
+    model = _read(program)
+    _halve(model, _network(model))
+    openvino.save_model(model, path, compress_to_fp16=False)
+
+
+def save_int8(program: ExportedProgram, path: Path, normal: Sequence[Tensor]) -> None:
+    """Writes a graph for OpenVINO whose network computes in eight bits, by post-training quantisation (NNCF).
+
+    What follows it stays in single precision: distances to a bank or subspace, smoothing, decisions.
+
+    Args:
+        program: The graph.
+        path: As for `save_openvino`.
+        normal: Pixels [1, C, H, W] of normal images, which choose the ranges; the first `MOST_IMAGES` are used.
+
+    Raises:
+        UserError: If ONNX lacks an operation of the graph.
+    """
+    os.environ.setdefault("NNCF_CI", "1")  # otherwise nncf reports its use to its makers
+    import nncf
+    import openvino
+
+    model = _read(program)
+    network = _network(model)
+    names = [node.get_friendly_name() for node in model.get_ordered_ops()]
+    kept = nncf.IgnoredScope(names=[name for name in names if name not in network], validate=False)
+    transforms = any(node.get_type_name() == "Gelu" for node in model.get_ordered_ops())
+    nncf.set_log_level(logging.ERROR)
+    quantised = nncf.quantize(
+        model,
+        nncf.Dataset([pixels.numpy() for pixels in normal[:MOST_IMAGES]]),
+        subset_size=MOST_IMAGES,
+        ignored_scope=kept,
+        model_type=nncf.ModelType.TRANSFORMER if transforms else None,
+    )
+    openvino.save_model(quantised, path, compress_to_fp16=False)
+
+
+def load_openvino(path: Path) -> Callable[[Tensor], Outputs]:
+    """Reads a detector for OpenVINO, to be computed on the CPU.
+
+    Args:
+        path: The ``.xml`` file.
+
+    Returns:
+        A function from pixels to outputs.
+    """
+    import openvino
+
+    compiled = openvino.compile_model(path, "CPU", _CPU)
+
+    def run(pixels: Tensor) -> Outputs:
+        values = compiled(pixels.numpy())
+        return {output.any_name: torch.from_numpy(np.array(value)) for output, value in values.items()}
+
+    return run
+
+
+def _read(program: ExportedProgram) -> Any:
+    """Reads a graph by way of ONNX: OpenVINO's own converter reports its use to its makers, its reader does not."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "detector.onnx"
+        save_onnx(program, path)
+        return openvino.Core().read_model(path)
+
+
+def _network(model: Any) -> set[str]:
+    """Names the operations that a convolution or the hidden layer of a transformer's block depends on, and those.
+
+    What lies behind them is a detector's own: small differences of large numbers, which no coarse number may enter.
+    """
+    last = ("Convolution", "GroupConvolution", "Gelu")
+    waiting = [node for node in model.get_ordered_ops() if node.get_type_name() in last]
+    found: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if node.get_friendly_name() not in found:
+            found.add(node.get_friendly_name())
+            waiting.extend(value.get_source_output().get_node() for value in node.inputs())
+    return found
+
+
+def _halve(model: Any, names: set[str]) -> None:
+    """Stores weights in half precision, of the operations of these names."""
+    from openvino import opset13 as operations
+
+    most = np.finfo(np.float16).max
+    for node in model.get_ordered_ops():
+        if node.get_friendly_name() not in names or node.get_type_name() != "Constant":
+            continue
+        if node.get_element_type().get_type_name() == "f32" and np.abs(node.data).max() <= most:
+            half = operations.constant(node.data.astype(np.float16))
+            node.output(0).replace(operations.convert(half, "f32").output(0))
 
 
 class Format(NamedTuple):

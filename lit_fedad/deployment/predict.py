@@ -22,10 +22,11 @@ from lit_fedad.core.text import csv_cell
 from lit_fedad.data.image_files import SOME, LeftOut, find_images
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import DecisionRule, decision_rule
-from lit_fedad.evaluation.decisions import evaluated_scores, summarise_rates
+from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.calibration import alphas, decisions
+from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.console import Progress
+from lit_fedad.experiment.decisions import decisions
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
@@ -71,8 +72,8 @@ def evaluate(
         assert metrics is not None
         if finished.model.task.kind == "anomaly":
             alpha = alphas(finished.config)[0]
-            scores = evaluated_scores(federation, last, finished.data.scorer)
-            judged = decisions(scores, finished.config, finished.data, folder.calibration(), [alpha])
+            predictions = federation.predictions(last)
+            judged = decisions(predictions, finished.config, finished.data, folder.calibration(), [alpha])
             metrics |= summarise_rates(judged[alpha])
         path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")

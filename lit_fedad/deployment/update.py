@@ -20,14 +20,14 @@ from lit_fedad.deployment.predict import listed
 from lit_fedad.deployment.reviews import Reviews
 from lit_fedad.experiment.build import (
     Model,
-    build_federation,
     build_images,
     build_partition,
-    open_checkpoints,
 )
 from lit_fedad.experiment.calibration import noised_run, with_calibration
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.federations import build_federation, open_checkpoints
 from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model
 from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.run import Run
@@ -143,7 +143,8 @@ def _play(
     progress = Progress()
     fabric = one_process(config, [progress])
     data = build_grown_data(config, images, partition, additions, model, fabric, display)
-    federation = build_federation(stored, made.path, model, data, fabric)
+    evaluator = build_evaluator(stored, data, model.method, fabric)
+    federation = build_federation(stored, made.path, model, data.module, evaluator, fabric, data.digest)
     _, state = federation.checkpoints.adopt(before)
     progress.start(display, "Clients that send their sums, and are scored")
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell, printable
 
 COLUMNS = (
@@ -82,10 +83,9 @@ class WatchLog:
         Raises:
             UserError: If it cannot be written.
         """
-        partial = self.folder / ".watch.json.partial"
         try:
-            partial.write_text(json.dumps({**self.settings, "tracked": self.tracked}, indent=1))
-            partial.replace(self.folder / "watch.json")
+            with atomic(self.folder / "watch.json", durable=True) as partial:
+                partial.write_text(json.dumps({**self.settings, "tracked": self.tracked}, indent=1))
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be written ({error.strerror})") from error
 

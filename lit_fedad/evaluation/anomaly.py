@@ -10,9 +10,9 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, MessageSpec
-from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.evaluation.predictions import Cases, Predicted, predictions
 from lit_fedad.evaluation.state_messages import of_images, packed_states, states_spec, unpacked_states
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.base import union
 from lit_fedad.metrics.federated import Summary, over_clients, plain_values, summarise, with_products
@@ -25,10 +25,12 @@ class Scored(NamedTuple):
         state: Metric state of all test images.
         products: Values of each product's images, by product and name. They are numbers, as a state a product would
             take several megabytes for every client.
+        predicted: The scores, and the maps that are drawn; None where they stay with the client.
     """
 
     state: AnomalyMetrics
     products: dict[str, dict[str, float]]
+    predicted: Predicted | None = None
 
 
 class AnomalyEvaluator(Evaluator):
@@ -44,6 +46,7 @@ class AnomalyEvaluator(Evaluator):
         pro_limit: Largest false positive rate of PRO.
         spro_limit: Largest false positive rate of sPRO; None where regions do not saturate.
         common: Whether all clients are scored on these images.
+        cases: Images that may be drawn; None for none.
     """
 
     metrics: tuple[str, ...] = ("i_auroc", "p_auroc", "pro", "aupr", "f1_max", "p_ap", "pro_05", "aupimo")
@@ -57,25 +60,45 @@ class AnomalyEvaluator(Evaluator):
         pro_limit: float = 0.3,
         spro_limit: float | None = None,
         common: bool = True,
+        cases: Cases | None = None,
     ) -> None:
         self.loader, self.products, self.pixel, self.common = loader, products, pixel, common
+        self.cases = cases
         self.fabric, self.pro_limit, self.spro_limit = fabric, pro_limit, spro_limit
         if spro_limit is not None:
             self.metrics = (*self.metrics, "spro")
 
-    def score(self, client: Client, number: int) -> Scored:
-        """Computes the metric state of one client, and its values of each product."""
-        states = self.states(client)
-        return Scored(
-            union(states.values()), {product: plain_values(state) for product, state in states.items()}
-        )
+    def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
+        """Computes the metrics after a round; keeps the maps that are drawn of the client with most images."""
+        if self.cases is not None:
+            self.cases.choose(federation.clients)
+        return super().evaluate(federation, round)
 
-    def states(self, client: Client) -> dict[str, AnomalyMetrics]:
-        """Computes a client's metric states by product; their `union` is that of all images."""
+    def score(self, client: Client, number: int) -> Scored:
+        """Computes the metric state of one client, its values of each product, and its predictions."""
+        predicted = Predicted.empty(len(self.products))
+        drawn = self.cases is not None and (number == self.cases.client or self.alike(client))
+        states = self.states(client, predicted, self.cases if drawn else None)
+        products = {product: plain_values(state) for product, state in states.items()}
+        return Scored(union(states.values()), products, predicted)
+
+    def predicted(self, answer: Scored) -> Predicted | None:
+        """Returns the predictions that a client's metric state was computed from."""
+        return answer.predicted
+
+    def states(
+        self, client: Client, predicted: Predicted, cases: Cases | None = None
+    ) -> dict[str, AnomalyMetrics]:
+        """Computes a client's metric states by product; their `union` is that of all images.
+
+        Args:
+            client: The live client, as it predicts.
+            predicted: Receives its predictions.
+            cases: Images that may be drawn; None for none.
+        """
         assert self.loader is not None
         states: dict[str, AnomalyMetrics] = {}
-        for batch in self.loader:
-            prediction = predict_batch(client, batch, self.fabric)
+        for batch, prediction in predictions(client, self.loader, self.fabric, predicted, cases):
             scores, maps = prediction.image_score.cpu(), prediction.anomaly_map if self.pixel else None
             names = [self.products[index] for index in batch["index"].tolist()]
             for product in dict.fromkeys(names):

@@ -16,6 +16,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import StreamDataModule, Timetable
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.predictions import Cases, Predicted, predictions
 from lit_fedad.evaluation.state_messages import of_images, packed_states, states_spec, unpacked_states
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.federation.round_report import RoundReport
@@ -41,12 +42,15 @@ class Judged(NamedTuple):
         products: Values of each product, by product and name.
         stages: Metric state of each stage, where clients have test images of their own; otherwise empty, as states take
             several megabytes each.
+        predicted: The scores, after the last round of all test images, and the maps that are drawn; None where they
+            stay with the client.
     """
 
     met: AnomalyMetrics
     tasks: list[float]
     products: dict[str, dict[str, float]]
     stages: Sequence[AnomalyMetrics] = ()
+    predicted: Predicted | None = None
 
 
 class StageMetrics:
@@ -126,7 +130,8 @@ class AnomalyStreamEvaluator(Evaluator):
     """An evaluator of every client on the test images, normal and anomalous, of its product types so far.
 
     A stage's test images are those of the product types in its training images; metrics are those of `StageMetrics`.
-    Over sites these are a client's own test images, and only bins and counts of its scores cross.
+    Over sites these are a client's own test images, and only bins and counts of its scores cross. After the last round
+    the other test images are scored too, for decisions.
 
     Args:
         judges: The evaluator of each product type, by its number (`product_evaluators`); none on a server whose
@@ -135,6 +140,7 @@ class AnomalyStreamEvaluator(Evaluator):
         counts: Training images of each client by stage and product type [M_i, K].
         pro_limit: Largest false positive rate of PRO.
         common: Whether clients' images are those of one test set.
+        cases: Images that may be drawn; None for none.
     """
 
     def __init__(
@@ -144,8 +150,10 @@ class AnomalyStreamEvaluator(Evaluator):
         counts: Sequence[np.ndarray],
         pro_limit: float = 0.3,
         common: bool = True,
+        cases: Cases | None = None,
     ) -> None:
         self.judges, self.timetable, self.pro_limit, self.common = judges, timetable, pro_limit, common
+        self.cases = cases
         self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
         measured = next((judge.metrics for judge in judges.values()), AnomalyEvaluator.metrics)
         self.summary = StageMetrics(timetable, [own.sum(1).tolist() for own in counts], measured)
@@ -153,12 +161,18 @@ class AnomalyStreamEvaluator(Evaluator):
 
     def score(self, client: Client, number: int) -> Judged | dict[int, Judged]:
         """Scores one client on its stages so far, or all of them where they share a model."""
-        stages = self.timetable.stages(client.context.round - 1)  # the last finished round
-        if self.alike(client):
-            return self._judge(
-                client, {one: stage for one, stage in enumerate(stages) if any(self.tasks[one])}
-            )
-        return self._judge(client, {number: stages[number]})[number]
+        round = client.context.round - 1  # the last finished one
+        stages, alike = self.timetable.stages(round), self.alike(client)
+        holders = {number: stages[number]}
+        if alike:
+            holders = {one: stage for one, stage in enumerate(stages) if any(self.tasks[one])}
+        drawn = self.cases is not None and (number == self.cases.client or alike)
+        judged = self._judge(client, holders, round == self.timetable.rounds, self.cases if drawn else None)
+        return judged if alike else judged[number]
+
+    def predicted(self, answer: Judged) -> Predicted | None:
+        """Returns the predictions that a client's metric states were computed from."""
+        return answer.predicted
 
     def spread(self, state: dict[int, Judged], clients: list[int]) -> dict[int, Judged]:
         """Returns each client's own state."""
@@ -166,11 +180,14 @@ class AnomalyStreamEvaluator(Evaluator):
 
     def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
         """Scores clients as they predict now; scores after earlier stages are read from the history."""
+        if self.cases is not None:
+            self.cases.choose(federation.clients)
         now = federation.ask(round, self, self.asked(federation.client, federation.clients))
         if not federation.fabric.is_global_zero:
             return None
         if self.alike(federation.client):
             now = self.spread(next(iter(now.values())), federation.clients)
+        predicted = {client: judged.predicted for client, judged in now.items()}
         if not self.common:
             stages = self.timetable.stages(round)
             met = {client: judged.stages[: stages[client] + 1] for client, judged in now.items()}
@@ -180,7 +197,7 @@ class AnomalyStreamEvaluator(Evaluator):
                 client: Judged(union(states), [float(own.compute_local()["i_auroc"]) for own in states], {})
                 for client, states in met.items()
             }
-        return Evaluation(self.summary.summarise(now, round, federation.history))
+        return Evaluation(self.summary.summarise(now, round, federation.history), predictions=predicted)
 
     def pack(self, answer: Judged) -> Message:
         """Returns bins and counts, the bins of a stage after those of the stage before."""
@@ -195,14 +212,28 @@ class AnomalyStreamEvaluator(Evaluator):
         states = unpacked_states(message, max(self.timetable.lengths), self.pro_limit)
         return Judged(states[0], [], {}, states)
 
-    def _judge(self, client: Client, stages: Mapping[int, int]) -> dict[int, Judged]:
-        """Scores one model as it predicts for clients at their stages; each product is scored once."""
+    def _judge(
+        self, client: Client, stages: Mapping[int, int], whole: bool, cases: Cases | None
+    ) -> dict[int, Judged]:
+        """Scores one model as it predicts for clients at their stages; each product is scored once.
+
+        Args:
+            client: The live client.
+            stages: Stage of each client that predicts with this model.
+            whole: Whether test images of products that none of them has met are scored too.
+            cases: Images that may be drawn; None for none.
+        """
         tasks = {holder: self.tasks[holder][: stage + 1] for holder, stage in stages.items()}
         met = {holder: frozenset[int]().union(*own) for holder, own in tasks.items()}
+        predicted = Predicted.empty(max(len(judge.products) for judge in self.judges.values()))
         scored = {
-            product: self.judges[product].states(client)
+            product: self.judges[product].states(client, predicted, cases)
             for product in sorted(frozenset[int]().union(*met.values()))
         }
+        for judge in (self.judges[product] for product in self.judges if whole and product not in scored):
+            assert judge.loader is not None
+            for _ in predictions(client, judge.loader, judge.fabric, predicted, cases):
+                pass
         alone = {
             product: {name: plain_values(state) for name, state in states.items()}
             for product, states in scored.items()
@@ -221,6 +252,7 @@ class AnomalyStreamEvaluator(Evaluator):
                 [image_aurocs[task] for task in own],
                 {name: values for product in sorted(met[holder]) for name, values in alone[product].items()},
                 () if self.common else [states[task] for task in own],
+                predicted,
             )
             for holder, own in tasks.items()
         }
@@ -234,7 +266,7 @@ def product_evaluators(
     pro_limit: float = 0.3,
     spro_limit: float | None = None,
 ) -> dict[int, AnomalyEvaluator]:
-    """Builds the evaluator of each product type that comes in a stage, by the number of the type.
+    """Builds the evaluator of each product type that has test images, by the number of the type.
 
     Args:
         images: Product types of the test images, and whether there are masks.
@@ -247,22 +279,23 @@ def product_evaluators(
     Raises:
         UserError: If a product type of a stage has no test images.
     """
+    staged = {int(product) for own in counts for product in np.flatnonzero(own.sum(0))}
+    products, limits = [sample.category for sample in images.test], (pro_limit, spro_limit)
     judges: dict[int, AnomalyEvaluator] = {}
-    for number in sorted({int(product) for own in counts for product in np.flatnonzero(own.sum(0))}):
-        product = images.categories[number]
-        indices = [i for i, sample in enumerate(images.test) if sample.category == product]
-        if not indices:
+    for number, product in enumerate(images.categories):
+        indices = [i for i, category in enumerate(products) if category == product]
+        if not indices and number in staged:
             raise UserError(
                 f"{images.name}: product '{product}' comes in a task but has no test images; add some, or leave"
                 " it out of the partition"
             )
+        if not indices:
+            continue
         loader = DataLoader(
             Subset(module.test, indices),
             module.eval_batch_size,
             generator=torch.Generator(),  # otherwise the loader draws from the global generator
             collate_fn=default_convert,  # data sets return whole batches
         )
-        products = [sample.category for sample in images.test]
-        limits = pro_limit, spro_limit
         judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, *limits)
     return judges

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.client_query import ClientQuery, LocalQuery
+from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.evaluator import QueriedFederation
 from lit_fedad.metrics.conformal import Calibration, wilson_interval
 from lit_fedad.metrics.federated import Summary, summary, with_products
@@ -322,28 +322,6 @@ def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple
         images = min(rate.normal, sum(own.normal for own in of_products[side].values()))
         found[side] = wilson_interval(rate.false_alarm_rate * images, images)
     return found
-
-
-def evaluated_scores(
-    federation: QueriedFederation, round: int, scores: Callable[[Client], Tensor]
-) -> dict[int, Tensor]:
-    """Scores all test images with every client; once where all predict with one model.
-
-    Args:
-        federation: The federation.
-        round: The last finished round.
-        scores: Scores all test images with a client [n].
-
-    Returns:
-        Scores by client [n]; empty on all processes but the first.
-    """
-    alike = federation.client.predictors.shared
-
-    query = LocalQuery("image scores", lambda client, number: scores(client))
-    found = federation.ask(round, query, federation.clients[:1] if alike else None)
-    if not alike or not found:
-        return found
-    return dict.fromkeys(federation.clients, next(iter(found.values())))
 
 
 def _mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

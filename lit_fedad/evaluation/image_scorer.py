@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Task
-from lit_fedad.evaluation.predict import embed_batch, image_scores, predict_batch
+from lit_fedad.contracts import Client, Prediction, Task
+from lit_fedad.contracts.task import learned_state
+from lit_fedad.evaluation.predict import embed_batch, predict_batch
 
 _MOST_BYTES = 1 << 28
 """Most memory that embeddings are kept in: those of 12,000 images take 25 MB, of patches they take gigabytes."""
@@ -35,30 +37,31 @@ class ImageScorer:
 
     def __call__(self, client: Client) -> Tensor:
         """Computes a client's scores of all images [n]."""
-        if client.predictors.shared:  # nobody else is asked
-            return image_scores(client, self.loader, self.fabric)
-        network = network_of(client.task)
-        if not _same(network, self.network):
+        return torch.cat([prediction.image_score.cpu() for _, _, prediction in self.batches(client)])
+
+    def batches(self, client: Client) -> Iterator[tuple[dict[str, Any], Tensor, Prediction]]:
+        """Yields each batch, its embedding, and a client's prediction."""
+        alone = client.predictors.shared  # nobody else is asked
+        network = {} if alone else network_of(client.task)
+        if alone or not _same(network, self.network):
             self.network, self.embeddings = network, []
-        known, kept, scores = self.embeddings, list[Tensor](), list[Tensor]()
+        known, kept, size, batches = self.embeddings, list[Tensor](), 0, 0
         for place, images in enumerate(self.loader):
             batch = self.fabric.to_device(images)
             embedding = known[place] if known else embed_batch(client, batch, self.fabric)
-            if not known and sum(one.nbytes for one in kept) + embedding.nbytes <= _MOST_BYTES:
+            size, batches = size + embedding.nbytes, batches + 1
+            if not known and not alone and size <= _MOST_BYTES:
                 kept.append(embedding.cpu())
-            scores.append(
-                predict_batch(client, {**batch, "embedding": embedding}, self.fabric).image_score.cpu()
-            )
-        if len(kept) == len(scores):
+            yield images, embedding, predict_batch(client, {**batch, "embedding": embedding}, self.fabric)
+        if len(kept) == batches:
             self.embeddings = kept
-        return torch.cat(scores)
 
 
 def network_of(task: Task) -> dict[str, Tensor]:
     """Returns copies on the CPU of all that a task's `embedding` depends on and that training changes, by name."""
     return {
         name: entry.detach().to("cpu", copy=True)
-        for name, entry in task.learned_state().items()
+        for name, entry in learned_state(task).items()
         if name not in task.scoring_buffers
     }
 

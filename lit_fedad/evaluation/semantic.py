@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Client, Free, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts import Client, Free, Message, MessageSpec, Task, TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationScores
+from lit_fedad.evaluation.image_scorer import ImageScorer
+from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.evaluation.state_messages import IMAGE_BINS, MOST_IMAGES
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.metrics.base import concatenated
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.federated import Summary, summarise
 from lit_fedad.metrics.semantic import SemanticMetrics
+from lit_fedad.tasks.contrastive import Contrastive
 
 _NAMES = ("auroc", "aupr", "fe", "me", "fe_calibrated", "me_calibrated")
 _UNDECIDED = 2
@@ -38,18 +42,40 @@ class SemanticTest:
     """What a client is scored by.
 
     Attributes:
-        scores: Scores all test images with a client [n].
+        scorer: Scores all test images with a client.
         labels: Class of each test image, int64 [n].
         normal_classes: Classes below this number are normal, the others the sets of anomalies.
         calibration: Counts a client's calibration scores.
         alpha: Rate of false alarms that a client's label-free threshold promises.
+        shown: Indices of test images whose features are drawn [m]; none where it is empty.
     """
 
-    scores: Callable[[Client], Tensor]
+    scorer: ImageScorer
     labels: Tensor
     normal_classes: int
     calibration: CalibrationScores
     alpha: float
+    shown: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+
+class SemanticScores(NamedTuple):
+    """What the scores of one model are worth.
+
+    Attributes:
+        metrics: Metric state of all test images.
+        thresholds: Label-free threshold of each client that predicts with the model; empty where decisions came with
+            the state.
+        predicted: The scores, and the features that are drawn; None where they stay with the client.
+    """
+
+    metrics: SemanticMetrics
+    thresholds: Mapping[int, float]
+    predicted: Predicted | None = None
+
+    def of(self, client: int) -> SemanticMetrics:
+        """Returns the metric state at a client's threshold."""
+        threshold = self.thresholds.get(client)
+        return self.metrics if threshold is None else self.metrics.at_threshold(threshold)
 
 
 class SemanticEvaluator(Evaluator):
@@ -60,7 +86,7 @@ class SemanticEvaluator(Evaluator):
     Args:
         anomalies: Names of the anomaly sets, which are the classes after the normal ones.
         test: What clients are scored by; None on a server whose clients have test images of their own.
-        clients: Clients that hold images.
+        clients: Clients that hold images; the features of the first are drawn.
         common: Whether all clients are scored on these images.
     """
 
@@ -74,16 +100,39 @@ class SemanticEvaluator(Evaluator):
         self.anomalies, self.test, self.clients, self.common = tuple(anomalies), test, clients, common
         self.metrics = semantic_names(self.anomalies)
 
-    def score(self, client: Client, number: int) -> SemanticMetrics | dict[int, SemanticMetrics]:
-        """Computes the metric state of one client, or those of all where they share a model, each at its threshold."""
+    def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
+        """Computes the metrics after a round."""
+        self.clients = federation.clients
+        return super().evaluate(federation, round)
+
+    def score(self, client: Client, number: int) -> SemanticScores:
+        """Computes the metric state of one client, or of all where they share a model, and their thresholds."""
         assert self.test is not None
+        alike = self.alike(client)
+        predicted = self._predicted(client, alike or number in self.clients[:1])
         metrics = SemanticMetrics(self.anomalies)
-        metrics.update(
-            self.test.scores(client), (self.test.labels - self.test.normal_classes + 1).clamp(min=0)
-        )
-        if self.alike(client):
-            return {one: metrics.at_threshold(self.threshold(client, one)) for one in self.clients}
-        return metrics.at_threshold(self.threshold(client, number))
+        metrics.update(predicted.scores, (self.test.labels - self.test.normal_classes + 1).clamp(min=0))
+        holders = self.clients if alike else [number]
+        return SemanticScores(metrics, {one: self.threshold(client, one) for one in holders}, predicted)
+
+    def _predicted(self, client: Client, drawn: bool) -> Predicted:
+        """Predicts the test images, and keeps the features of those that are shown where the client is drawn."""
+        assert self.test is not None
+        shown = self.test.shown if drawn else self.test.shown[:0]
+        scores, features = list[Tensor](), dict[int, Tensor]()
+        chosen = set(shown.tolist())
+        for batch, embedding, prediction in self.test.scorer.batches(client):
+            scores.append(prediction.image_score.cpu())
+            places = [place for place, index in enumerate(batch["index"].tolist()) if index in chosen]
+            if places:
+                rows = represented(client.task, embedding)[places].cpu()
+                features |= dict(zip(batch["index"][places].tolist(), rows, strict=True))
+        rows_in_order = [features[index] for index in shown.tolist()]
+        return Predicted(torch.cat(scores), features=torch.stack(rows_in_order) if rows_in_order else None)
+
+    def predicted(self, answer: SemanticScores) -> Predicted | None:
+        """Returns the predictions that a client's metric state was computed from."""
+        return answer.predicted
 
     def threshold(self, client: Client, number: int) -> float:
         """Computes a client's threshold from its own calibration images; infinity where they are too few."""
@@ -91,15 +140,17 @@ class SemanticEvaluator(Evaluator):
         counted = self.test.calibration(client, number)
         return Calibration({number: counted}, shared=False).threshold(number, self.test.alpha)
 
-    def spread(self, state: dict[int, SemanticMetrics], clients: list[int]) -> dict[int, SemanticMetrics]:
-        """Returns each client's own state."""
-        return {client: state[client] for client in clients}
+    def spread(self, state: SemanticScores, clients: list[int]) -> dict[int, SemanticScores]:
+        """Returns the same scores for every client; `SemanticScores.of` applies its own threshold."""
+        return dict.fromkeys(clients, state)
 
-    def pack(self, answer: SemanticMetrics) -> Message:
+    def pack(self, answer: SemanticScores) -> Message:
         """Returns set, decision, bin and count of every combination that occurs."""
-        decisions = concatenated(answer.decisions).nan_to_num(_UNDECIDED)
-        bins = IMAGE_BINS.index(concatenated(answer.scores))
-        rows = torch.stack([concatenated(answer.sets).long(), decisions.long(), bins.long()], dim=1)
+        (client,) = answer.thresholds
+        metrics = answer.of(client)
+        decisions = concatenated(metrics.decisions).nan_to_num(_UNDECIDED)
+        bins = IMAGE_BINS.index(concatenated(metrics.scores))
+        rows = torch.stack([concatenated(metrics.sets).long(), decisions.long(), bins.long()], dim=1)
         found, counts = rows.unique(dim=0, return_counts=True)
         sets, decided, binned = found.unbind(dim=1)
         return {"sets": sets, "decisions": decided, "bins": binned, "counts": counts}
@@ -114,7 +165,7 @@ class SemanticEvaluator(Evaluator):
         }
         return {**form, "counts": TensorSpec((rows,), torch.int64, low=1, high=MOST_IMAGES, counted=True)}
 
-    def unpack(self, message: Message) -> SemanticMetrics:
+    def unpack(self, message: Message) -> SemanticScores:
         """Builds the metric state; every score is the largest one of its bin.
 
         Raises:
@@ -128,10 +179,16 @@ class SemanticEvaluator(Evaluator):
         metrics.scores.append(IMAGE_BINS.upper(message["bins"]).repeat_interleave(counts))
         metrics.sets.append(message["sets"].float().repeat_interleave(counts))
         metrics.decisions.append(decided.repeat_interleave(counts))
-        return metrics
+        return SemanticScores(metrics, {})
 
-    def summarise(
-        self, states: dict[int, SemanticMetrics | dict[int, SemanticMetrics]]
-    ) -> dict[str, Summary]:
+    def summarise(self, states: dict[int, SemanticScores]) -> dict[str, Summary]:
         """Computes the mean, worst, pooled and per-client values of each metric."""
-        return summarise({c: state[c] if isinstance(state, dict) else state for c, state in states.items()})
+        return summarise({client: state.of(client) for client, state in states.items()})
+
+
+@torch.inference_mode()
+def represented(task: Task, embedding: Tensor) -> Tensor:
+    """Computes what is drawn of an embedding [n, D]: z of contrastive tasks, or features averaged over positions."""
+    if isinstance(task, Contrastive):
+        return task.represent(embedding)
+    return embedding if embedding.dim() == 2 else embedding.mean(1)

@@ -7,46 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from lightning.fabric import Fabric
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Method, Server, Task
-from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.core.config import Config, build, call, identity, locate, takes
+from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.building import build, locate, takes
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.public import refuse_overlap
-from lit_fedad.data.sample import ImageSet
-from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.evaluation.accuracy import AccuracyEvaluator
-from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
-from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_evaluators
-from lit_fedad.evaluation.image_scorer import ImageScorer
-from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
-from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import build_datasets, check_form
 from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, hashes_file, pooled_folder
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
-from lit_fedad.experiment.ray_turns import RayTurns, Simulation
+from lit_fedad.experiment.run_data import Record
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.turn import Turn
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.models.tiles import Backbone
-from lit_fedad.privacy.dp_sgd import TrainingPrivacy
-from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
-from lit_fedad.privacy.protection import protect
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -97,7 +83,6 @@ class Data:
         partition: Training indices by client.
         transform: Transform from file to tensor.
         module: Loaders.
-        scorer: Scores all test images with a client.
         digest: Hash of images and partition.
     """
 
@@ -105,8 +90,56 @@ class Data:
     partition: Partition
     transform: ImageTransform
     module: FederatedDataModule
-    scorer: ImageScorer
     digest: str
+
+    @property
+    def products(self) -> Sequence[str]:
+        """Names of products or classes."""
+        return self.images.categories
+
+    def counts(self) -> np.ndarray:
+        """Counts training images by client and product; int64 [clients, products]."""
+        return self.partition.counts(self.images)
+
+    def stage_counts(self) -> list[np.ndarray] | None:
+        """Counts them by stage too, int64 [stages, products] of each client; None where all are there at once."""
+        return None if self.partition.stages is None else self.partition.stage_counts(self.images)
+
+    def lines(self) -> dict[str, str]:
+        """Describes the data in short lines, by subject."""
+        images, sizes = self.images, self.partition.sizes
+        return {
+            "data": f"{images.name}: {len(images.train)} training, {len(images.test)} test images",
+            "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",
+        }
+
+    def section(self, config: Config) -> dict[str, Any]:
+        """Returns what ``result.json`` says of the data."""
+        return {
+            "data": self.images.name,
+            "partition": {
+                "strategy": config["partition"]["_target_"].rpartition(".")[2],
+                "sizes": list(self.partition.sizes),
+                "counts": self.counts().tolist(),
+                "products": self.products,
+                "stage_sizes": [list(map(len, stages)) for stages in self.partition.by_stage],
+            },
+            "stage_rounds": self.module.stage_rounds,
+        }
+
+    def record(self, config: Config) -> Record:
+        """Returns what MLflow records of the data."""
+        profile = {"train": len(self.images.train), "test": len(self.images.test)}
+        source = str(config["data"].get("root") or config["data"]["_target_"])
+        return Record(self.images.name, source, self.digest, profile | {"clients": self.counts().tolist()})
+
+    def measures(self, history: Sequence[RoundReport]) -> dict[str, float]:
+        """Returns nothing: the reports say all of clients that are here."""
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """Writes ``partition.json``."""
+        self.partition.save(folder / "partition.json")
 
 
 def build_images(config: Config) -> Images:
@@ -249,7 +282,7 @@ def start_from(task: Task, run: str) -> None:
         raise UserError(f"start={run}: the run is not complete; the command that began it continues it")
     server = checkpoints.load(latest)[1]["server"]
     weights = server.get("weights", {}) if isinstance(server, dict) else {}
-    own = task.learned_state()
+    own = learned_state(task)
     fitting = {
         name: entry
         for name, entry in (weights.items() if isinstance(weights, dict) else ())
@@ -275,124 +308,5 @@ def build_data(
         if partition.stages is None
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
-    scorer = ImageScorer(module.test_dataloader(), fabric)
     digest = data_digest(images, partition, hashes_file(config))
-    return Data(images, partition, transform, module, scorer, digest)
-
-
-def build_evaluator(
-    config: Config, data: Data, method: Method, fabric: Fabric, common: bool = True
-) -> Evaluator:
-    """Builds the evaluator for this kind of data.
-
-    Args:
-        config: The configuration.
-        data: The images.
-        method: The method.
-        fabric: Device and processes.
-        common: Whether all clients are scored on the test images; otherwise these are one client's own.
-    """
-    loader, pro_limit = data.module.test_dataloader(), config["evaluation"]["pro_limit"]
-    counts, sizes = data.partition.counts(data.images), data.module.sizes
-    if isinstance(data.module, StreamDataModule) and method.client.task.kind == "classification":
-        by_stage, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
-        return StreamAccuracyEvaluator(loader, data.module, by_stage, method.client, fabric, client_test)
-    has_saturation = isinstance(data.images, ImageSet) and data.images.has_saturation
-    spro_limit = config["evaluation"]["spro_limit"] if has_saturation else None
-    if isinstance(data.module, StreamDataModule) and isinstance(data.images, ImageSet):
-        by_stage = data.partition.stage_counts(data.images)
-        judges = product_evaluators(data.images, data.module, by_stage, fabric, pro_limit, spro_limit)
-        return AnomalyStreamEvaluator(judges, data.module.timetable, by_stage, pro_limit, common)
-    if isinstance(data.images, SemanticSet):
-        scores = calibration_scores(config, data.images, data.partition, data.module, fabric, method)
-        labels, normal = data.images.test_labels, data.images.normal_classes
-        test = SemanticTest(data.scorer, labels, normal, scores, alphas(config)[0])
-        holders = [number for number, size in sizes.items() if size]
-        return SemanticEvaluator(data.images.anomalies, test, holders, common)
-    if isinstance(data.images, LabelledSet):
-        return AccuracyEvaluator(loader, torch.from_numpy(counts), fabric, common=common)
-    products = [sample.category for sample in data.images.test]
-    return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit, spro_limit, common)
-
-
-def build_federation(
-    config: Config, folder: Path, model: Model, data: Data, fabric: Fabric, finished: bool = False
-) -> Federation:
-    """Builds the federation of server, client, data and evaluator.
-
-    Args:
-        config: The configuration.
-        folder: The run's folder.
-        model: The two sides of the method.
-        data: Loaders.
-        fabric: Device and processes.
-        finished: Whether no round is to come: no secret is then made to draw noise from.
-    """
-    privacy = build(config["federation"].get("privacy"))
-    evaluator = build_evaluator(config, data, model.method, fabric)
-    pool = ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"])
-    sampler, channel = build(config["federation"]["sampler"]), build(config["federation"]["channel"])
-    clients = {client for client, size in data.module.sizes.items() if size}
-    turns = (Turn(model.client, channel, fabric), data.module, pool, clients, evaluator)
-    simulation = None if finished else build_simulation(config, fabric)
-    federation = Federation(
-        method=model.method,
-        data=data.module,
-        evaluator=evaluator,
-        fabric=fabric,
-        rounds=config["rounds"],
-        seed=config["seed"],
-        checkpoints=open_checkpoints(folder, config, model, data.digest),
-        pool=pool,
-        sampler=sampler,
-        channel=channel,
-        evaluate_every=config["evaluation"]["every"],
-        robust=build(config["federation"].get("robust")),
-        transport=None
-        if simulation is None
-        else RayTurns(config, simulation, *turns, sampler.skips, sampler.deadline),
-    )
-    secure_sum = build(config["federation"].get("secure_sum"))
-    key = b"" if finished else shared_key(folder, privacy, data.digest, fabric)
-    return protect(federation, secure_sum, privacy, key)
-
-
-def build_simulation(config: Config, fabric: Fabric) -> Simulation | None:
-    """Builds the settings of Ray workers; None where clients are played in the processes of the Fabric.
-
-    Raises:
-        UserError: If the run has several processes, or sums that are masked or noised, which workers do not play.
-    """
-    given = config.get("simulation") or {}
-    if not given.get("workers"):
-        return None
-    if fabric.world_size > 1:
-        raise UserError(
-            "simulation.workers: Ray starts the processes; give fabric.devices=1 fabric.num_nodes=1"
-        )
-    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
-        raise UserError(
-            "simulation.workers: Ray workers neither mask nor noise sums yet; leave federation=secure and"
-            " federation/privacy out, or simulation.workers=0"
-        )
-    simulation: Simulation = call(Simulation, given, "simulation")
-    return simulation
-
-
-def shared_key(
-    folder: Path, privacy: ImagePrivacy | TrainingPrivacy | None, images: str, fabric: Fabric
-) -> bytes:
-    """Returns the secret of a run's noise in every process; empty where there is no noise."""
-    if privacy is None or privacy.epsilon is None:
-        return b""
-    key: bytes = fabric.broadcast(noise_key(folder, privacy.seed, images) if fabric.is_global_zero else b"")
-    return key
-
-
-def open_checkpoints(folder: Path, config: Config, model: Model, images: str | None = None) -> Checkpoints:
-    """Opens a run's checkpoints.
-
-    Only the same configuration may resume them, with the same backbone weights and, where their `data_digest` is
-    given, with the same images.
-    """
-    return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}", images)
+    return Data(images, partition, transform, module, digest)

@@ -1,39 +1,16 @@
-"""Calibrates a run's decisions, and judges them on its test images."""
+"""The images that calibrate a run's decisions, and the rates that it promises."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
 from lightning.fabric import Fabric
-from torch import Tensor
 
 from lit_fedad.contracts import Method
 from lit_fedad.core.config import Config
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.hold_out import hold_out
-from lit_fedad.data.labelled import Images, LabelledSet
+from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
-from lit_fedad.data.semantic import SemanticSet
-from lit_fedad.evaluation.calibration import CalibrationQuery, CalibrationScores, calibrate
-from lit_fedad.evaluation.decisions import (
-    EvaluatedImages,
-    Rate,
-    decide,
-    evaluated_scores,
-    product_rates,
-    summarise_rates,
-)
-from lit_fedad.metrics.conformal import Calibration, needed_images
-
-if TYPE_CHECKING:
-    from lit_fedad.experiment.build import Data
-    from lit_fedad.experiment.run import Run
-
-_DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-"""Promised rates of the figure."""
+from lit_fedad.evaluation.calibration import CalibrationScores
 
 HELD_OUT = 0.2
 """Share of each client's images that calibrates, where a method's model cannot leave images out again."""
@@ -78,100 +55,3 @@ def calibration_scores(
     folds, group = config["calibration"]["folds"], config["calibration"]["group"]
     leave_out = None if noised_run(config) else method.exchanges.leave_out
     return CalibrationScores(images, partition, module, fabric, folds, config["seed"], group, leave_out)
-
-
-def judge(run: Run) -> None:
-    """Calibrates all clients after the last round, and judges their decisions; in every process.
-
-    Sets `Run.calibration`, `Run.scores` and `Run.decisions`, writes ``calibration.json``, and adds the rates to
-    `Run.rates` and ``decisions`` to ``result.json``, on the first process.
-    """
-    federation, config, data = run.federation, run.config, run.data
-    scores = calibration_scores(
-        config, data.images, data.partition, data.module, run.fabric, run.federation.method
-    )
-    query = CalibrationQuery(data.images.categories, scores)
-    run.calibration = calibrate(federation, federation.rounds, query)
-    promised = alphas(config)
-    run.scores = evaluated_scores(federation, federation.rounds, data.scorer)
-    run.decisions = decisions(run.scores, config, data, run.calibration, {*promised, *_DRAWN})
-    if not run.fabric.is_global_zero:
-        return
-    run.folder.save_json("calibration.json", run.calibration.to_json())
-    shipped = run.decisions[promised[0]]
-    run.rates = summarise_rates(shipped)
-    _warn(run, shipped, promised[0])
-    run.extras["decisions"] = {
-        f"{alpha:g}": {
-            **summarise_rates(run.decisions[alpha]),
-            "products": {
-                side: {product: rate.to_json() for product, rate in rates.items()}
-                for side, rates in product_rates(run.decisions[alpha]).items()
-            },
-            "clients": {client: _plain(own) for client, own in run.decisions[alpha].items()},
-        }
-        for alpha in promised
-    }
-
-
-def decisions(
-    scores: Mapping[int, Tensor],
-    config: Config,
-    data: Data,
-    calibration: Calibration,
-    promised: Iterable[float],
-) -> dict[float, dict[int, dict[str, Any]]]:
-    """Judges the decisions of all clients on the test images by their scores (`decide`), by promised rate."""
-    images = evaluated_images(config, data)
-    return {alpha: decide(scores, images, calibration, alpha) for alpha in promised}
-
-
-def evaluated_images(config: Config, data: Data) -> EvaluatedImages:
-    """Describes a run's test images as its decisions are judged by them."""
-    images, partition = data.images, data.partition
-    everyone = partition.calibration or ((),) * len(partition.clients)
-    held = {
-        client: Counter(images.train[index].category for index in (*own, *kept))
-        for client, (own, kept) in enumerate(zip(partition.clients, everyone, strict=True))
-    }
-    if isinstance(images, LabelledSet):
-        normal = images.normal_classes if isinstance(images, SemanticSet) else len(images.classes)
-        labels = images.test_labels
-        names: Sequence[str | None] = [images.classes[n] if n < normal else None for n in labels.tolist()]
-        return EvaluatedImages((labels >= normal).long(), names, held, known=False)
-    return EvaluatedImages(
-        torch.tensor([sample.label for sample in images.test]),
-        [sample.category for sample in images.test],
-        held,
-        known=config["calibration"]["by"] == "product",
-    )
-
-
-def _plain(judged: Mapping[str, Any]) -> dict[str, Any]:
-    products = {product: rate.to_json() for product, rate in judged["products"].items()}
-    sides = {side: rate.to_json() for side, rate in judged.items() if isinstance(rate, Rate)}
-    lists = {name: judged[name] for name in ("held", "without_promise")}
-    return {**sides, "products": products, **lists}
-
-
-def _warn(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: float) -> None:
-    silent = [client for client, own in judged.items() if own["without_promise"]]
-    if silent:
-        most = max(_most(run.calibration, client, alpha) for client in silent)
-        run.display.warn(
-            f"evaluation.alpha={alpha:g} needs {needed_images(alpha)} calibration images, and"
-            f" {_clients(silent)} at most {most}: what cannot be promised is not called anomalous; give a larger"
-            " evaluation.alpha, or more images"
-        )
-
-
-def _most(calibration: Calibration, client: int, alpha: float) -> int:
-    return calibration.source(client, alpha).scores.total
-
-
-def _clients(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"client {numbers[0]} has"
-    return (
-        f"{len(numbers)} clients have" if len(numbers) > 8 else f"clients {', '.join(map(str, numbers))} have"
-    )

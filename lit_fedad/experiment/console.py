@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback, RoundReport
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.console import Display
 from lit_fedad.report.constant_predictions import constant_predictions
@@ -23,7 +24,7 @@ _LINE = (
 
 
 class Progress(FederationCallback):
-    """A callback that shows the number of finished turns of clients, between `start` and `stop`."""
+    """A callback that shows the number of finished visits to clients, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
@@ -59,13 +60,9 @@ class Console(RunCallback):
     def on_run_start(self, run: Run) -> None:
         """Prints a description of the run, and starts to show progress."""
         run.display.header(describe(run))
-        self.begin(run.display)
-
-    def begin(self, display: Display) -> None:
-        """Starts to show progress, and to print a line a round."""
-        self._display, self._last = display, time.perf_counter()
+        self._display, self._last = run.display, time.perf_counter()
         self._progress = Progress()
-        self._progress.start(display, "Clients trained and scored")
+        self._progress.start(run.display, "Clients trained and scored")
 
     def on_client_end(self, done: int, total: int) -> None:
         """Shows the progress of this process."""
@@ -99,7 +96,7 @@ class Console(RunCallback):
 
     def on_rounds_end(self, run: Run) -> None:
         """Stops showing progress."""
-        self.end()
+        self._end()
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
         """Prints the warnings of what followed the last round, such as decisions and pictures, and what was spent."""
@@ -110,10 +107,9 @@ class Console(RunCallback):
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Stops showing progress."""
-        self.end()
+        self._end()
 
-    def end(self) -> None:
-        """Stops showing progress."""
+    def _end(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -121,16 +117,14 @@ class Console(RunCallback):
 
 def describe(run: Run) -> dict[str, str]:
     """Describes a run in short lines, by subject."""
-    config, data, backbone = run.config, run.data, run.model.provenance
-    sizes = data.partition.sizes
+    config, backbone = run.config, run.model.provenance
     plan = run.federation.plan
     private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
     return {
         "method": f"{config['method']['name']} ({config['method']['paper']})",
         **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
         "task": type(run.model.task).__name__,
-        "data": f"{data.images.name}: {len(data.images.train)} training, {len(data.images.test)} test images",
-        "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",
+        **run.data.lines(),
         "backbone": f"{backbone['name']}, weights {backbone['taken']}",
         "rounds": f"{config['rounds']} (seed {config['seed']})",
         **private,

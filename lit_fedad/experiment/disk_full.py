@@ -15,7 +15,7 @@ _SQLITE = "database or disk is full"
 
 @contextmanager
 def disk_full_in_one_line(folder: Path) -> Iterator[None]:
-    """Turns the errors of a full disk in a block into one line.
+    """LocalTransport the errors of a full disk in a block into one line.
 
     Args:
         folder: The run's folder.

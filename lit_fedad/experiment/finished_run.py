@@ -19,13 +19,14 @@ from lit_fedad.experiment.build import (
     Data,
     Model,
     build_data,
-    build_federation,
     build_images,
     build_model,
     build_partition,
 )
 from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.federations import build_federation
 from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation
@@ -98,7 +99,8 @@ def reopen(
         raise UserError(
             f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"
         )
-    federation = build_federation(folder.config(), folder.path, model, data, fabric, finished=True)
+    stored, evaluator = folder.config(), build_evaluator(config, data, model.method, fabric)
+    federation = build_federation(stored, folder.path, model, data.module, evaluator, fabric, data.digest)
     federation.resume()
     return FinishedRun(folder, result, config, model, data, federation, fabric, display)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import pair
-from lit_fedad.core.config import TILING, Config, call, locate, takes
+from lit_fedad.core.building import call, locate, takes
+from lit_fedad.core.config import TILING, Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.models.backbones import FeaturePyramid

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 
 MANIFEST = "manifest.json"
 
@@ -33,9 +34,8 @@ def announce(folder: Path, name: str, content: bytes) -> None:
         current = []
     before = [digest for digest in current if digest in listed.get(name, [])]
     listed[name] = list(dict.fromkeys([*before, _digest(content)]))
-    partial = folder / f".{MANIFEST}.partial"
-    partial.write_text(json.dumps(listed, indent=1))
-    partial.replace(folder / MANIFEST)
+    with atomic(folder / MANIFEST, durable=True) as partial:
+        partial.write_text(json.dumps(listed, indent=1))
 
 
 def check(folder: Path, name: str, content: bytes, advice: str) -> None:

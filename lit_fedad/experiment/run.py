@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from lightning.fabric import Fabric
-from torch import Tensor
 
 from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
+from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data, Model
+from lit_fedad.experiment.run_data import RunData
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.federated import Summary
 from lit_fedad.report.console import Display
@@ -26,12 +29,12 @@ class Run:
         config: The run's configuration.
         folder: The run's files.
         model: Backbone, task, client and server.
-        data: Images, partition and loaders.
+        data: The data of all clients.
         federation: The round loop.
         fabric: Device, precision and processes.
         display: Output for the user; quiet in processes other than the first.
         calibration: Calibration scores by client, after the last round of an anomaly task; on the first process only.
-        scores: Image scores of the test images by client, likewise.
+        predictions: Predictions of the test images by client, likewise.
         decisions: Judged decisions (`decide`) by promised rate of false alarms, likewise.
         rates: False-alarm and miss rates of the decisions that the run ships, likewise.
         extras: Values that callbacks add to ``result.json``, by key.
@@ -40,15 +43,26 @@ class Run:
     config: Config
     folder: RunFolder
     model: Model
-    data: Data
+    data: RunData
     federation: Federation
     fabric: Fabric
     display: Display
     calibration: Calibration = field(default_factory=lambda: Calibration({}, shared=False))
-    scores: dict[int, Tensor] = field(default_factory=dict)
+    predictions: Mapping[int, Predicted] = field(default_factory=dict)
     decisions: dict[float, dict[int, dict[str, Any]]] = field(default_factory=dict)
     rates: dict[str, Summary] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def local(self) -> Data:
+        """Images, partition and loaders of a run whose clients' images are here.
+
+        Raises:
+            UserError: If they stay at their sites.
+        """
+        if not isinstance(self.data, Data):
+            raise UserError("this needs the clients' images, and those stay at their sites")
+        return self.data
 
 
 class RunCallback(FederationCallback):
@@ -69,3 +83,34 @@ class RunCallback(FederationCallback):
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Receives the error when the run ends early, whatever the cause."""
+
+
+class Participants(Protocol):
+    """The clients of a run: in the processes of one Fabric, or at their sites."""
+
+    @property
+    def fabric(self) -> Mapping[str, Any]:
+        """Settings of ``fabric`` that these clients ask for."""
+
+    @property
+    def callbacks(self) -> Sequence[RunCallback]:
+        """Callbacks of runs with these clients."""
+
+    def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
+        """Builds all parts of a run.
+
+        Args:
+            fabric: A launched Fabric.
+            config: The configuration.
+            display: Output of progress and warnings.
+
+        Raises:
+            UserError: If the input is invalid, or a client cannot be reached.
+        """
+
+    def judge(self, run: Run) -> None:
+        """Calibrates a run's decisions after its last round, and judges them: sets `Run.calibration` and what follows.
+
+        Raises:
+            UserError: If no client answers.
+        """

@@ -17,6 +17,7 @@ import yaml
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.data.additions import Addition
 from lit_fedad.experiment.lock import locked
@@ -296,13 +297,12 @@ class RunFolder:
 
     def _write(self, name: str, text: str) -> Path:
         """Writes a file that is either complete or absent."""
-        partial = self.path / f".{name}.partial"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if name in _LISTED:
                 announce(self.path, name, text.encode())
-            partial.write_text(text)
-            partial.replace(self.path / name)
+            with atomic(self.path / name, durable=True) as partial:
+                partial.write_text(text)
         except OSError as error:
             raise UserError(f"{self.path / name}: cannot be written ({error.strerror})") from error
         return self.path / name

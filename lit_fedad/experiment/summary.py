@@ -18,23 +18,16 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         run: The run, on the first process.
         peak_rss_bytes: Largest resident memory of its processes.
     """
-    config, data = run.config, run.data
+    config = run.config
     return {
         "method": config["method"]["name"],
         "task": type(run.model.task).__name__,
-        "data": data.images.name,
-        "partition": {
-            "strategy": config["partition"]["_target_"].rpartition(".")[2],
-            "sizes": list(data.partition.sizes),
-            "counts": data.partition.counts(data.images).tolist(),
-            "products": data.images.categories,
-            "stage_sizes": [list(map(len, stages)) for stages in data.partition.by_stage],
-        },
+        **run.data.section(config),
+        "models_stay": not run.federation.evaluator.common and not run.model.client.predictors.shared,
         "backbone": run.model.provenance,
         "seed": config["seed"],
         "rounds": config["rounds"],
-        "milestones": sorted(data.module.milestones),
-        "stage_rounds": data.module.stage_rounds,
+        "milestones": sorted(run.data.module.milestones),
         **summarise_history(run.federation, run.rates),
         "peak_rss_bytes": peak_rss_bytes,
         "config": config,

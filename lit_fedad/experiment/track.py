@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
-from lit_fedad.core.config import Config
-from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import RunData
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.tracking.tracker import Tracker
@@ -24,18 +23,20 @@ class Tracking(RunCallback):
     """A callback that tracks a run on the first process, where the configuration enables it."""
 
     _tracker: Tracker | None = None
+    _data: RunData
 
     def on_run_start(self, run: Run) -> None:
         """Begins the record, or continues that of a resumed run."""
         if run.fabric.is_global_zero:
-            self._tracker = open_tracker(run)
+            self._tracker, self._data = open_tracker(run), run.data
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Records the round's numbers."""
         if self._tracker is not None:
             spent = federation.privacy
             private = {"epsilon": spent["epsilon"]} if spent is not None else {}
-            self._tracker.metrics(flat_metrics(report) | private, step=report.round)
+            flat = flat_metrics(report, federation.names) | private
+            self._tracker.metrics(flat | self._data.measures(federation.history), step=report.round)
 
     def on_rounds_end(self, run: Run) -> None:
         """Records the rates of the shipped decisions, the promised one, and privacy measures of other callbacks."""
@@ -43,7 +44,8 @@ class Tracking(RunCallback):
             return
         if run.rates:
             promised = {"false_alarm_rate/promised": alphas(run.config)[0]}
-            self._tracker.metrics(flat_summaries(run.rates) | promised, run.federation.rounds)
+            rates = flat_summaries(run.rates, run.federation.names)
+            self._tracker.metrics(rates | promised, run.federation.rounds)
         run.extras["tracking_run_id"] = self._tracker.run_id
         if privacy := run.extras.get("privacy"):
             values = {f"privacy/{name}": value for name, value in privacy.items()}
@@ -71,39 +73,17 @@ class Tracking(RunCallback):
 
 def open_tracker(run: Run) -> Tracker:
     """Opens a run's record, with its parameters, tags and data."""
-    config, data, path = run.config, run.data, run.folder.path
-    tracker = begin_record(config, path, path.name, data.images.name, run.model)
-    counts = data.partition.counts(data.images)
-    tracker.dataset(
-        name=data.images.name,
-        source=str(config["data"].get("root") or config["data"]["_target_"]),
-        digest=data.digest,
-        profile={"train": len(data.images.train), "test": len(data.images.test), "clients": counts.tolist()},
-        context="training",
-    )
-    return tracker
-
-
-def begin_record(config: Config, path: Path, name: str, data: str, model: Model) -> Tracker:
-    """Opens the record of a run with its parameters and tags.
-
-    Args:
-        config: The run's configuration.
-        path: The run's folder.
-        name: Name of the run.
-        data: Name of its data.
-        model: Its model.
-    """
-    settings, backbone = config["tracking"], model.provenance
+    config, path, backbone = run.config, run.folder.path, run.model.provenance
+    settings, data = config["tracking"], run.data.record(config)
     tracker = Tracker(
         path,
-        experiment=settings["experiment"] or data,
-        run_name=name,
+        experiment=settings["experiment"] or data.name,
+        run_name=data.run_name or path.name,
         tags={
             "method": config["method"]["name"],
             "paper": config["method"]["paper"],
-            "task": type(model.task).__name__,
-            "data": data,
+            "task": type(run.model.task).__name__,
+            "data": data.name,
             "backbone": backbone["name"],
             "weights": backbone["taken"],
             "seed": str(config["seed"]),
@@ -115,6 +95,7 @@ def begin_record(config: Config, path: Path, name: str, data: str, model: Model)
     )
     untracked = ("out", "tracking", "fresh", "callbacks")
     tracker.params({key: value for key, value in config.items() if key not in untracked})
+    tracker.dataset(data.name, data.source, data.digest, data.profile, context="training")
     return tracker
 
 
@@ -148,9 +129,9 @@ def flat_summaries(summaries: Mapping[str, Any], names: ClientNames = NUMBERS) -
 
 def track_files(tracker: Tracker, folder: Path) -> None:
     """Records a run's files as artifacts; the last checkpoint is the trained model with its memory."""
-    for name in ("config.yaml", "partition.json", "calibration.json", "result.json"):
+    for name in ("config.yaml", "partition.json", "calibration.json", "result.json", "status.json"):
         if (folder / name).exists():
             tracker.artifact(folder / name)
     for name in ("figures", "checkpoints"):
-        if (folder / name).exists():  # a coordinator of sites draws no figures
+        if (folder / name).exists():
             tracker.artifact(folder / name, folder=name)

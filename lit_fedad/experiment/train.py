@@ -1,4 +1,4 @@
-"""One run from configuration to result."""
+"""One run from configuration to result, whether its clients are in this process, in Ray's or at their sites."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.core.config import Config, build, call, judgement
-from lit_fedad.experiment.build import (
-    build_data,
-    build_federation,
-    build_images,
-    build_model,
-    build_partition,
-    build_public,
-    build_server_labelled,
-)
-from lit_fedad.experiment.calibration import judge, with_calibration
+from lit_fedad.core.building import build, call
+from lit_fedad.core.config import Config, judgement
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
 from lit_fedad.experiment.figures.history import History
-from lit_fedad.experiment.figures.predictions import Predictions
+from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.lock import launches
-from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run import Participants, Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_run
 from lit_fedad.experiment.track import Tracking
@@ -33,12 +24,17 @@ from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.report.console import Display, plain_warnings
 
+_HERE = LocalClients()
 
-def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ()) -> dict[str, Any]:
+
+def train(
+    config: Config, participants: Participants = _HERE, quiet: bool = False, callbacks: Sequence[object] = ()
+) -> dict[str, Any]:
     """Runs an experiment, or its remaining rounds.
 
     Args:
         config: From `lit_fedad.core.config.compose`.
+        participants: Its clients.
         quiet: Whether only warnings are printed.
         callbacks: Callbacks (`RunCallback`) in addition to those of the configuration; may raise `RunStoppedError`.
 
@@ -46,90 +42,62 @@ def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ())
         The content of ``result.json``.
 
     Raises:
-        UserError: If the input is invalid, another command is at work in the folder, or the disk is full.
+        UserError: If the input is invalid, another command is at work in the folder, the disk is full, or a client
+            cannot be reached and the run does not go on without it.
         RunStoppedError: If a callback raised it; the tracked run then ends as killed, with the cause as its tag.
     """
-    run, display = RunFolder.of(config), Display(quiet=quiet)
+    folder, display = RunFolder.of(config), Display(quiet=quiet)
     # Of several processes that each run the command only one may hold the folder.
-    with disk_full_in_one_line(run.path), run.locked() if launches(config) else nullcontext():
+    with disk_full_in_one_line(folder.path), folder.locked() if launches(config) else nullcontext():
         if launches(config):
             if config["fresh"]:
-                run.clear()
-            run.claim(config)
-        before = run.result()
+                folder.clear()
+            folder.claim(config)
+        before = folder.result()
         if before is None or judgement(before["config"]) != judgement(config):
             if before is not None:
                 display.note(
                     "complete, but judged by other keys: decisions, figures and result are made anew"
                 )
-            own = [build(node) for node in config["callbacks"].values()]
-            given = [Console(), History(), Predictions(), *own, Tracking(), *callbacks]
-            fabric = call(make_fabric, {**config["fabric"], "callbacks": given}, "fabric")
-            launch(fabric, _play, config, quiet)
+            chosen = [build(node) for node in config["callbacks"].values()]
+            hooks = [Console(), History(), *participants.callbacks, *chosen, Tracking(), *callbacks]
+            settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
+            launch(call(make_fabric, settings, "fabric"), _play, config, participants, quiet)
         else:
-            display.note(f"complete already; fresh=true runs it anew: {run.path}")
-        result = run.result()
+            display.note(f"complete already; fresh=true runs it anew: {folder.path}")
+        result = folder.result()
     assert result is not None
     display.closing_table(result)
-    display.where_next(
-        [
-            ("files", str(run.path)),
-            ("compare", "mlflow ui"),
-            ("new images", f"lit-fedad predict run={run.path} images=FOLDER"),
-        ]
-    )
     return result
 
 
-def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
+def _play(fabric: Fabric, config: Config, participants: Participants, quiet: bool) -> None:
     """Runs all rounds in every process; processes other than the first print nothing."""
     display = Display(quiet=quiet or not fabric.is_global_zero)
     folder = RunFolder.of(config).path
     with plain_warnings(display, ignore=not fabric.is_global_zero), disk_full_in_one_line(folder):
-        run = build_run(fabric, config, display)
+        run = participants.build(fabric, config, display)
         fabric.call("on_run_start", run)
         try:
-            _play_all_rounds(run)
+            if fabric.is_global_zero:
+                run.data.save(folder)
+            run.federation.run()
+            conclude(run, participants)
         except BaseException as error:
             fabric.call("on_exception", run, error)
             raise
 
 
-def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
-    """Builds all parts of a run.
+def conclude(run: Run, participants: Participants = _HERE) -> None:
+    """Calibrates and judges a run's decisions after its last round, and writes its result.
 
     Args:
-        fabric: A launched Fabric.
-        config: The configuration.
-        display: Output of progress and warnings.
-
-    Raises:
-        UserError: If the input is invalid.
+        run: The run, in every process.
+        participants: Its clients.
     """
-    images = build_images(config)
-    partition = build_partition(config, images)
-    public = build_public(config, images)
-    server_labelled = build_server_labelled(config, images, partition)
-    model = build_model(config, images.categories, public, server_labelled)
-    partition = with_calibration(config, images, partition, model.method)
-    data = build_data(config, images, partition, model, fabric, display)
-    folder = RunFolder.of(config)
-    federation = build_federation(config, folder.path, model, data, fabric)
-    return Run(config, folder, model, data, federation, fabric, display)
-
-
-def _play_all_rounds(run: Run) -> None:
-    if run.fabric.is_global_zero:
-        run.data.partition.save(run.folder.path / "partition.json")
-    run.federation.run()
-    conclude(run)
-
-
-def conclude(run: Run) -> None:
-    """Calibrates and judges a run's decisions after its last round, and writes its result."""
     fabric = run.fabric
     if run.model.task.kind == "anomaly":
-        judge(run)
+        participants.judge(run)
     fabric.call("on_rounds_end", run)
     peaks = run.federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     if fabric.is_global_zero:

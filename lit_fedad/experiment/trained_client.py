@@ -10,14 +10,17 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.kept_state import read_kept, write_kept
-from lit_fedad.core.config import Config, build
+from lit_fedad.contracts.state import load_state, state_of
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.experiment.build import Model, open_checkpoints
+from lit_fedad.core.files import atomic, sha256
+from lit_fedad.experiment.build import Model
+from lit_fedad.experiment.federations import open_checkpoints
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_pool import ClientPool, State, detached
-from lit_fedad.federation.state_file import lasting_file, read_state, sha256, write_state
-from lit_fedad.federation.turn import Turn
+from lit_fedad.federation.client_runner import ClientRunner
+from lit_fedad.federation.state_file import read_state, write_state
 
 OWN_CLIENT = "client.pt"
 """File in which a site keeps its client, in the folder of its own detector."""
@@ -43,7 +46,7 @@ class TrainedClient:
         """Writes `OWN_CLIENT`, which is complete or absent; returns its SHA-256."""
         blob = torch.from_numpy(np.frombuffer(bytearray(self.blob), np.uint8))
         content = {"round": self.round, "exchange": self.exchange, "blob": blob, "state": self.state}
-        with lasting_file(folder / OWN_CLIENT) as partial:
+        with atomic(folder / OWN_CLIENT, durable=True) as partial:
             write_state(detached(content), partial)
         return sha256(folder / OWN_CLIENT)
 
@@ -81,9 +84,9 @@ def load_client(
         found = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
         context = Context(config["seed"], found.round, number, found.exchange)
         exchange = model.method.exchanges.at(context)
-        # What clients did not keep yet when an earlier version wrote this is as before their first turn.
-        state = {**read_kept(model.client), **found.state}
-        Turn(model.client, channel, fabric).activate(exchange, context, state, found.blob)
+        # What clients did not keep yet when an earlier version wrote this is as before their first exchange.
+        state = {**state_of(model.client), **found.state}
+        ClientRunner(model.client, channel, fabric).activate(exchange, context, state, found.blob)
         model.client.deploy()
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         file = folder / (OWN_CLIENT if own else "checkpoints")
@@ -97,11 +100,11 @@ def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Ch
     if latest is None:
         raise UserError(f"{folder}: no round is complete yet; train first")
     round, state = checkpoints.load(latest)
-    pool = ClientPool(read_kept(model.client), folder / "personal")
+    pool = ClientPool(state_of(model.client), folder / "personal")
     pool.restore(latest, {number})
     context = Context(config["seed"], round + 1, number)
-    write_kept(model.server, state["server"])
-    model.server.begin(context)
+    load_state(model.server, state["server"])
+    model.server.context = context
     exchange = model.method.exchanges.at(context)
     message, spec = exchange.broadcast(model.server, number), exchange.broadcast_spec(model.client)
     blob = channel.down.pack(message, spec, context, "the server")

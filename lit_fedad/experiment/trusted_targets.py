@@ -17,7 +17,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_fedad.core.config import conf_folder, locate
+from lit_fedad.core.building import locate
+from lit_fedad.core.config import conf_folder
 from lit_fedad.core.errors import UserError
 
 _PACKAGES = "LIT_FEDAD_PACKAGES"

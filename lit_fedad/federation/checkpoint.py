@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import sha256, sync
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.federation.state_file import read_state, sha256, sync, write_state
+from lit_fedad.federation.state_file import read_state, write_state
 
 _SERVER, _META = "server.pt", "meta.json"
 _FIRST = 100_000  # so that names sort as rounds do, also those of set-up

@@ -44,11 +44,11 @@ def detached(state: Any) -> Any:
 class ClientPool:
     """A store of personal states, in host memory and, above a size, on disk.
 
-    Clients without a stored state have the initial state, which is kept once for all of them. What a turn leaves is
-    held beside the state before it, until the server has said whether the turn counts (`settle`).
+    Clients without a stored state have the initial state, which is kept once for all of them. A new state is
+    held beside the one before it, until the server has said whether the message counts (`settle`).
 
     Args:
-        initial: The state of a client before its first turn.
+        initial: The state of a client before its first exchange.
         folder: Folder for states that do not fit in memory; created on first use.
         memory_bytes: Host memory for states, in bytes.
     """
@@ -72,7 +72,7 @@ class ClientPool:
         name = _name(client)
         if name in self._memory:
             self._memory.move_to_end(name)
-            # Optimisers update the given tensors in place: a failed turn must not change the stored state.
+            # Optimisers update the given tensors in place: a failed exchange must not change the stored state.
             return detached(self._memory[name])
         if name in self._files:
             return read_state(self._files[name])
@@ -84,12 +84,12 @@ class ClientPool:
         self._unsaved.add(_name(client))
 
     def hold(self, client: int, state: State) -> None:
-        """Stores a copy of what a turn left, which becomes the client's state if the turn counts."""
+        """Stores a copy of a new state, which becomes the client's if its message counts."""
         self._store(_held_name(client), state)
         self._held.add(client)
 
     def settle(self, counted: Collection[int]) -> None:
-        """Gives clients whose turns count what is held for them; the others keep the state before."""
+        """Gives clients whose messages count what is held for them; the others keep the state before."""
         for client in sorted(self._held):
             if client in counted:
                 self._move(_held_name(client), _name(client))
@@ -156,7 +156,7 @@ class ClientPool:
         files = read_meta(folder)["files"]
         for client in sorted(clients):
             if digest := files.get(_name(client)):
-                # What clients did not keep yet when an earlier version wrote this is as before their first turn.
+                # What clients did not keep yet when an earlier version wrote this is as before their first exchange.
                 self.put(client, {**self.initial, **read_state(folder / _name(client), digest)})
         self._unsaved.clear()
 

@@ -13,16 +13,16 @@ from lit_fedad.contracts import Client, Context, Exchange, Server, Update
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Link
+from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.processes import on_first
-from lit_fedad.federation.receipt import Receipt
+from lit_fedad.federation.receiver import Receiver
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Outcome, Transport
-from lit_fedad.federation.turn import ClientResult
 
 
 @dataclass(frozen=True)
-class Outbox:
+class Sender:
     """The sender of the server's messages, which packs each once.
 
     What is asked after a round comes with the message of the next round. Its bytes are kept until the server's state
@@ -80,18 +80,25 @@ Collected = tuple[dict[int, Update], dict[int, ClientResult]]
 """Updates to merge, and the results of the clients behind them, on the first process."""
 
 
+@dataclass(frozen=True)
+class Cohort:
+    """What is known of the clients that an exchange is played with.
+
+    Attributes:
+        sizes: Training images by client.
+        spares: Clients that take the place of those that fail, in this order.
+        scored: Returns who of some clients is scored directly after training.
+    """
+
+    sizes: Mapping[int, int]
+    spares: list[int]
+    scored: Callable[[list[int]], set[int]]
+
+
 class Collector(Protocol):
     """A way of collecting the uploads of an exchange: one by one (`Collecting`), or as a sum alone."""
 
-    def collect(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        spares: list[int],
-        scored: Callable[[list[int]], set[int]],
-    ) -> Collected:
+    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
         """Plays an exchange with the round's clients; see `Collecting.collect`."""
 
 
@@ -100,53 +107,43 @@ class Collecting:
     """The collector of single uploads.
 
     Attributes:
-        outbox: Sends the server's messages.
+        sender: Sends the server's messages.
         transport: The way to clients.
-        receipt: Checks what they send.
+        receiver: Checks what they send.
         sampler: The policy for failures.
         names: What clients are called.
         fabric: The processes.
     """
 
-    outbox: Outbox
+    sender: Sender
     transport: Transport
-    receipt: Receipt
+    receiver: Receiver
     sampler: ClientSampler
     names: ClientNames
     fabric: Fabric
 
-    def collect(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        spares: list[int],
-        scored: Callable[[list[int]], set[int]],
-    ) -> Collected:
+    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
         """Plays an exchange with the round's clients.
 
         Args:
             exchange: The exchange.
             context: Its round and index.
             report: Has the clients; takes failures and bytes.
-            sizes: Training images by client.
-            spares: Clients that take the place of those that fail, in this order.
-            scored: Returns who of some clients is scored directly after training.
+            cohort: What is known of clients.
 
         Raises:
             UserError: If a client fails and the policy is to stop.
         """
-        wanted, playing = len(report.participants), report.participants
+        wanted, playing, spares = len(report.participants), report.participants, cohort.spares
         updates: dict[int, Update] = {}
         results: dict[int, ClientResult] = {}
         while playing:
-            blobs = self.outbox.messages(exchange, playing, context)
+            blobs = self.sender.messages(exchange, playing, context)
             add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-            outcome = self.transport.play(exchange, context, blobs, scored(playing))
+            outcome = self.transport.play(exchange, context, blobs, cohort.scored(playing))
             results |= outcome.values
             # The policy is applied on the first process, but a run that it ends must end all processes.
-            on_first(self.fabric, partial(self._receive, exchange, outcome, report, sizes, updates))
+            on_first(self.fabric, partial(self._receive, exchange, outcome, report, cohort.sizes, updates))
             missing = self.fabric.broadcast(wanted - len(updates))
             playing, spares = sorted(spares[:missing]), spares[missing:]
         return updates, results
@@ -162,7 +159,7 @@ class Collecting:
         """Checks what clients sent, and adds what can be used to the updates."""
         for client, result in outcome.values.items():
             try:
-                updates[client] = self.receipt.open(exchange, client, result.blob, sizes[client])
+                updates[client] = self.receiver.open(exchange, client, result.blob, sizes[client])
             except UserError as error:
                 report.refuse({client: str(error)})
         self.sampler.check_failures(self.names.titled(outcome.failures), report.round)

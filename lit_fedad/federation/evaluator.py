@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from lightning.fabric import Fabric
@@ -55,10 +55,12 @@ class Evaluation:
     Attributes:
         metrics: Metrics by name.
         trained: New value of the round's `RoundReport.trained`; None leaves it unchanged.
+        predictions: Predictions of the test images by client (`Evaluator.predicted`).
     """
 
     metrics: dict[str, Any]
     trained: dict[int, Any] | None = None
+    predictions: Mapping[int, Any] = field(default_factory=dict)
 
 
 class Evaluator(ClientQuery[Any]):
@@ -102,7 +104,8 @@ class Evaluator(ClientQuery[Any]):
             return None
         if self.alike(federation.client):
             states = self.spread(next(iter(states.values())), federation.clients)
-        return Evaluation(self.summarise(states))
+        predictions = {client: self.predicted(state) for client, state in states.items()}
+        return Evaluation(self.summarise(states), predictions=predictions)
 
     def __call__(self, client: Client, number: int) -> Any:
         """Answers with the client's metric state."""
@@ -116,6 +119,10 @@ class Evaluator(ClientQuery[Any]):
             number: Client number.
         """
         raise NotImplementedError
+
+    def predicted(self, answer: Any) -> Any:
+        """Returns the predictions of the test images that came with the value of `score`; None where none did."""
+        return None
 
     def spread(self, state: Any, clients: list[int]) -> dict[int, Any]:
         """Returns the metric states of clients that all predict with the scored client's model, by client."""

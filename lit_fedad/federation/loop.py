@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -20,7 +20,7 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
@@ -28,15 +28,15 @@ from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_query import ClientQuery, LocalQuery
-from lit_fedad.federation.collecting import Collecting, Collector, Outbox
+from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner
+from lit_fedad.federation.collecting import Cohort, Collecting, Collector, Sender
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
-from lit_fedad.federation.receipt import Receipt, Robust
+from lit_fedad.federation.receiver import Receiver, Robust
 from lit_fedad.federation.round_report import Budget, RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Pose, Transport
-from lit_fedad.federation.turn import ClientData, ClientResult, Turn
-from lit_fedad.federation.turns import Turns
 
 T = TypeVar("T")
 
@@ -57,7 +57,8 @@ class Federation:
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
         robust: Defence against clients whose messages have the declared form and lie; None for none.
-        transport: The way to clients on other machines; None where they live in this Fabric's processes.
+        transport: Makes the way to clients on other machines, given that to clients of this Fabric's processes; None
+            where they live here.
         names: What clients are called.
 
     Attributes:
@@ -84,7 +85,7 @@ class Federation:
         channel: Channel,
         evaluate_every: int = 1,
         robust: Robust | None = None,
-        transport: Transport | None = None,
+        transport: Callable[[LocalTransport], Transport] | None = None,
         names: ClientNames = NUMBERS,
     ) -> None:
         client, server = method.client, method.server
@@ -96,22 +97,21 @@ class Federation:
         self.exchanges = method.exchanges
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
-        self.turn = Turn(client, channel, fabric)
+        self.runner = ClientRunner(client, channel, fabric)
         self.names = names
-        self.receipt = Receipt(server, client, channel.up, robust, names)
+        self.receiver = Receiver(server, client, channel.up, robust, names)
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
         server.fabric = fabric
-        server.register_clients({client: data.sizes[client] for client in self.clients})
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
-        self.outbox = Outbox(server, client, channel.down, fabric)
-        self.transport = transport or Turns(
-            self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline
-        )
-        self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, names, fabric)
+        self.sender = Sender(server, client, channel.down, fabric)
+        here = LocalTransport(self.runner, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline)
+        self.transport = transport(here) if transport else here
+        self.collecting = Collecting(self.sender, self.transport, self.receiver, sampler, names, fabric)
         self.summing: Collector | None = None
         self.plan: Budget | None = None
         self.history: list[RoundReport] = []
+        self._predictions: tuple[int | None, Mapping[int, Any]] = None, {}
 
     def run(self) -> list[RoundReport]:
         """Runs all rounds after the last checkpoint.
@@ -122,8 +122,9 @@ class Federation:
         Raises:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
         """
+        self.server.register_clients({client: self.data.sizes[client] for client in self.clients})
         rounds = range(self.resume(), self.rounds + 1)
-        self.transport.progress.begin(client for round in rounds for client in self._turns_in(round))
+        self.transport.progress.begin(client for round in rounds for client in self._visits_in(round))
         for round in rounds:
             report = self.play(round)
             if self.fabric.is_global_zero:
@@ -139,7 +140,7 @@ class Federation:
         """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
-        self.server.begin(context)
+        self.server.context = context
         exchanges = self.exchanges.of_round(round)
         noised_sums = self.plan.released_in(exchanges, self.client) if self.plan else 0
         if (plan := self.plan) is not None:
@@ -158,11 +159,22 @@ class Federation:
         """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
         self.transport.progress.extend(self.evaluator.asked(self.client, self.clients))
         found = self.evaluator.evaluate(self, round)
+        self._predictions = round, found.predictions if found is not None else {}
         if found is None:
             return None
         if found.trained is not None and self.history:
             self.history[-1].trained = found.trained
         return found.metrics
+
+    def predictions(self, round: int) -> Mapping[int, Any]:
+        """Returns the predictions of the test images after a round, by client; on the first process.
+
+        They are those of the round's evaluation. Where this process has not evaluated it, as after an interruption, it
+        does so now.
+        """
+        if self._predictions[0] != round:
+            self.evaluate(round)
+        return self._predictions[1]
 
     def ask(
         self,
@@ -224,8 +236,8 @@ class Federation:
         if latest is None:
             return self.exchanges.first_round
         round, state = self.checkpoints.load(latest)
-        write_kept(self.server, state["server"])
-        self.outbox.forget()
+        load_state(self.server, state["server"])
+        self.sender.forget()
         self.history = state["history"]
         self.transport.restore(latest)
         if self.fabric.is_global_zero:
@@ -244,25 +256,20 @@ class Federation:
         self.transport.save(folder, previous)
         self.fabric.barrier()
         if self.fabric.is_global_zero:
-            state = {"server": read_kept(self.server), "history": self.history}
+            state = {"server": state_of(self.server), "history": self.history}
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
         """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
-        self.server.begin(context)
-        sums = self.summing if exchange.upload_spec(self.client) else None
+        self.server.context = context
         spares = self.sampler.spares(self.clients, context) if context.exchange == 0 else []
-        updates, results = (sums or self.collecting).collect(
-            exchange,
-            context,
-            report,
-            self.data.at(context.round).sizes,
-            spares,
-            lambda playing: self._scored(exchange, playing, context),
-        )
+        sizes = self.data.at(context.round).sizes
+        cohort = Cohort(sizes, spares, lambda playing: self._scored(exchange, playing, context))
+        collector = self.summing if self.summing and exchange.upload_spec(self.client) else self.collecting
+        updates, results = collector.collect(exchange, context, report, cohort)
         counted = on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
-        self.outbox.forget()
+        self.sender.forget()
         self.transport.settle(counted)
         report.participants = self.fabric.broadcast(report.participants)
         if context.round <= 0:
@@ -279,7 +286,7 @@ class Federation:
         """Merges the updates on the server, and adds the results of merged clients to the report.
 
         Returns:
-            Clients whose turn counts.
+            Clients whose message counts.
         """
         updates = dict(sorted(updates.items()))
         answered = senders(updates)
@@ -287,7 +294,7 @@ class Federation:
         self.sampler.check_finished(len(answered), left_out, report.round)
         self._call("on_updates", context, updates)
         with all_cores(self.fabric):
-            merged = self.receipt.merge(exchange, updates, self.clients, self.exchanges, context)
+            merged = self.receiver.merge(exchange, updates, self.clients, self.exchanges, context)
         report.refuse(merged.refused)
         report.warnings += [
             f"round {report.round}: {self.names.title(client)} {remark}" for client, remark in merged.remarks
@@ -323,10 +330,10 @@ class Federation:
     def _ask(self, query: ClientQuery[T], clients: list[int], pose: Pose) -> dict[int, T]:
         """Asks clients that have just received the server's message to them."""
         context = Context(self.seed, pose.round + 1)
-        self.server.begin(context)
+        self.server.context = context
         sums = self.exchanges.leave_out if pose.sums else None
         exchange = sums or self.exchanges.at(context)
-        blobs = self.outbox.messages(exchange, clients, context)
+        blobs = self.sender.messages(exchange, clients, context)
         outcome = self.transport.ask(query, exchange, context, blobs, pose)
         on_first(self.fabric, lambda: self._note(outcome.failures))
         return outcome.values
@@ -351,8 +358,8 @@ class Federation:
         if self.fabric.is_global_zero:
             self.fabric.call(hook, self, *arguments)
 
-    def _turns_in(self, round: int) -> list[int]:
-        """Lists the clients that have a turn in a round, each as often as it has one."""
+    def _visits_in(self, round: int) -> list[int]:
+        """Lists the clients that a round visits, each as often as it does."""
         sampled = self.sampler.sample(self.clients, Context(self.seed, round))
         asked = self.evaluator.asked(self.client, self.clients) if self._evaluation_due(round) else []
         return sampled * len(self.exchanges.of_round(round)) + asked

@@ -62,9 +62,9 @@ def _fits(shape: torch.Size, declared: tuple[int | Free, ...], sizes: dict[str, 
 def _check_values(tensor: Tensor, form: TensorSpec, what: str) -> None:
     if not tensor.numel():
         return
-    if tensor.is_floating_point() and not tensor.isfinite().all():
+    low, high = (float(bound) for bound in tensor.aminmax())  # one pass: NaN among the values is NaN in both
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise UserError(f"{what} with values that are not finite (NaN or infinity)")
-    low, high = (float(bound) for bound in tensor.aminmax())
     if low < form.low or high > form.high:
         hint = "; has training diverged? Lower the learning rate" if max(high, -low) > LARGEST else ""
         raise UserError(

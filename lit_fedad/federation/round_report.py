@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from lit_fedad.contracts import Client, Context, Exchange, Update
+from lit_fedad.contracts import Client, Exchange
 from lit_fedad.core.client_names import ClientNames
-
-if TYPE_CHECKING:
-    from lit_fedad.federation.loop import Federation
 
 
 @dataclass
@@ -107,31 +104,3 @@ class Budget(Protocol):
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what so many releases spend."""
-
-
-class FederationCallback:
-    """The hooks that a federation calls by ``fabric.call``; pass callbacks as ``Fabric(callbacks=[...])``.
-
-    All but `on_client_end` are called on the first process only. Their names differ from Lightning's hooks, because
-    Fabric also calls hooks of the client once it has set the client up.
-    """
-
-    def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
-        """Receives the clients' updates before the server merges them, while its state is still the broadcast one.
-
-        `lit_fedad.audits.statistics` may look here. No other hook receives single uploads.
-        """
-
-    def on_round_end(self, federation: Federation, report: RoundReport) -> None:
-        """Receives the report of each round after its evaluation, before its checkpoint."""
-
-    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
-        """Receives the report when the round's checkpoint is complete; a run that an exception ends can be resumed."""
-
-    def on_client_end(self, done: int, total: int) -> None:
-        """Receives the progress after each turn of a client, in training or evaluation; called in every process.
-
-        Args:
-            done: Number of turns that this process has finished.
-            total: Number of turns of this process in the whole run.
-        """

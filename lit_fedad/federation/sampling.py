@@ -21,7 +21,7 @@ class ClientSampler:
         on_failure: ``"fail"`` stops the run at the first client that fails; ``"skip"`` leaves that client out of the
             round as long as `min_clients` remain.
         resample_every: Number of consecutive rounds with the same clients.
-        deadline: Longest turn of a client in seconds, after which it has failed; None for no limit.
+        deadline: Longest time of a client in an exchange, in seconds, after which it has failed; None for no limit.
     """
 
     fraction: float = 1.0

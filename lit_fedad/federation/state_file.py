@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import sha256
 
 _ADVICE = "restore it from a copy, or begin anew with fresh=true"
 
@@ -64,42 +61,6 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
         raise
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct or torch
         raise UserError(f"{path}: cannot be read ({_cause(error)}); {advice}") from error
-
-
-@contextmanager
-def lasting_file(path: Path) -> Iterator[Path]:
-    """Writes a file that is complete or absent, and on disk when the block has ended.
-
-    Args:
-        path: The file; missing folders are created.
-
-    Yields:
-        A path beside it to write to, which replaces `path` when the block ends without an error.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    yield partial
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Writes the content of a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sha256(path: Path) -> str:
-    """Computes the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _cause(error: Exception) -> str:

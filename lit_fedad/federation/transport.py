@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Exchange, Message
 from lit_fedad.federation.client_query import ClientQuery
-from lit_fedad.federation.turn import ClientResult
+from lit_fedad.federation.client_runner import ClientResult
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ SumStep = Literal["offer", "reveal"]
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What came of the turns of some clients.
+    """What came of an exchange with some clients.
 
     Attributes:
         values: Values by client, without clients that failed.
@@ -53,11 +53,11 @@ class Pose:
 
 
 class Progress:
-    """The number of turns that are done, told to callbacks (`FederationCallback.on_client_end`).
+    """The number of visits to clients that are done, told to callbacks (`FederationCallback.on_client_end`).
 
     Args:
         fabric: Calls the callbacks.
-        mine: Clients whose turns are counted here.
+        mine: Clients whose visits are counted here.
     """
 
     def __init__(self, fabric: Fabric, mine: Collection[int]) -> None:
@@ -65,15 +65,15 @@ class Progress:
         self.total = self.done = 0
 
     def begin(self, clients: Iterable[int]) -> None:
-        """Begins anew: each client is named once for each of its coming turns."""
+        """Begins anew: each client is named once for each visit to come."""
         self.total, self.done = self._count(clients), 0
 
     def extend(self, clients: Iterable[int]) -> None:
-        """Makes room for the next turns, where more come than were named."""
+        """Makes room for the next visits, where more come than were named."""
         self.total = max(self.total, self.done + self._count(clients))
 
     def step(self) -> None:
-        """Counts one turn."""
+        """Counts one visit."""
         self.done += 1
         self.fabric.call("on_client_end", self.done, max(self.total, self.done))
 
@@ -82,12 +82,12 @@ class Progress:
 
 
 class Transport(Protocol):
-    """The way to clients: in the processes of one Fabric (`Turns`), or on other machines.
+    """The way to clients: in the processes of one Fabric (`LocalTransport`), or on other machines.
 
     Every method is called in every process. A client's failure is returned, never raised.
 
     Attributes:
-        progress: Turns of clients that are done.
+        progress: Visits to clients that are done.
     """
 
     progress: Progress
@@ -114,10 +114,10 @@ class Transport(Protocol):
         """
 
     def settle(self, counted: Collection[int]) -> None:
-        """Ends an exchange: a client keeps what its turn left in it only if the server used its message.
+        """Ends an exchange: a client keeps its new state only if the server used its message.
 
         Args:
-            counted: Clients that go on from the state after their last turn; the others go on from that before it.
+            counted: Clients that go on from their new state; the others go on from that before it.
         """
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
@@ -153,7 +153,7 @@ class Transport(Protocol):
         """
 
     def save(self, folder: Path, previous: Path | None) -> None:
-        """Adds to a checkpoint what the clients' next turns depend on, in files of this process.
+        """Adds to a checkpoint what the clients' next exchanges depend on, in files of this process.
 
         Args:
             folder: The checkpoint being written.

@@ -47,7 +47,7 @@ _KEPT_S = 60
 
 
 class KeepingClient(FleetHttpClient):
-    """Flower's client, whose connections outlast the time between two heartbeats and short turns.
+    """Flower's client, whose connections outlast the time between two heartbeats and short exchanges.
 
     Flower's own keeps them for five seconds, and a new one costs kilobytes and two round trips.
     """

@@ -28,8 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     with plain_warnings(display):
         try:
             carrier = GridCarrier(grid, folder.public_keys(), folder.timeout, folder.bell)
-            result = coordinate(folder.plan, carrier, display)
-            display.closing_table(result)
+            coordinate(folder.plan, carrier)
         except UserError as error:
             # Flower would print a traceback; the command that started the run reads this, and says it in one line.
             (folder.path / ERROR).write_text(str(error))

@@ -109,17 +109,20 @@ def symmetric(triangle: Tensor, channels: int) -> Tensor:
     return matrix
 
 
-def check_covariance(covariance: Tensor, tolerance: float = 1e-4) -> None:
+_ROUNDING = 1e-4
+"""Negative variance that counts as rounding, as a share of the largest variance of a channel."""
+
+
+def check_covariance(covariance: Tensor) -> None:
     """Checks that a symmetric matrix can be a covariance: no direction has a negative variance, beyond rounding.
 
     Args:
         covariance: The matrix [C, C].
-        tolerance: Negative variance that counts as rounding, as a share of the largest variance of a channel.
 
     Raises:
         UserError: If a direction has a negative variance.
     """
     largest = covariance.diagonal().max().clamp(min=torch.finfo(covariance.dtype).tiny)
-    shifted = covariance + tolerance * largest * torch.eye(len(covariance), dtype=covariance.dtype)
+    shifted = covariance + _ROUNDING * largest * torch.eye(len(covariance), dtype=covariance.dtype)
     if torch.linalg.cholesky_ex(shifted).info:
         raise UserError("the covariance has a negative variance in some direction")

@@ -32,7 +32,7 @@ class APFLClient(FedAvgClient):
         UserError: If alpha is not in [0, 1].
     """
 
-    kept = ("personal_entries", "alpha")
+    state_names = ("personal_entries", "alpha")
 
     def __init__(self, task: Task, local_epochs: int = 1, alpha: float = 0.5, adaptive: bool = True) -> None:
         super().__init__(task, local_epochs)

@@ -35,7 +35,7 @@ class AppleClient(FedAvgClient):
         early: L as a share of all rounds.
     """
 
-    kept = ("relations",)
+    state_names = ("relations",)
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class AppleServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("known",)
+    state_names = ("known",)
 
     def __init__(self, client: AppleClient) -> None:
         super().__init__(client)
@@ -167,6 +167,8 @@ class AppleServer(FedAvgServer):
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Replaces the cores of the round's clients; nothing is averaged."""
         rows = {client: row for row, client in enumerate(self.known[CLIENTS].tolist())}
+        changed = {name: self.known[name].clone() for name in self.weights}
         for client, update in updates.items():
             for name, core in update.message.items():
-                self.known[name][rows[client]] = core
+                changed[name][rows[client]] = core
+        self.known |= changed

@@ -139,7 +139,7 @@ class CReFFServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("retrained", "features", "seen")
+    state_names = ("retrained", "features", "seen")
 
     def __init__(
         self,
@@ -200,8 +200,8 @@ class CReFFServer(FedAvgServer):
             self.matching_steps,
             self.matching_rate,
         )
-        self.features[held] = matched.cpu()
-        self.seen[held] = True
+        self.features = self.features.index_copy(0, held, matched.cpu())
+        self.seen = self.seen.index_fill(0, held, True)
         self._losses = {"matching_loss_before": before, "matching_loss_after": after}
         self.retrained = self._retrain(self.features[self.seen].to(device))
 

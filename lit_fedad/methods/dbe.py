@@ -56,7 +56,7 @@ class DBEClient(FedAvgClient):
         momentum: Share of the newest batch in r.
     """
 
-    kept = ("running",)
+    state_names = ("running",)
 
     def __init__(self, task: Task, local_epochs: int = 1, kappa: float = 1.0, momentum: float = 1.0) -> None:
         super().__init__(task, local_epochs)
@@ -114,7 +114,7 @@ class DBEServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("common",)
+    state_names = ("common",)
 
     def __init__(self, client: DBEClient) -> None:
         super().__init__(client)

@@ -16,7 +16,7 @@ from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Tenso
 from lit_fedad.core.bounds import at_least
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train, fit
-from lit_fedad.methods.fedavg import MEANS, FedAvgServer, OneModelClient, predict_with_weights
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgServer, OneModelClient
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 
 CENTRE = "centre"
@@ -51,7 +51,7 @@ class DeepSVDDServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("centre",)
+    state_names = ("centre",)
 
     def __init__(self, client: DeepSVDDClient) -> None:
         super().__init__(client)
@@ -108,5 +108,5 @@ def exchanges(client: DeepSVDDClient) -> Exchanges:
     return Exchanges(
         (*(Pretrain(MEANS) for _ in range(client.pretraining)), Centre()),
         (Train(MEANS),),
-        evidence=predict_with_weights,
+        evidence=WEIGHTS,
     )

@@ -114,7 +114,7 @@ class DESAClient(FedAvgClient):
     """
 
     needs = Classifier
-    kept = ("anchors", "labels")
+    state_names = ("anchors", "labels")
     task: Classifier
 
     def __init__(
@@ -206,7 +206,7 @@ class DESAServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("anchors", "labels", "logits")
+    state_names = ("anchors", "labels", "logits")
 
     def __init__(self, client: DESAClient) -> None:
         super().__init__(client)
@@ -264,7 +264,7 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
 
     def train(self, client: DESAClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Condenses the client's images."""
-        client.condenser.begin(client.context)
+        client.condenser.context = client.context
         return client.condenser.condense(loader, fabric)
 
     def send(self, client: DESAClient, loader: DataLoader) -> Message:

@@ -96,7 +96,7 @@ class DFRDServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("generator", "average")
+    state_names = ("generator", "average")
 
     def __init__(
         self,

@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
-from lit_fedad.memory.spherical import spherical_kmeans
-from lit_fedad.methods.fedavg import MEANS, FedAvgServer, OneModelClient, predict_with_weights
-from lit_fedad.tasks.elsa import Elsa
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgServer, OneModelClient
+from lit_fedad.tasks.elsa import Elsa, spherical_kmeans
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
 _UNIT = 1.01
@@ -61,7 +60,7 @@ class ElsaServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("centres", "prototypes")
+    state_names = ("centres", "prototypes")
 
     def __init__(self, client: ElsaClient) -> None:
         super().__init__(client)
@@ -129,4 +128,4 @@ class Centres(Exchange[ElsaClient, ElsaServer]):
 
 def exchanges(client: ElsaClient) -> Exchanges:
     """Centres under the initial weights; then training, and centres under the merged weights."""
-    return Exchanges((Centres(initial=True),), (Train(MEANS), Centres()), evidence=predict_with_weights)
+    return Exchanges((Centres(initial=True),), (Train(MEANS), Centres()), evidence=WEIGHTS)

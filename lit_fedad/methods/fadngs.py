@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Context,
     Exchange,
     Exchanges,
     Free,
@@ -35,7 +34,7 @@ from lit_fedad.contracts import (
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, Buffers, FedAvgClient, FedAvgServer, predict_with_weights
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, Buffers, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -56,7 +55,7 @@ class FADngsClient(FedAvgClient):
     """
 
     needs = Contrastive
-    kept = ("embedded",)
+    state_names = ("embedded",)
     task: Contrastive
 
     def __init__(
@@ -153,7 +152,7 @@ class FADngsServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("densities",)
+    state_names = ("densities",)
 
     def __init__(
         self,
@@ -172,25 +171,18 @@ class FADngsServer(FedAvgServer):
         self.density_set: Message = {}
         self.densities = {}
         self.last_merge: LastMerge | None = None
-        self._clients = 0
         self._report: dict[str, float] = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Sets the largest number of teachers in a round."""
-        self._clients = len(sizes)
-
-    def begin(self, context: Context) -> None:
-        """Starts an exchange; before training, checks that distillation is possible.
+        """Checks that distillation is possible, with all clients as teachers.
 
         Raises:
             UserError: If there are no public images, or the queues do not fit into memory.
         """
-        super().begin(context)
-        # Only before round 1: a trained server predicts without public images.
-        if self.distillation is None or context.round > 0:
+        if self.distillation is None:
             return
         device = self.fabric.device if self.fabric else torch.device("cpu")
-        InstanceQueues.check(self._clients, self.distillation.queue, self.task.projected, device)
+        InstanceQueues.check(len(sizes), self.distillation.queue, self.task.projected, device)
         if self.public is None or len(self.public) < 2:
             raise UserError(
                 "distillation needs public images: give public=natural, synthetic, folder or packed,"
@@ -286,6 +278,9 @@ def exchanges(client: FADngsClient) -> Exchanges:
     """Densities under the initial weights; then, in every round, training and densities under merged weights."""
     if not client.share_densities:
         return fedavg.exchanges(client)
-    return Exchanges(
-        (ShareDensities(initial=True),), (Train(MEANS), ShareDensities()), evidence=predict_with_weights
-    )
+    evidence = replace(WEIGHTS, densities=_densities_of)
+    return Exchanges((ShareDensities(initial=True),), (Train(MEANS), ShareDensities()), evidence=evidence)
+
+
+def _densities_of(server: FADngsServer) -> dict[int, tuple[Tensor, Tensor]]:
+    return {client: (sent[MEAN], sent[COVARIANCE]) for client, sent in server.densities.items()}

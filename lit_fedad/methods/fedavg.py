@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     Exchange,
     Exchanges,
     Message,
@@ -28,9 +29,11 @@ from lit_fedad.contracts import (
     nothing_to_attack,
     spec_of,
 )
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
+from lit_fedad.methods.parts.evidence import invertible_model, weights_received, weights_sent
 from lit_fedad.methods.parts.functional import trainable
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
 from lit_fedad.methods.parts.server_optimizers import stepped
@@ -57,7 +60,7 @@ class FedAvgClient(Client):
         shares_weights: Whether a task without weights leaves the method nothing to do.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
+    state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
     shares_weights: ClassVar[bool] = True
 
     def __init__(
@@ -84,7 +87,7 @@ class FedAvgClient(Client):
     @property
     def predictors(self) -> Predictors:
         """The same model for all clients where no state is personal."""
-        shared = len(self.shared_keys()) == len(self.task.learned_state())
+        shared = len(self.shared_keys()) == len(learned_state(self.task))
         return Predictors(shared=shared, server_shared=shared)
 
     def shared_keys(self) -> list[str]:
@@ -93,7 +96,7 @@ class FedAvgClient(Client):
             *self.task.local_buffers,
             *(dict(self.task.named_buffers()) if self.aggregate_buffers == "local" else ()),
         }
-        return [name for name in self.task.learned_state() if name not in own]
+        return [name for name in learned_state(self.task) if name not in own]
 
     def shared_state(self) -> Message:
         """Returns copies of the shared entries on the CPU, by name."""
@@ -111,7 +114,7 @@ class FedAvgClient(Client):
     def own_entries(self) -> dict[str, Tensor]:
         """Entries that training changes and that are not shared, by name."""
         shared = set(self.shared_keys())
-        return {name: entry for name, entry in self.task.learned_state().items() if name not in shared}
+        return {name: entry for name, entry in learned_state(self.task).items() if name not in shared}
 
     @own_entries.setter
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
@@ -175,7 +178,7 @@ class FedAvgServer(Server):
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("weights", "statistics", "server_optimizer_state")
+    state_names: ClassVar[tuple[str, ...]] = ("weights", "statistics", "server_optimizer_state")
     merges_sums = True
 
     def __init__(
@@ -211,7 +214,7 @@ def exchanges(client: FedAvgClient) -> Exchanges:
     pooled = standardised(client.task)
     statistics: tuple[Exchange, ...] = (pool_channels(client.task),) if pooled else ()
     prepare = (Prepare(pooled),) if pooled or client.task.prepares else ()
-    return Exchanges((*statistics, *prepare), (Train(MEANS),), evidence=predict_with_weights)
+    return Exchanges((*statistics, *prepare), (Train(MEANS),), evidence=WEIGHTS)
 
 
 def predict_with_weights(server: FedAvgServer, client: Client, update: Update) -> None:
@@ -224,3 +227,7 @@ def predict_with_weights(server: FedAvgServer, client: Client, update: Update) -
     if not update.message or (task.prepares and sent.keys().isdisjoint(task.local_buffers)):
         raise nothing_to_attack(client)
     task.load_state_dict(update.message, strict=False)
+
+
+WEIGHTS = Evidence(weights_sent, weights_received, predict_with_weights, invertible_model)
+"""What weights show of single images."""

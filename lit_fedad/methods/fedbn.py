@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from lit_fedad.contracts import Task
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 
 NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
@@ -39,7 +40,7 @@ class FedBNServer(FedAvgServer):
 
     def __init__(self, client: FedBNClient) -> None:
         super().__init__(client)
-        self.nothing_to_leave = not normalisation_keys(client.task).intersection(client.task.learned_state())
+        self.nothing_to_leave = not normalisation_keys(client.task).intersection(learned_state(client.task))
         self.task_name = type(client.task).__name__
 
     def warnings(self) -> list[str]:

@@ -107,7 +107,7 @@ class FedDetectServer(FedAvgServer):
         batch_size: Images of a batch (B).
     """
 
-    kept = ("threshold",)
+    state_names = ("threshold",)
 
     def __init__(self, client: FedDetectClient, deviations: float = 1.0, batch_size: int = 32) -> None:
         super().__init__(client)

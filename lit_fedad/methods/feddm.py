@@ -41,7 +41,7 @@ from lit_fedad.methods.parts.condensed_images import (
     joined,
     synthetic_images,
 )
-from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer, predict_with_images
+from lit_fedad.methods.parts.condensed_server import CONDENSED, CondensedClient, CondensedServer
 from lit_fedad.methods.parts.functional import frozen, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
@@ -275,4 +275,4 @@ class Condense(Train):
 
 def exchanges(client: FedDMClient) -> Exchanges:
     """One exchange a round: weights to the clients, condensed images to the server."""
-    return replace(fedavg.exchanges(client), rounds=(Condense(),), evidence=predict_with_images)
+    return replace(fedavg.exchanges(client), rounds=(Condense(),), evidence=CONDENSED)

@@ -8,8 +8,8 @@ FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means retur
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     Exchange,
     Exchanges,
     Free,
@@ -27,24 +28,15 @@ from lit_fedad.contracts import (
     Sums,
     TensorSpec,
     Update,
-    senders,
 )
+from lit_fedad.contracts.evidence import Invertible
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
-from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
-from lit_fedad.memory.reduce import Reduced
-from lit_fedad.methods.parts.bank_sums import (
-    BankSums,
-    bank_sums_spec,
-    check_slots,
-    made_of_sums,
-    slot_means,
-    slot_sums,
-)
-from lit_fedad.methods.parts.first_memory import FirstMemory
-from lit_fedad.methods.parts.model_sums import pack_moments
+from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
+from lit_fedad.memory.reduce import PositionReduce, Reduced
+from lit_fedad.methods.parts.bank_sums import check_slots, slot_means
+from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
     add_moments,
@@ -63,6 +55,9 @@ from lit_fedad.methods.parts.pooled_statistics import (
 from lit_fedad.methods.parts.pooled_threshold import PooledThreshold
 from lit_fedad.tasks.memory_bank import MemoryBank
 
+_COLLAPSED = 0.5
+"""Share of the memory's initial spread below which the server warns."""
+
 
 class FedDyMemClient(Client):
     """A client that uploads its patches compressed to a memory, and trains a head, if any, against the shared one.
@@ -76,17 +71,13 @@ class FedDyMemClient(Client):
         send_counts: Whether each slot's number of patches and radius are sent too, two values per slot.
         independent_init: Whether every client draws its own initial head, as printed in FedDyMem Alg. 4. Features of
             different clients are then not comparable: a stress test, not a useful setting.
-        oversampling: Vectors that all clients together send for the first memory, as a multiple of its slots; None if
-            each client sends as many as there are slots, as in the paper.
-        min_images: Number of different images, over all clients, that must lie behind every slot of the shared memory
-            from round 1 on. Needs `send_counts`.
 
     Raises:
-        UserError: If a number is out of range, or counts are needed and not sent.
+        UserError: If counts are needed and not sent.
     """
 
     needs = MemoryBank
-    kept = ("head", "drew_head", "measured", "sent", "past")
+    state_names = ("head", "drew_head", "measured", "sent", "past")
     task: MemoryBank
 
     def __init__(
@@ -96,20 +87,14 @@ class FedDyMemClient(Client):
         keep_optimizer: bool = True,
         send_counts: bool = False,
         independent_init: bool = False,
-        oversampling: float | None = None,
-        min_images: int = 1,
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
-        at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
-        if not send_counts and (min_images > 1 or task.subspace is not None):
-            raise UserError("method.client.min_images and task.subspace need method.client.send_counts=true")
-        self.oversampling, self.min_images = oversampling, min_images
+        if not send_counts and task.subspace is not None:
+            raise UserError("task.subspace needs method.client.send_counts=true")
         self.sets, self.measured = task.moment_sets, 0
-        self.first_vectors = task.slots
         # Of data that come in stages: what was sent last, and the last of earlier stages.
         self.sent: dict[str, Tensor] = {}
         self.past: dict[str, Tensor] = {}
-        self.sums: Message = {}
         self.send_counts = send_counts
         self.independent_init = independent_init
         self.drew_head = False
@@ -154,10 +139,6 @@ class FedDyMemClient(Client):
         threshold = {"threshold": TensorSpec((), low=0)} if self.pools_threshold else {}
         return {**self.features_spec(), **self.memory_spec("radii"), **threshold}
 
-    def sums_spec(self) -> MessageSpec:
-        """Declares the sums that the model is made of."""
-        return bank_sums_spec(self.task, self.sets)
-
     def features_spec(self) -> MessageSpec:
         """Declares pooled statistics and the subspace of normal features, as far as the task uses them."""
         statistics = statistics_spec(self.task)
@@ -176,8 +157,8 @@ class FedDyMemClient(Client):
             self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
         moments = new_moments(self, loader) if self.task.measures else {}
         per_slot = {"counts": reduced.counts, "radii": reduced.radii, "image_counts": reduced.images}
-        own = {name: per_slot[name] for name in self._sent_per_slot()}
-        return {"memory": reduced.memory.float(), **own, **moments}
+        values = {name: per_slot[name] for name in self.sent_per_slot()}
+        return {"memory": reduced.memory.float(), **values, **moments}
 
     def anchors(self, memory: Tensor) -> Tensor:
         """Returns the slots [slots, C] that patches are assigned to, of the shared memory."""
@@ -186,17 +167,20 @@ class FedDyMemClient(Client):
     def upload_spec(self) -> MessageSpec:
         """Declares a memory, float32 [slots, C], and new moments where the task has a subspace."""
         moments = moments_spec(self) if self.task.measures else {}
-        return {**self.memory_spec(*self._sent_per_slot()), **moments}
+        return {**self.memory_spec(*self.sent_per_slot()), **moments}
 
-    def first_memory(self, loader: DataLoader) -> Message:
-        """Returns the first memory of the client's patches; its radii are distances to its own vectors."""
-        reduced = self.task.reduce_memory(loader, self.context, None, self.first_vectors)
+    def first_memory(self, loader: DataLoader, vectors: int | None = None) -> Message:
+        """Returns the first memory of the client's patches, of as many vectors as it has slots where none are given.
+
+        Its radii are distances to its own vectors.
+        """
+        reduced = self.task.reduce_memory(loader, self.context, None, vectors)
         message = {"memory": reduced.memory.float()}
         return {**message, "counts": reduced.counts, "radii": reduced.radii} if self.send_counts else message
 
-    def _sent_per_slot(self) -> list[str]:
-        images = ["image_counts"] if self.min_images > 1 else []
-        return ["counts", "radii", *images] if self.send_counts else []
+    def sent_per_slot(self) -> list[str]:
+        """Names the values of each slot that are sent with a memory."""
+        return ["counts", "radii"] if self.send_counts else []
 
     def memory_spec(self, *per_slot: str, slots: int | Free | None = None) -> MessageSpec:
         """Declares a memory, and the values of each slot where they are sent."""
@@ -206,8 +190,8 @@ class FedDyMemClient(Client):
             "radii": TensorSpec((rows,), low=0),
             "image_counts": TensorSpec((rows,), torch.int64, low=0, counted=True),
         }
-        own = {name: known[name] for name in per_slot} if self.send_counts else {}
-        return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **own}
+        values = {name: known[name] for name in per_slot} if self.send_counts else {}
+        return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **values}
 
 
 class FedDyMemServer(Server):
@@ -216,40 +200,33 @@ class FedDyMemServer(Server):
     Args:
         client: A client, for sizes.
         aggregation: Aggregation of N memories to one.
-        collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
-    kept = (
+    state_names: ClassVar[tuple[str, ...]] = (
         "moments",
         "measured",
         "statistics",
         "subspace",
         "known",
-        "slots_of",
-        "counted_clients",
         "first_spread",
         "latest",
     )
 
-    def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
+    def __init__(self, client: FedDyMemClient, aggregation: Aggregation) -> None:
         super().__init__()
-        at_least("method.server", 0, collapse=collapse)
         task = client.task
-        self.counted, self.min_images = client.send_counts, client.min_images
+        self.counted = client.send_counts
         self.task, self.share, self.sets = task, task.subspace, client.sets
         self.standardised, self.measures = standardised(task), task.measures
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
         self.counts_per_image = max(self.vectors_per_image, self.slots)
-        self.oversampling, self.clients = client.oversampling, 1
-        self.aggregation, self.collapse = aggregation, collapse
+        self.aggregation = aggregation
         self.moments: Message = {}
         self.measured: dict[int, int] = {}
         self.statistics: Message = {}
         self.subspace: Message = {}
         self.known: Message = {}
-        self.slots_of: Message = {}
-        self.counted_clients: list[int] = []
         self.first_spread: float | None = None
         self.latest: dict[str, float] = {}
 
@@ -257,17 +234,6 @@ class FedDyMemServer(Server):
     def merges_sums(self) -> bool:  # type: ignore[override]
         """Whether memories are merged by adding their patches up."""
         return self.aggregation.adds_up
-
-    def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Counts the clients, who share in the first memory."""
-        self.clients = len(sizes)
-
-    @property
-    def first_vectors(self) -> int:
-        """Number of vectors that each client sends for the first memory."""
-        if self.oversampling is None:
-            return self.slots
-        return min(self.slots, math.ceil(self.oversampling * self.slots / self.clients))
 
     def learn(self) -> None:
         """Computes statistics, once, and the subspace of all features that clients have measured so far."""
@@ -281,11 +247,6 @@ class FedDyMemServer(Server):
     def broadcast(self, client_id: int) -> Message:
         """Returns statistics, subspace, memory and threshold as far as they exist, the same to every client."""
         return {**self.statistics, **self.subspace, **self.known}
-
-    def model_sums(self, client_id: int) -> Message:
-        """Returns the sums that the model is made of, and whether the slots count patches of this client."""
-        counted = torch.tensor(int(client_id in self.counted_clients))
-        return {**pack_moments(self.moments), **self.slots_of, "counted": counted}
 
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what slots count, and new moments."""
@@ -303,15 +264,11 @@ class FedDyMemServer(Server):
         messages = [update.message for update in updates.values()]
         previous = self.anchors() if "memory" in self.known else None
         memory = self._merge(messages, previous)
-        if previous is not None and made_of_sums(self.task):
-            self.slots_of, self.counted_clients = slot_sums(messages, memory, previous), senders(updates)
-        place = torch.arange(self.slots)
-        if self.min_images > 1 and previous is not None:
-            images = torch.stack([m["image_counts"] for m in messages]).sum(0)
-            place = shared_slots(memory, images, self.min_images)
+        place = None if previous is None else self.place_slots(updates, memory, previous)
+        if place is not None:
             memory = memory[place]
         if self.counted:
-            self.known["radii"] = self._merge_radii(messages, memory, None if previous is None else place)
+            self.known["radii"] = self._merge_radii(messages, memory, place)
         if self.measures and previous is not None:
             add_moments(self, updates)
         self.known["memory"] = memory
@@ -319,6 +276,16 @@ class FedDyMemServer(Server):
     def anchors(self) -> Tensor:
         """Returns the slots [slots, C] that clients have assigned their patches to."""
         return self.known["memory"]
+
+    def place_slots(self, updates: Mapping[int, Update], memory: Tensor, anchors: Tensor) -> Tensor:
+        """Returns the row of the merged memory that each slot takes [slots]: its own.
+
+        Args:
+            updates: The clients' memories.
+            memory: What they were merged to [slots, C].
+            anchors: The slots that their patches were assigned to [slots, C].
+        """
+        return torch.arange(self.slots)
 
     def _merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
         memories = [m["memory"] for m in messages]
@@ -337,9 +304,7 @@ class FedDyMemServer(Server):
         )
         if self.share is None:
             return merge_radii(vectors, counts, radii, memory)
-        if (
-            place is None
-        ):  # radii are residuals here, which clients do not group by slots before they know these
+        if place is None:  # radii are residuals here, which clients group by slots once they know these
             return torch.ones(self.slots)
         merged = pooled_radii(counts, radii.double().square(), place.repeat(len(messages)), self.slots)
         return merged[place]
@@ -351,12 +316,30 @@ class FedDyMemServer(Server):
     def warnings(self) -> list[str]:
         """Returns one line once the memory has collapsed."""
         spread = self.latest.get("memory_spread")
-        if spread is None or self.first_spread is None or spread >= self.collapse * self.first_spread:
+        if spread is None or self.first_spread is None or spread >= _COLLAPSED * self.first_spread:
             return []
         share = spread / self.first_spread
         return [
             f"round {self.context.round}: the memory is collapsing: its spread is {share:.0%} of what it was at first"
         ]
+
+
+class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
+    """The set-up exchange in which clients send memories of untrained features, merged to the first shared one."""
+
+    name = "memory"
+
+    def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
+        """Declares statistics and subspace: there is no memory yet."""
+        return client.features_spec()
+
+    def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
+        """Returns a first memory."""
+        return client.first_memory(loader)
+
+    def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
+        """Declares a first memory."""
+        return client.memory_spec("counts", "radii")
 
 
 def exchanges(client: FedDyMemClient) -> Exchanges:
@@ -371,8 +354,7 @@ def exchanges(client: FedDyMemClient) -> Exchanges:
     return Exchanges(
         (*statistics, FirstMemory(), *threshold),
         (Train(Sums(lambda client: means) if means else None),),
-        BankSums() if made_of_sums(task) else None,
-        evidence=predict_with_bank,
+        evidence=Evidence(bank_sent, bank_received, predict_with_bank, _invertible),
     )
 
 
@@ -380,3 +362,7 @@ def predict_with_bank(server: FedDyMemServer, client: Client, update: Update) ->
     """Loads the uploaded bank with the initial head of clients: trained heads are never sent; see `Evidence`."""
     assert isinstance(client, FedDyMemClient)
     client.task.load_memory(update.message["memory"], update.message.get("radii"))
+
+
+def _invertible(client: FedDyMemClient, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
+    return invertible_bank(client, sent, ordered=isinstance(client.task.reduce, PositionReduce))

@@ -9,21 +9,25 @@ sums are others, which noise can be added to (`lit_fedad.methods.parts.noised_ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchanges, Message, Update
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, TensorSpec, Update, senders
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.merge import Aggregation
-from lit_fedad.memory.slot_sums import copies_apart, draw_slots, split_fullest
+from lit_fedad.memory.merge import Aggregation, shared_slots
+from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots, split_fullest
 from lit_fedad.methods import feddymem
-from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
-from lit_fedad.methods.parts.bank_sums import made_of_sums
-from lit_fedad.methods.parts.first_memory import FirstMemory
+from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, FirstMemory
+from lit_fedad.methods.parts.bank_sums import bank_sums_spec, made_of_sums, slot_sums
+from lit_fedad.methods.parts.model_sums import ModelSums, pack_moments, remaining_moments
 from lit_fedad.methods.parts.noised_bank import NOISED_BANK, NOISED_STEPS
 from lit_fedad.methods.parts.pooled_moments import held_moments
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -36,7 +40,8 @@ class FederatedBankClient(FedDyMemClient):
         task: Features, bank and subspace, both made of sums.
         drawn: Whether the first slots are drawn from the moments. A round then splits a full slot in the place of one
             with too few images.
-        oversampling: See `FedDyMemClient`; of no matter where slots are drawn.
+        oversampling: Vectors that all clients together send for the first memory, as a multiple of its slots; of no
+            matter where slots are drawn.
         min_images: Number of different images, over all clients, that must lie behind every slot of the shared memory
             from round 1 on; under differential privacy, behind every slot with more than three deviations of the noise.
         noised_directions: Number of directions of features that are looked at under differential privacy.
@@ -50,12 +55,13 @@ class FederatedBankClient(FedDyMemClient):
         self,
         task: MemoryBank,
         drawn: bool = False,
-        oversampling: float | None = 1.5,
+        oversampling: float = 1.5,
         min_images: int = 2,
         noised_directions: int = 48,
         noised_share: float = 0.95,
     ) -> None:
-        super().__init__(task, send_counts=True, oversampling=oversampling, min_images=min_images)
+        super().__init__(task, send_counts=True)
+        at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
         at_least("method.client", 2, noised_directions=noised_directions)
         above("method.client", 0, noised_share=noised_share)
         within("method.client", 0, 1, noised_share=noised_share)
@@ -65,13 +71,23 @@ class FederatedBankClient(FedDyMemClient):
                 raise UserError(
                     "a drawn memory needs a bank and a subspace of sums: give task=memory_bank_sums"
                 )
-        self.drawn = drawn
+        self.drawn, self.oversampling, self.min_images = drawn, oversampling, min_images
+        self.first_vectors = task.slots
+        self.sums: Message = {}
         self.directions, self.noised_share = min(noised_directions, task.num_features), noised_share
         self.frame: Message = {}
 
     def anchors(self, memory: Tensor) -> Tensor:
         """Returns the slots of the shared memory; of drawn ones, copies moved apart."""
         return copies_apart(memory, self.context.common.generator("copies")) if self.drawn else memory
+
+    def sent_per_slot(self) -> list[str]:
+        """Names the values of each slot that are sent with a memory."""
+        return ["counts", "radii", *(["image_counts"] if self.min_images > 1 else [])]
+
+    def sums_spec(self) -> MessageSpec:
+        """Declares the sums that the model is made of."""
+        return bank_sums_spec(self.task, self.sets)
 
 
 class FederatedBankServer(FedDyMemServer):
@@ -80,20 +96,38 @@ class FederatedBankServer(FedDyMemServer):
     Args:
         client: A client, for sizes.
         aggregation: Aggregation of N memories to one.
-        collapse: Share of the memory's initial spread below which the server warns of a collapse.
 
     Attributes:
         moments: Those of all features; under differential privacy what is known of them (`HoldsBank`).
     """
 
-    def __init__(self, client: FederatedBankClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
-        super().__init__(client, aggregation, collapse)
+    state_names: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
+
+    def __init__(self, client: FederatedBankClient, aggregation: Aggregation) -> None:
+        super().__init__(client, aggregation)
+        self.min_images, self.oversampling, self.clients = client.min_images, client.oversampling, 1
+        self.slots_of: Message = {}
+        self.counted_clients: list[int] = []
         self.drawn, self.directions, self.held_share = client.drawn, client.directions, client.noised_share
 
     @property
     def merges_sums(self) -> bool:  # type: ignore[override]
         """Whether memories are merged by adding their patches up."""
         return self.aggregation.adds_up
+
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
+        """Counts the clients, who share in the first memory."""
+        self.clients = len(sizes)
+
+    @property
+    def first_vectors(self) -> int:
+        """Number of vectors that each client sends for the first memory."""
+        return min(self.slots, math.ceil(self.oversampling * self.slots / self.clients))
+
+    def model_sums(self, client_id: int) -> Message:
+        """Returns the sums that the model is made of, and whether the slots count patches of this client."""
+        counted = torch.tensor(int(client_id in self.counted_clients))
+        return {**pack_moments(self.moments), **self.slots_of, "counted": counted}
 
     def learn(self) -> None:
         """Computes statistics and subspace; once, draws the first memory."""
@@ -111,16 +145,87 @@ class FederatedBankServer(FedDyMemServer):
             filled = split_fullest(self.slots_of["sum_counts"], enough)
             self.known |= {name: self.known[name][filled] for name in ("memory", "radii")}
 
+    def place_slots(self, updates: Mapping[int, Update], memory: Tensor, anchors: Tensor) -> Tensor:
+        """Keeps the sums, and gives slots of too few images copies of others."""
+        messages = [update.message for update in updates.values()]
+        if made_of_sums(self.task):
+            self.slots_of, self.counted_clients = slot_sums(messages, memory, anchors), senders(updates)
+        if self.min_images == 1:
+            return super().place_slots(updates, memory, anchors)
+        images = torch.stack([message["image_counts"] for message in messages]).sum(0)
+        return shared_slots(memory, images, self.min_images)
+
     def anchors(self) -> Tensor:
         """Returns the slots that clients have assigned their patches to; of drawn ones, copies moved apart."""
         slots = super().anchors()
         return copies_apart(slots, self.context.common.generator("copies")) if self.drawn else slots
 
 
+class FirstVectors(FirstMemory):
+    """The set-up exchange in which clients send some vectors each, merged to the first shared memory."""
+
+    def broadcast(self, server: FederatedBankServer, client_id: int) -> Message:  # type: ignore[override]
+        """Returns statistics and subspace, and the number of vectors to send."""
+        return {**server.broadcast(client_id), "vectors": torch.tensor(server.first_vectors)}
+
+    def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
+        """Declares the form of `broadcast`."""
+        return {
+            **client.features_spec(),
+            "vectors": TensorSpec((), torch.int64, low=1, high=client.task.slots),
+        }
+
+    def receive(self, client: FederatedBankClient, message: Message) -> None:  # type: ignore[override]
+        """Loads the message."""
+        client.receive(message)
+        client.first_vectors = int(message["vectors"])
+
+    def send(self, client: FederatedBankClient, loader: DataLoader) -> Message:  # type: ignore[override]
+        """Returns as many vectors as the server asked for."""
+        return client.first_memory(loader, client.first_vectors)
+
+    def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
+        """Declares a memory of as many vectors as the server asked for."""
+        return client.memory_spec("counts", "radii", slots=Free("vectors", client.task.slots))
+
+    def validate(self, server: FederatedBankServer, client_id: int, update: Update) -> None:  # type: ignore[override]
+        """Checks the number of vectors, and the counts."""
+        vectors = len(update.message["memory"])
+        if vectors != server.first_vectors:
+            raise UserError(f"the client sent {vectors} vectors instead of {server.first_vectors}")
+        server.validate(client_id, update)
+
+
+class BankSums(ModelSums[FederatedBankClient]):
+    """The exchange after the rounds in which clients receive the sums behind bank, radii and subspace."""
+
+    def leave_out(self, client: FederatedBankClient, loader: DataLoader) -> None:
+        """Takes images of the client out of bank, radii and subspace.
+
+        Statistics that features are standardised and whitened by stay what they are: the bank lives in these features.
+
+        Raises:
+            UserError: If no image remains.
+        """
+        task, message = client.task, client.sums
+        moments = remaining_moments(message, task, loader)
+        names = ("sum_memory", "sum_counts", "sum_squares", "sum_images")
+        sums = SlotSums(message["anchors"].cpu(), *(message[name].cpu() for name in names))
+        if int(message["counted"]):
+            anchors = message["anchors"].to(task.memory)
+            sums = sums.without(task.reduce_memory(loader, client.context, anchors))
+        task.load_memory(*sums.bank(client.min_images))
+        task.load_subspace(**task.fit_subspace(moments, task.loaded_statistics()))
+
+
 def exchanges(client: FederatedBankClient) -> Exchanges:
     """Moments and the first memory, then a step of Lloyd's algorithm a round; under noise the same by noised sums."""
     plain = feddymem.exchanges(client)
-    if not client.drawn:
-        return plain
-    setup = tuple(one for one in plain.setup if not isinstance(one, FirstMemory))
-    return replace(plain, setup=setup, noised=Exchanges(NOISED_BANK, NOISED_STEPS))
+    first = () if client.drawn else (FirstVectors(),)
+    setup = [first if isinstance(one, FirstMemory) else (one,) for one in plain.setup]
+    return replace(
+        plain,
+        setup=tuple(chain.from_iterable(setup)),
+        leave_out=BankSums() if made_of_sums(client.task) else None,
+        noised=Exchanges(NOISED_BANK, NOISED_STEPS) if client.drawn else None,
+    )

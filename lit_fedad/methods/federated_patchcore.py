@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     Exchange,
     Exchanges,
     Free,
@@ -26,6 +27,7 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import at_least
 from lit_fedad.memory.coreset import greedy_k_center
+from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 
@@ -39,7 +41,7 @@ class FederatedPatchCoreClient(Client):
     """
 
     needs = MemoryBank
-    kept = ("bank",)
+    state_names = ("bank",)
     task: MemoryBank
 
     def __init__(self, task: MemoryBank, vectors: int | None = None, projection: int = 128) -> None:
@@ -74,7 +76,7 @@ class FederatedPatchCoreServer(Server):
         client: A client, for sizes.
     """
 
-    kept = ("bank",)
+    state_names = ("bank",)
 
     def __init__(self, client: FederatedPatchCoreClient) -> None:
         super().__init__()
@@ -134,4 +136,7 @@ def _bank(vectors: int, client: FederatedPatchCoreClient) -> TensorSpec:
 
 def exchanges(client: FederatedPatchCoreClient) -> Exchanges:
     """Coresets to the server and the bank to the clients, before round 1; nothing in rounds."""
-    return Exchanges((Coreset(), Bank()))
+    evidence = Evidence(
+        bank_sent, bank_received, invertible=lambda client, received, sent: invertible_bank(client, sent)
+    )
+    return Exchanges((Coreset(), Bank()), evidence=evidence)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     Exchange,
     Exchanges,
     Message,
@@ -30,6 +31,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
+from lit_fedad.methods.parts.evidence import moments_sent, subspace_received
 from lit_fedad.methods.parts.feature_sums import ClusterSums, MomentSums
 from lit_fedad.methods.parts.model_sums import (
     ModelSums,
@@ -61,7 +63,7 @@ class FederatedSubspaceClient(Client):
     """
 
     needs = Subspace
-    kept = ("measured",)
+    state_names = ("measured",)
     task: Subspace
 
     def __init__(self, task: Subspace, noised_directions: int = 48, noised_share: float = 0.95) -> None:
@@ -110,7 +112,7 @@ class FederatedSubspaceServer(Server):
         moments: Those of all features; under differential privacy what is known of them (`HoldsNoised`).
     """
 
-    kept = ("moments", "measured", "subspace", "clusters")
+    state_names = ("moments", "measured", "subspace", "clusters")
 
     def __init__(self, client: FederatedSubspaceClient) -> None:
         super().__init__()
@@ -256,6 +258,8 @@ def exchanges(client: FederatedSubspaceClient) -> Exchanges:
     # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
     known = isinstance(client.task.share, float) and not client.task.clusters
     setup, rounds = (PooledMoments(*sizes), *clusters), (NewMoments(*sizes),)
+    evidence = Evidence(moments_sent, subspace_received)
     if not known:
-        return Exchanges(setup, rounds)
-    return Exchanges(setup, rounds, SubspaceSums(), noised=Exchanges(NOISED_SUBSPACE, rounds))
+        return Exchanges(setup, rounds, evidence=evidence)
+    noised = Exchanges(NOISED_SUBSPACE, rounds)
+    return Exchanges(setup, rounds, SubspaceSums(), noised, evidence)

@@ -7,6 +7,7 @@ down with the weights, and clients train their output layer on what it generates
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ class FedGenServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("generator", "optimizer_state", "counts")
+    state_names = ("generator", "optimizer_state", "counts")
 
     def __init__(
         self,
@@ -234,7 +235,7 @@ class FedGenServer(FedAvgServer):
             rate = self.learning_rate * _DECAY ** (self.context.round - 1)
             optimizer = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=self.weight_decay)
             if self.optimizer_state is not None:
-                optimizer.load_state_dict(self.optimizer_state)
+                optimizer.load_state_dict(deepcopy(self.optimizer_state))  # its steps change what it is given
                 optimizer.param_groups[0]["lr"] = rate
             for _ in range(self.steps):
                 labels = known[torch.randint(len(known), (self.batch_size,))].to(device)

@@ -16,7 +16,8 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.contracts import Context, Message, Predictors, Update
+from lit_fedad.contracts import Message, Predictors, Update
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -71,7 +72,7 @@ class FEDICServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("calibration",)
+    state_names = ("calibration",)
 
     def __init__(
         self,
@@ -98,15 +99,13 @@ class FEDICServer(FedAvgServer):
         self.learning_rate, self.temperature = learning_rate, temperature
         self._report: dict[str, float] = {}
 
-    def begin(self, context: Context) -> None:
-        """Starts an exchange; before training, checks that distillation is possible.
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
+        """Checks that distillation is possible.
 
         Raises:
             UserError: If there are no public or no labelled images, or their sizes differ.
         """
-        super().begin(context)
-        if context.round <= 1:
-            self._images()
+        self._images()
 
     def _images(self) -> tuple[Tensor, LabelledDataset]:
         """Returns the public and the labelled images."""
@@ -158,7 +157,7 @@ class FEDICServer(FedAvgServer):
 
         task.load_state_dict(self.weights, strict=False)
         tuning = self._train(task, hard, self._batches("fine-tuning", count, self.labelled_batch))
-        tuned, _ = self._ask(task.learned_state(), images)
+        tuned, _ = self._ask(learned_state(task), images)
 
         calibration = self.calibration.to(device)
         calibrating = self._train(

@@ -44,7 +44,7 @@ class FedMixClient(FedAvgClient):
     """
 
     needs = Classifier
-    kept = ("mixed",)
+    state_names = ("mixed",)
     task: Classifier
 
     def __init__(
@@ -113,7 +113,7 @@ class FedMixServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("mixed",)
+    state_names = ("mixed",)
 
     def __init__(self, client: FedMixClient) -> None:
         super().__init__(client)

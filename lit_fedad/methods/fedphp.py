@@ -48,7 +48,7 @@ class FedPHPClient(FedAvgClient):
         weight: Weight lambda of the discrepancy; with 0 training is FedAvg's.
     """
 
-    kept = ("inherited",)
+    state_names = ("inherited",)
 
     def __init__(
         self, task: Task, rounds: int, local_epochs: int = 1, mu: float = 0.9, weight: float = 0.05

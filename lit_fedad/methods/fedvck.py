@@ -7,12 +7,12 @@ model confuses, by the clients' logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.condensation.batch_statistics import apply, check_encoder, record, unconstrained
@@ -27,6 +27,7 @@ from lit_fedad.condensation.relations import (
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
@@ -66,12 +67,16 @@ class FedVCKClient(FedDMClient):
             with fewer are sent as zeros that count no image, and other clients' means stand for them.
         ranks: Whether the ranks of a class's mean logits are sent in their place, 0 for the lowest. The server then
             ranks negatives by the vote of all images (Borda count), which is all that FedVCK Eq. 13 needs of them.
+        go_on: Whether synthetic images go on where they ended in the client's last round, as in the released code.
+        softmax: Whether images are drawn by the softmax of their importance, likewise; otherwise in proportion to it.
+        own_first_model: Whether the client condenses under random weights of its own in round 1, likewise, which are
+            also its previous model in round 2.
 
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("previous",)
+    state_names: ClassVar[tuple[str, ...]] = ("previous", "ended")
 
     def __init__(
         self,
@@ -91,6 +96,9 @@ class FedVCKClient(FedDMClient):
         bias: float = 0.0,
         prototype_images: int = 1,
         ranks: bool = False,
+        go_on: bool = False,
+        softmax: bool = False,
+        own_first_model: bool = False,
     ) -> None:
         super().__init__(
             task, condensation, mean, std, share, minimum, least, init, radius=0.0, quantize=quantize
@@ -102,8 +110,24 @@ class FedVCKClient(FedDMClient):
         self.kernel, self.constraints = kernel, constraints
         self.selection, self.alpha, self.bias = selection, alpha, bias
         self.prototype_images, self.ranks = prototype_images, ranks
+        self.go_on, self.softmax, self.own_first_model = go_on, softmax, own_first_model
         self.previous: Message = {}
+        self.ended = torch.empty(0)  # the synthetic images that a later round goes on from
         self._running: dict[str, Tensor] = {}
+
+    def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Condenses as FedDM does, by importance."""
+        if self.own_first_model and self.context.round == 1:
+            with self.context.seeded("own first model"):
+                draw_weights(self.task)
+        losses = super().condense(loader, fabric)
+        if self.go_on:
+            self.ended = self.synthetic
+        return losses
+
+    def _start(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+        start = super()._start(own, counts, generator)
+        return self.ended if self.go_on and self.ended.shape == start.shape else start
 
     def _survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
         """Returns images' weights by importance, and each class's mean logits under the received weights."""
@@ -127,7 +151,7 @@ class FedVCKClient(FedDMClient):
 
     def _chances(self, weights: Tensor) -> Tensor:
         """Returns the probability of each image of a class, from their importance [n] (FedVCK Eq. 8)."""
-        return chances(weights)
+        return weights.softmax(0) if self.softmax else chances(weights)
 
     def _logits(self, images: Tensor, weights: Message, fabric: Fabric) -> Tensor:
         """Computes logits [n, K] in evaluation mode, under the given weights."""
@@ -178,6 +202,26 @@ class FedVCKClient(FedDMClient):
         }
         return {**super().upload_spec(), **own}
 
+    def shown(self, sent: Message) -> list[Shown]:
+        """Lists the logit prototypes in an upload, beside the model that its images train."""
+        if PROTOTYPES not in sent:
+            return super().shown(sent)
+        counted, task = sent[SIZES] > 0, self.task
+
+        def logits(batch: Mapping[str, Any]) -> Tensor:
+            found: Tensor = task.classifier(task(batch))
+            return ranks_of(found) if self.ranks else found
+
+        prototypes = SharedPrototypes(sent[PROTOTYPES][counted], sent[CLASSES][counted], logits)
+        return [prototypes, *super().shown(sent)]
+
+
+def draw_weights(task: nn.Module) -> None:
+    """Draws the weights of all layers anew, from torch's global generator, each as its kind begins."""
+    for layer in task.modules():
+        if callable(reset := getattr(layer, "reset_parameters", None)):
+            reset()
+
 
 def ranks_of(logits: Tensor) -> Tensor:
     """Returns the rank of each class among a row of logits [n, K], 0 for the lowest, as float32."""
@@ -201,12 +245,14 @@ class FedVCKServer(FedDMServer):
         with_own: Whether the denominator of FedVCK Eq. 15 includes the class itself; otherwise it has no lower bound.
         head_width: Hidden width of the projection h, which is initialised in each round.
         head_rate: Learning rate of Adam for h.
+        prior: Whether the contrast counts classes as often as a batch has them, as in the released code.
+        falling: Whether the weight of the contrast falls to a tenth from round to round, likewise.
 
     Raises:
         UserError: If a setting is out of range.
     """
 
-    kept = ("prototypes",)
+    state_names = ("prototypes",)
 
     def __init__(
         self,
@@ -219,6 +265,8 @@ class FedVCKServer(FedDMServer):
         with_own: bool = True,
         head_width: int = 128,
         head_rate: float = 0.01,
+        prior: bool = False,
+        falling: bool = False,
     ) -> None:
         super().__init__(client, training)
         if min(1 if rounds_kept is None else rounds_kept, negatives, head_width) < 1 or contrast < 0:
@@ -233,6 +281,7 @@ class FedVCKServer(FedDMServer):
         self.rounds_kept, self.contrast, self.negatives = rounds_kept, contrast, negatives
         self.temperature, self.with_own = temperature, with_own
         self.head_width, self.head_rate = head_width, head_rate
+        self.prior, self.falling = prior, falling
         self.prototypes = torch.full((self.task.classes, self.task.classes), torch.nan)
 
     def validate(self, client_id: int, update: Update) -> None:
@@ -260,9 +309,8 @@ class FedVCKServer(FedDMServer):
         features = class_means(self._features(images, self.weights), labels, classes)
         negatives = hard_negatives(self.prototypes, (features != 0).any(1), self.negatives)
         with self.context.seeded("contrast head"):
-            module = self._contrast(features, negatives)
-        return ExtraLoss(module, self.contrast, self.head_rate)
-
-    def _contrast(self, features: Tensor, negatives: Tensor) -> RelationalContrast:
-        """Builds the contrast of prototypes [K, D] with their hard negatives [K, K]."""
-        return RelationalContrast(features, negatives, self.head_width, self.temperature, self.with_own)
+            module = RelationalContrast(
+                features, negatives, self.head_width, self.temperature, self.with_own, self.prior
+            )
+        weight = self.contrast * 0.1 ** (self.context.round - 1) if self.falling else self.contrast
+        return ExtraLoss(module, weight, self.head_rate)

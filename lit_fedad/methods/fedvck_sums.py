@@ -30,7 +30,7 @@ from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.parts.condensed_images import Knowledge
-from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer, predict_with_images
+from lit_fedad.methods.parts.condensed_server import CONDENSED, CondensedClient, CondensedServer
 from lit_fedad.methods.parts.functional import evaluating, frozen, with_weights
 from lit_fedad.privacy.noised_sums import clipped_sum
 from lit_fedad.tasks.classifier import Classifier
@@ -77,12 +77,12 @@ class ClassEmbeddings:
     def __init__(self, client: JudgesImages) -> None:
         self.client, self.task = client, client.task
 
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
         return {TOTAL: (self.task.classes, self.task.num_features), MASS: (self.task.classes,)}
 
     @torch.no_grad()
-    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
+    def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields what the images of each batch add, weighted by their `importance`."""
         task, client = self.task, self.client
         previous = {name: entry.to(task.device) for name, entry in client.previous.items()}
@@ -102,7 +102,7 @@ class ClassEmbeddings:
             yield {TOTAL: rows[:, :, None] * vectors[:, None], MASS: CONSTANT * rows}
         client.previous = client.shared_state()
 
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Returns the sums, with zeros for classes whose mass lies within three deviations of the noise.
 
         Raises:
@@ -155,7 +155,7 @@ class Embeddings(Exchange[Any, Any]):
 
     name = "embeddings"
 
-    sums = Sums(lambda client: BoundedSums(ClassEmbeddings(client).form(), LONGEST), ClassEmbeddings)
+    sums = Sums(lambda client: BoundedSums(ClassEmbeddings(client).shapes(), LONGEST), ClassEmbeddings)
 
 
 class FedVCKSumsClient(CondensedClient):
@@ -172,7 +172,7 @@ class FedVCKSumsClient(CondensedClient):
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("previous",)
+    state_names: ClassVar[tuple[str, ...]] = ("previous",)
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class FedVCKSumsClient(CondensedClient):
 
     def upload_spec(self) -> MessageSpec:
         """Declares the sums; both grow with a client's images."""
-        form = ClassEmbeddings(self).form()
+        form = ClassEmbeddings(self).shapes()
         return {
             TOTAL: TensorSpec(form[TOTAL], counted=True),
             MASS: TensorSpec(form[MASS], low=0, counted=True),
@@ -302,4 +302,4 @@ class FedVCKSumsServer(CondensedServer):
 
 def exchanges(client: FedVCKSumsClient) -> Exchanges:
     """One exchange a round."""
-    return replace(fedavg.exchanges(client), rounds=(Embeddings(),), evidence=predict_with_images)
+    return replace(fedavg.exchanges(client), rounds=(Embeddings(),), evidence=CONDENSED)

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Context,
     Free,
     Message,
     MessageSpec,
@@ -67,7 +66,7 @@ class GLDPClient(FedRepClient):
 
     needs = Classifier
     task: Classifier
-    kept = ("old", "current", "met", "stage")
+    state_names = ("old", "current", "met", "stage")
 
     def __init__(
         self,
@@ -213,7 +212,7 @@ class GLDPServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("prototypes",)
+    state_names = ("prototypes",)
 
     def __init__(self, client: GLDPClient, beta: float = 0.5, weighted: bool = False) -> None:
         super().__init__(client)
@@ -221,10 +220,16 @@ class GLDPServer(FedAvgServer):
         self.beta, self.weighted = beta, weighted
         self.prototypes = Prototypes.none(client.task.classes, client.task.num_features)
 
-    def begin(self, context: Context) -> None:
-        """Starts an exchange."""
-        super().begin(context)
-        self._packed = dict(zip((VECTORS, CLASSES), self.prototypes.pack(), strict=True))
+    @property
+    def prototypes(self) -> Prototypes:
+        """The prototypes of all clients."""
+        return self._prototypes
+
+    @prototypes.setter
+    def prototypes(self, prototypes: Prototypes) -> None:
+        # Packed once: equal messages are serialised once only if they hold the same tensors.
+        self._prototypes = prototypes
+        self._packed = dict(zip((VECTORS, CLASSES), prototypes.pack(), strict=True))
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the base and the prototypes of all clients."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_fedad.contracts import Exchanges, Task
 from lit_fedad.federation.local_training import Train
-from lit_fedad.methods.fedavg import FedAvgClient, predict_with_weights
+from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient
 from lit_fedad.methods.parts.pooled_statistics import Prepare, standardised
 from lit_fedad.tasks.memory_bank import MemoryBank
 
@@ -37,4 +37,4 @@ class NearestNeighbourClient(LocalClient):
 def exchanges(client: LocalClient) -> Exchanges:
     """Local preparation, then training."""
     prepare = (Prepare(pooled=False),) if client.task.prepares or standardised(client.task) else ()
-    return Exchanges(prepare, (Train(),), evidence=predict_with_weights)
+    return Exchanges(prepare, (Train(),), evidence=WEIGHTS)

@@ -32,7 +32,7 @@ class MoonClient(FedAvgClient):
         projection: Width of the two-layer projection head; None for none.
     """
 
-    kept = ("previous",)
+    state_names = ("previous",)
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer, predict_with_weights
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgClient, FedAvgServer
 from lit_fedad.tasks.panda import Panda
 
 BANK, CENTRE, FISHER = "bank", "centre", "fisher."
@@ -52,7 +52,7 @@ class PandaClient(FedAvgClient):
     """
 
     needs = Panda
-    kept: ClassVar[tuple[str, ...]] = ()
+    state_names: ClassVar[tuple[str, ...]] = ()
     task: Panda
 
     def __init__(
@@ -145,7 +145,7 @@ class PandaServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("facts", "banks")
+    state_names = ("facts", "banks")
 
     def __init__(self, client: PandaClient) -> None:
         super().__init__(client)
@@ -224,5 +224,5 @@ def exchanges(client: PandaClient) -> Exchanges:
     return Exchanges(
         (Banks(initial=True),),
         (Train(MEANS), Banks()) if client.shared else (Train(MEANS),),
-        evidence=predict_with_weights,
+        evidence=WEIGHTS,
     )

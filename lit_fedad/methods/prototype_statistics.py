@@ -56,7 +56,7 @@ class ImagePrototypes:
     def __init__(self, client: PrototypeStatisticsClient) -> None:
         self.client, self.task = client, client.task
 
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
         classes, channels = self.task.classes, self.task.num_features
         return {
@@ -66,7 +66,7 @@ class ImagePrototypes:
         }
 
     @torch.no_grad()
-    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
+    def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields label, feature and products of each image, and counts the client's own labels."""
         client, channels = self.client, self.task.num_features
         rows, columns = torch.triu_indices(channels, channels)
@@ -86,7 +86,7 @@ class ImagePrototypes:
             }
         client.own_counts = counts
 
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes ``count`` [1, K], ``mean`` [1, K, C] and ``within`` [1, C (C + 1) / 2] of all images.
 
         Classes whose count lies within three deviations of the noise are taken for empty.
@@ -146,7 +146,7 @@ class PrototypeStatisticsClient(Client):
     """
 
     needs = Classifier
-    kept = ("measured", "own_counts")
+    state_names = ("measured", "own_counts")
     task: Classifier
 
     def __init__(self, task: Classifier, prior: Literal["balanced", "own"] = "balanced") -> None:
@@ -232,7 +232,7 @@ class PrototypeStatisticsServer(Server):
         shrinkage: Share of the mean variance that is added to the variance of every direction.
     """
 
-    kept = ("count", "mean", "scatter", "classifier")
+    state_names = ("count", "mean", "scatter", "classifier")
     merges_sums = True
 
     def __init__(self, client: PrototypeStatisticsClient, shrinkage: float = 0.1) -> None:

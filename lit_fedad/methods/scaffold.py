@@ -32,7 +32,7 @@ class ScaffoldClient(FedAvgClient):
         learning_rate: Learning rate eta_l of SGD.
     """
 
-    kept = ("own",)
+    state_names = ("own",)
 
     def __init__(self, task: Task, local_epochs: int = 1, learning_rate: float = 0.01) -> None:
         super().__init__(task, local_epochs)
@@ -99,7 +99,7 @@ class ScaffoldServer(FedAvgServer):
         learning_rate: Learning rate eta_g of the server.
     """
 
-    kept = ("control",)
+    state_names = ("control",)
     merges_sums = True
 
     def __init__(self, client: ScaffoldClient, learning_rate: float = 1.0) -> None:

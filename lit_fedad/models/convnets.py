@@ -1,15 +1,17 @@
-"""ResNet-18 and ResNet-34 as encoders of small images."""
+"""Encoders of small images, and the decoders of autoencoders."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.models.resnet import BasicBlock, ResNet, conv1x1
 
 from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -143,3 +145,167 @@ class ResNetCifar(ResNet):
         if self.channels % 16 == 0:
             images = images.contiguous(memory_format=torch.channels_last)
         return super().forward(images)
+
+
+SMALLEST, LARGEST = 4, 7
+"""Sides of the map that the decoder starts from."""
+
+
+def first_side(image_size: int) -> int:
+    """Finds the side from 4 to 7 that becomes ``image_size`` by doubling.
+
+    Raises:
+        UserError: If there is no such side.
+
+    Example:
+        >>> [first_side(size) for size in (28, 32, 64, 96, 224)]
+        [7, 4, 4, 6, 7]
+    """
+    side = image_size
+    while side > LARGEST and side % 2 == 0:
+        side //= 2
+    if not SMALLEST <= side <= LARGEST:
+        raise UserError(
+            f"image.size={image_size}: the decoder doubles a map of side {SMALLEST} to {LARGEST};"
+            " take 32, 64, 96, 128, 160, 192, 224 or 256"
+        )
+    return side
+
+
+class Decoder(nn.Sequential):
+    """Residual upsampling blocks: latent vectors [B, latent] to images [B, 3, S, S] in [0, 1].
+
+    A linear layer gives the first map, of side 4 to 7; each block doubles the side and halves the channels. Of the
+    decoder of FADngs' autoencoder only "residual upsampling blocks, sigmoid" is known: widths are our choice.
+
+    Args:
+        latent: Length of the latent vector.
+        image_size: S, the side of the images in pixels: 4 to 7 times a power of two.
+        channels: Channels of the first map; blocks have at least 16.
+
+    Raises:
+        UserError: If the image size is none that the decoder can reach.
+
+    Example:
+        >>> import torch
+        >>> Decoder(latent=8, image_size=28, channels=32)(torch.zeros(2, 8)).shape
+        torch.Size([2, 3, 28, 28])
+    """
+
+    def __init__(self, latent: int, image_size: int, channels: int = 256) -> None:
+        at_least("task.decoder", 1, latent=latent, channels=channels)
+        side = first_side(image_size)
+        layers: list[nn.Module] = [
+            nn.Linear(latent, channels * side**2),
+            nn.Unflatten(1, (channels, side, side)),
+        ]
+        while side < image_size:
+            halved = max(channels // 2, 16)
+            shortcut = nn.Sequential(conv1x1(channels, halved), BatchNorm(halved))
+            layers += [
+                nn.Upsample(scale_factor=2),
+                BasicBlock(channels, halved, downsample=shortcut, norm_layer=BatchNorm),
+            ]
+            side, channels = 2 * side, halved
+        super().__init__(*layers, nn.Conv2d(channels, 3, 3, padding=1), nn.Sigmoid())
+
+
+_EPSILON = 1e-4
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=_EPSILON, affine=False)
+
+
+class LeNet(nn.Sequential):
+    """Three blocks of a 5x5 convolution, norm, leaky ReLU and max-pooling: images to features [B, C].
+
+    The encoder of Deep SVDD for CIFAR-10 (Ruff et al., ICML 2018). Nothing in it adds a constant, neither a bias nor an
+    affine normalisation: with one, all images could be mapped to the centre.
+
+    Args:
+        image_size: S, the side of the images in pixels; a multiple of 8.
+        channels: Channels of the first block; the others have two and four times as many.
+        inputs: Channels of the images.
+
+    Attributes:
+        num_features: Number of features C: 2,048 for images of 32 pixels.
+
+    Raises:
+        UserError: If the side is no multiple of 8.
+
+    Example:
+        >>> import torch
+        >>> LeNet(image_size=32)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 2048])
+    """
+
+    def __init__(self, image_size: int, channels: int = 32, inputs: int = 3) -> None:
+        at_least("encoder", 1, channels=channels, inputs=inputs)
+        if image_size < 8 or image_size % 8:
+            raise UserError(
+                f"image.size={image_size}: LeNet halves the side three times; give a multiple of 8"
+            )
+        widths = [inputs, channels, 2 * channels, 4 * channels]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [
+                nn.Conv2d(before, after, 5, padding=2, bias=False),
+                _norm(after),
+                nn.LeakyReLU(),
+                nn.MaxPool2d(2),
+            ]
+        super().__init__(*layers, nn.Flatten())
+        self.num_features = 4 * channels * (image_size // 8) ** 2
+
+
+class LeNetDecoder(nn.Sequential):
+    """The mirror image of `LeNet`: latent vectors [B, latent] to images [B, 3, S, S] in [0, 1].
+
+    Args:
+        latent: Length of the latent vectors.
+        image_size: S, the side of the images in pixels; a multiple of 8.
+        channels: Channels of the last block but one, as of the first block of `LeNet`.
+
+    Example:
+        >>> import torch
+        >>> LeNetDecoder(latent=8, image_size=16, channels=4)(torch.zeros(2, 8)).shape
+        torch.Size([2, 3, 16, 16])
+    """
+
+    def __init__(self, latent: int, image_size: int, channels: int = 32) -> None:
+        at_least("task.decoder", 1, latent=latent, channels=channels)
+        side = image_size // 8
+        widths = [4 * channels, 2 * channels, channels]
+        layers: list[nn.Module] = [
+            nn.Linear(latent, widths[0] * side**2, bias=False),
+            nn.Unflatten(1, (widths[0], side, side)),
+            nn.LeakyReLU(),
+        ]
+        for before, after in itertools.pairwise(widths):
+            layers += [
+                nn.Upsample(scale_factor=2),
+                nn.ConvTranspose2d(before, after, 5, padding=2, bias=False),
+                _norm(after),
+                nn.LeakyReLU(),
+            ]
+        last = nn.ConvTranspose2d(widths[-1], 3, 5, padding=2, bias=False)
+        super().__init__(*layers, nn.Upsample(scale_factor=2), last, nn.Sigmoid())
+
+
+def contrast_normalised(pixels: Tensor) -> Tensor:
+    """Subtracts each image's mean, and divides by its mean absolute deviation: global contrast normalisation.
+
+    Args:
+        pixels: Images [B, C, S, S].
+
+    Returns:
+        Images of mean 0 and mean absolute value 1; nearly zero where an image is of one colour.
+
+    Example:
+        >>> import torch
+        >>> contrast_normalised(torch.tensor([[[[0.0, 4.0]]]])).flatten().tolist()
+        [-1.0, 1.0]
+    """
+    centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
+    return centred / centred.abs().mean((1, 2, 3), keepdim=True).clamp(min=1e-3)

@@ -12,12 +12,12 @@ import pandas as pd
 from lit_fedad.contracts import Free, MessageSpec, TensorSpec
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
 from lit_fedad.experiment.build import Model, build_model
 from lit_fedad.methods.parts.condensed_images import IMAGES
 from lit_fedad.papers.plan import Column
 from lit_fedad.report.console import Display
-from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import markdown_table
 from lit_fedad.report.tables import UNKNOWN, Row, Setting, Table
 
@@ -144,11 +144,11 @@ def report_forms(
     files = [out / f"{name}.md", out / f"{name}.csv"]
     body = markdown_table(list(frame.columns), frame.to_numpy().tolist())
     caption, note = _CAPTIONS[table.cells], " ".join(table.note.split())
-    with whole_file(files[0]) as part:
+    with atomic(files[0]) as part:
         part.write_text(
             f"# {table.title}\n\nThe paper's: {table.source}.\n\n{body}\n\n- {caption}\n\n{note}\n"
         )
-    with whole_file(files[1]) as part:
+    with atomic(files[1]) as part:
         frame.map(csv_cell).to_csv(part, index=False)
     display.note(table.title)
     display.table(lines)

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.core.options import read
 from lit_fedad.core.text import without_user
 from lit_fedad.papers.links import Links
@@ -25,7 +26,6 @@ from lit_fedad.papers.sections.figures import (
 from lit_fedad.papers.sections.further import attacks, missing_runs, paper_tables, site_tables, sweeps
 from lit_fedad.papers.sections.overview import client_spread, complete_table, incomplete_table, product_tables
 from lit_fedad.report.console import Display
-from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
@@ -158,13 +158,13 @@ def write_page(page: Page, out: Path) -> Path:
         if (folder / name).exists() and name not in listed:
             raise UserError(f"{folder / name}: no report wrote it; move it, or give another out=DIR")
     # Listed before they are written: a report that was interrupted leaves nothing that the next one does not know.
-    with whole_file(folder / _PICTURES) as part:
+    with atomic(folder / _PICTURES) as part:
         part.write_text("\n".join(sorted({*listed, *pictures})))
     for old in listed - pictures.keys():
         (folder / old).unlink(missing_ok=True)
     files = {"report.html": render_html(page).encode(), "report.md": text.encode()}
     for name, content in {**{f"pictures/{n}": c for n, c in pictures.items()}, **files}.items():
-        with whole_file(out / name) as part:
+        with atomic(out / name) as part:
             part.write_bytes(content)
     return out / "report.html"
 

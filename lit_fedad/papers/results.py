@@ -12,14 +12,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.plan import PlannedRun
 from lit_fedad.papers.runs import CompleteRun
 from lit_fedad.report.console import Display
-from lit_fedad.report.constant_rows import constant_rows
+from lit_fedad.report.constant_predictions import CONSTANT_LABELS
 from lit_fedad.report.figures import save_figure
-from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import markdown_table
 from lit_fedad.report.table_figures import (
     rounds_figure,
@@ -142,9 +142,9 @@ class TableResults:
     def write(self) -> None:
         """Writes the files with the results so far: an interruption loses no result."""
         frame, constants = self.frame(), self._constants()
-        with whole_file(self.files[0]) as part:
+        with atomic(self.files[0]) as part:
             part.write_text(markdown(self._table, self._rows, self._columns, frame, constants))
-        with whole_file(self.files[1]) as part:
+        with atomic(self.files[1]) as part:
             lines = frame if constants is None else pd.concat([frame, constants[1]])
             lines.map(csv_cell).to_csv(part, index=False)
         if self._table.figure != "none" and self._results:  # empty axes say nothing
@@ -161,7 +161,7 @@ class TableResults:
             case "sheets":
                 return sheets_figure(self._rows, columns, self._pictures())
         values = rounds_frame(table, self._outcomes())
-        with whole_file(self.files[3]) as part:
+        with atomic(self.files[3]) as part:
             values.map(csv_cell).to_csv(part, index=False)
         return rounds_figure(table, columns, values)
 
@@ -225,3 +225,53 @@ class TableResults:
         display.where_next(
             [*(("file", str(file)) for file in self.files if file.is_file()), ("compare", "mlflow ui")]
         )
+
+
+def constant_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Makes an outcome of each constant prediction for every column and seed.
+
+    Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
+    those with most clients: a row of the pooled data does not have the others' clients.
+
+    Args:
+        outcomes: The runs of a table.
+
+    Returns:
+        The outcomes; none for columns without a complete classification run.
+    """
+    found: dict[tuple[str, int], Outcome] = {}
+    for outcome in outcomes:
+        if outcome.result and outcome.result.get("constants"):
+            place = (outcome.column, outcome.seed)
+            known = found.setdefault(place, outcome)
+            if _clients(outcome.result) > _clients(known.result or {}):
+                found[place] = outcome
+    return [
+        replace(outcome, row=label, ending="", constant=name)
+        for name, label in CONSTANT_LABELS.items()
+        for outcome in found.values()
+    ]
+
+
+def constant_rows(
+    outcomes: Sequence[Outcome], metrics: Sequence[str]
+) -> tuple[list[Row], pd.DataFrame] | None:
+    """Lists the rows of a table's constant predictions, with their frame.
+
+    Args:
+        outcomes: The runs of a table.
+        metrics: Metrics of the table.
+
+    Returns:
+        Rows and frame, as of `runs_frame`; None where no run classifies.
+    """
+    found = constant_outcomes(outcomes)
+    return (
+        ([Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(found, metrics))
+        if found
+        else None
+    )
+
+
+def _clients(result: Mapping[str, Any]) -> int:
+    return len(result["partition"]["sizes"])

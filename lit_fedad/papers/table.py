@@ -15,13 +15,13 @@ from pathlib import Path
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read, separate
-from lit_fedad.papers.catalogue import listing
 from lit_fedad.papers.forms import report_forms
 from lit_fedad.papers.plan import (
     Column,
     PlannedRun,
     add_roots,
     choose_rows,
+    listing,
     own_columns,
     paper_columns,
     plan_runs,
@@ -149,6 +149,21 @@ class TableOptions:
             raise UserError("seeds= must be whole numbers, separated by commas")
         if self.jobs < 1:
             raise UserError(f"jobs={self.jobs} must be at least 1")
+
+
+def report(options: Sequence[str], display: Display) -> None:
+    """Makes a paper's table, or else the page of all tracked runs.
+
+    Args:
+        options: With ``table=``, those of `report_table`; otherwise those of `report_runs`.
+        display: Prints what was written.
+    """
+    if any(option.startswith("table=") for option in options):
+        report_table(options, display)
+    else:
+        from lit_fedad.papers.page import report_runs
+
+        report_runs(options, display)
 
 
 def report_table(options: Sequence[str], display: Display) -> None:

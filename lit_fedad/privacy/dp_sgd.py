@@ -21,8 +21,8 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.federation.local_training import Train, resume_optimizer
-from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.privacy.secure_aggregation import SecureSum, sending
+from lit_fedad.privacy.image_privacy import Course
+from lit_fedad.privacy.secure_aggregation import sending
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def fit_privately(
 ) -> None:
     """Trains a client for E epochs of DP-SGD.
 
-    A turn that is played again has the same draws and noise: both follow from the secret, round and client alone.
+    An exchange that is played again has the same draws and noise: both follow from the secret, round and client alone.
 
     Args:
         client: The live client.
@@ -190,24 +190,12 @@ class TrainingPrivacy:
         within(section, 0, 0.1, delta=self.delta)
         at_least(section, 1, batch_size=self.batch_size)
 
-    def plan(
-        self,
-        method: Method,
-        rounds: int,
-        stages: Mapping[int, int],
-        sizes: Mapping[int, int],
-        sampler: ClientSampler,
-        secure_sum: SecureSum | None,
-    ) -> TrainingPlan:
+    def plan(self, method: Method, course: Course) -> TrainingPlan:
         """Plans the noise of each client's steps, before anything runs.
 
         Args:
             method: The method.
-            rounds: Training rounds; a client counts as if it trained in all of them.
-            stages: Index of each client's stage after the last round; 0 where data come in no stages.
-            sizes: Images of each client.
-            sampler: The clients of a round.
-            secure_sum: Settings of secure aggregation; None for none.
+            course: The run; a client counts as if it trained in all rounds.
 
         Raises:
             UserError: If Opacus is missing, or more is sent than weights that were trained image by image.
@@ -215,10 +203,7 @@ class TrainingPrivacy:
         require("dp", "federation/privacy=dp_sgd")
         from opacus.validators import ModuleValidator
 
-        if any(stages.values()):
-            raise UserError(
-                "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
-            )
+        course.check_stages()
         client, exchanges = method.client, sending(method)
         weights = dict(client.task.named_parameters())
         plain = type(client).training_step is Client.training_step and client.task.kind == "classification"
@@ -237,7 +222,7 @@ class TrainingPrivacy:
                 "federation/privacy=dp_sgd: the model looks at several images at once"
                 f" ({faults[0]}); give encoder.norm=instance, or features=frozen"
             )
-        return TrainingPlan(self, dict(sizes), client.local_epochs, rounds)
+        return TrainingPlan(self, dict(course.sizes), client.local_epochs, course.rounds)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def fixed_points(forms: Mapping[str, SumSpec]) -> dict[str, FixedPoint]:
 
 
 def encode(sums: Mapping[str, Tensor], forms: Mapping[str, SumSpec]) -> Words:
-    """Rounds addends to fixed point.
+    """Rounds summands to fixed point.
 
     Raises:
         UserError: If a value is beyond its bound.

@@ -16,11 +16,41 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.accounting import compose, epsilon_of, mu_of
-from lit_fedad.privacy.noised_sums import noised
+from lit_fedad.privacy.noised_sums import Noise, noised
 from lit_fedad.privacy.secure_aggregation import SecureSum, sending
 
 KEY_FILE = "noise.key"
 """Name of the file of a run's folder with the secret that its noise is drawn from."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course of a run, as far as its noise depends on it.
+
+    Attributes:
+        rounds: Training rounds.
+        stages: Index of each client's stage after the last round; 0 where data come in no stages.
+        sizes: Images of each client.
+        sampler: The clients of a round.
+        secure_sum: Settings of secure aggregation; None for none.
+    """
+
+    rounds: int
+    stages: Mapping[int, int]
+    sizes: Mapping[int, int]
+    sampler: ClientSampler
+    secure_sum: SecureSum | None = None
+
+    def check_stages(self) -> None:
+        """Refuses data that come in stages.
+
+        Raises:
+            UserError: If any do.
+        """
+        if any(self.stages.values()):
+            raise UserError(
+                "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
+            )
 
 
 @dataclass(frozen=True)
@@ -65,24 +95,12 @@ class ImagePrivacy:
         """What is protected, in words."""
         return "image" if self.unit_images == 1 else f"group of up to {self.unit_images} images"
 
-    def plan(
-        self,
-        method: Method,
-        rounds: int,
-        stages: Mapping[int, int],
-        sizes: Mapping[int, int],
-        sampler: ClientSampler,
-        secure_sum: SecureSum | None,
-    ) -> Plan:
+    def plan(self, method: Method, course: Course) -> Plan:
         """Plans the noise of a run, before anything runs.
 
         Args:
             method: The method.
-            rounds: Training rounds.
-            stages: Index of each client's stage after the last round; 0 where data come in no stages.
-            sizes: Images of each client.
-            sampler: The clients of a round.
-            secure_sum: Settings of secure aggregation; None for none.
+            course: The run.
 
         Raises:
             UserError: If an exchange cannot be noised, settings exclude each other, or the budget would be overdrawn.
@@ -95,19 +113,16 @@ class ImagePrivacy:
                     f"federation.privacy: exchange '{exchange.name}' of {type(client).__name__} is no sum over images"
                     " whose parts can be bounded; give a method that docs/privacy.md names, or federation/privacy=null"
                 )
-        if any(stages.values()):
-            raise UserError(
-                "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
-            )
+        course.check_stages()
         carriers = 1
         if self.where == "distributed":
-            if secure_sum is None or sampler.fraction < 1:
+            if course.secure_sum is None or course.sampler.fraction < 1:
                 raise UserError(
                     "federation.privacy.where=distributed: a client's share of the noise hides nothing alone, nor that"
                     " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
                 )
-            carriers = secure_sum.quorum_of(len(sizes))
-        releases = count_releases(exchanges, client, rounds)
+            carriers = course.secure_sum.quorum_of(len(course.sizes))
+        releases = count_releases(exchanges, client, course.rounds)
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)
@@ -133,14 +148,11 @@ class Plan:
     carriers: int = 1
 
     @property
-    def deviation(self) -> float:
-        """Standard deviation of the noise of every element of a sum."""
-        return self.sigma * self.settings.clip * self.settings.unit_images
-
-    @property
-    def share(self) -> float:
-        """Standard deviation of one client's share of it: as many as `carriers` make up the whole."""
-        return self.deviation / math.sqrt(self.carriers)
+    def noise(self) -> Noise:
+        """The noise of every sum."""
+        settings = self.settings
+        carriers = self.carriers if settings.where == "distributed" else None
+        return Noise(settings.clip, self.sigma * settings.clip * settings.unit_images, carriers)
 
     def epsilon(self, releases: int) -> float:
         """Computes the epsilon of so many noised sums."""
@@ -170,7 +182,7 @@ class Plan:
 
     def noised(self, method: Method, key: bytes) -> Exchanges:
         """Puts the noise around all exchanges of a method; see `lit_fedad.privacy.noised_sums`."""
-        return noised(method, self, key)
+        return noised(method, self.noise, key)
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what a run has spent, for its result."""
@@ -203,7 +215,7 @@ def in_words(summary: dict[str, float | int | str | bool]) -> str:
 def releases_of(exchanges: Sequence[Exchange], client: Client) -> int:
     """Counts the exchanges in which something of images is released."""
     sums = [image_sums_of(exchange, client) for exchange in exchanges]
-    return sum(bool(one.form()) for one in sums if one is not None)
+    return sum(bool(one.shapes()) for one in sums if one is not None)
 
 
 def count_releases(exchanges: Exchanges, client: Client, rounds: int) -> int:

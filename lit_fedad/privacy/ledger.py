@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.state_file import lasting_file
+from lit_fedad.core.files import atomic
 
 LEDGER = "ledger.json"
 """File of a site's ledger, in its folder."""
@@ -88,7 +88,7 @@ class Ledger:
         self.check(run, epsilon)
         content = {**self.spent, run: (epsilon, delta)}
         try:
-            with lasting_file(self.file) as partial:
+            with atomic(self.file, durable=True) as partial:
                 partial.write_text(json.dumps(content, indent=1))
         except OSError as error:
             raise UserError(f"{self.file}: cannot be written ({error.strerror})") from error

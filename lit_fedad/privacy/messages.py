@@ -53,7 +53,7 @@ class Invitation:
             )
 
     @property
-    def everyone(self) -> Cohort:
+    def asked(self) -> Cohort:
         """All members."""
         return self.crowd(self.members)
 

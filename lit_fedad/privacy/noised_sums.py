@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     SUM,
-    Additive,
     Client,
     Context,
     Exchange,
@@ -26,6 +26,7 @@ from lit_fedad.contracts import (
     ImageSums,
     Message,
     MessageSpec,
+    MessageSums,
     Method,
     Sums,
     TensorSpec,
@@ -35,8 +36,25 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.sums import BoundedSums
 from lit_fedad.core.errors import UserError
 
-if TYPE_CHECKING:
-    from lit_fedad.privacy.image_privacy import Plan
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of a sum over images.
+
+    Attributes:
+        clip: Largest norm B of what one image adds.
+        deviation: Standard deviation of the noise of every element.
+        carriers: Clients whose shares make up the whole noise; None where the server adds it.
+    """
+
+    clip: float
+    deviation: float
+    carriers: int | None = None
+
+    @property
+    def share(self) -> float:
+        """Standard deviation of what one client adds."""
+        return 0.0 if self.carriers is None else self.deviation / math.sqrt(self.carriers)
 
 
 def clipped_sum(sums: ImageSums, loader: Iterable[Any], clip: float) -> dict[str, Tensor]:
@@ -50,7 +68,7 @@ def clipped_sum(sums: ImageSums, loader: Iterable[Any], clip: float) -> dict[str
     Returns:
         Sums by name, float64.
     """
-    total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sums.form().items()}
+    total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sums.shapes().items()}
     for parts in clipped_parts(sums, loader, clip):
         for name, part in parts.items():
             total[name] += part.sum(0)
@@ -63,7 +81,7 @@ def clipped_parts(sums: ImageSums, loader: Iterable[Any], clip: float) -> Iterat
     Raises:
         UserError: If an image's features are not finite.
     """
-    for parts in sums.parts(loader):
+    for parts in sums.per_image(loader):
         squares = torch.stack([part.reshape(len(part), -1).square().sum(1) for part in parts.values()])
         norms = squares.sum(0).sqrt()
         if not norms.isfinite().all():
@@ -105,15 +123,14 @@ class Noised(Exchange[Any, Any]):
     Args:
         inner: The exchange.
         client: The live client, for declared forms.
-        plan: The noise.
+        noise: The noise.
         key: The secret that the noise is drawn from.
     """
 
-    def __init__(self, inner: Exchange, client: Client, plan: Plan, key: bytes) -> None:
-        self.inner, self.client, self.plan, self._key = inner, client, plan, key
+    def __init__(self, inner: Exchange, client: Client, noise: Noise, key: bytes) -> None:
+        self.inner, self.client, self.noise, self._key = inner, client, noise, key
         self.name = inner.name
-        self.distributed = plan.settings.where == "distributed"
-        self.sums = Sums(self._additive, self._sums)
+        self.sums = Sums(self._message_sums, self._sums)
 
     def _sums(self, client: Client) -> ImageSums:
         assert self.inner.sums is not None
@@ -135,65 +152,62 @@ class Noised(Exchange[Any, Any]):
     def send(self, client: Client, loader: DataLoader) -> Message:
         """Returns clipped sums and, where clients add it, this client's share of the noise."""
         sums = self._sums(client)
-        total = clipped_sum(sums, loader, self.plan.settings.clip)
-        if not self.distributed:
+        total = clipped_sum(sums, loader, self.noise.clip)
+        if self.noise.carriers is None:
             return total
-        noise = gaussian(self._key, client.context, sums.form(), self.plan.share)
+        noise = gaussian(self._key, client.context, sums.shapes(), self.noise.share)
         return {name: part + noise[name] for name, part in total.items()}
 
     def upload_spec(self, client: Client) -> MessageSpec:
         """Declares the sums; they grow with a client's images."""
-        shapes = self._sums(client).form()
+        shapes = self._sums(client).shapes()
         return {name: TensorSpec(shape, torch.float64, counted=True) for name, shape in shapes.items()}
 
-    def _additive(self, client: Client) -> Additive:
-        noise = self.plan.share if self.distributed else 0.0
-        return BoundedSums(self._sums(client).form(), self.plan.settings.clip, noise)
+    def _message_sums(self, client: Client) -> MessageSums:
+        return BoundedSums(self._sums(client).shapes(), self.noise.clip, self.noise.share)
 
     def validate(self, server: Any, client_id: int, update: Update) -> None:
         """Checks that a sum without noise is none of longer parts."""
-        if self.distributed:
+        if self.noise.carriers is not None:
             return
         norm = float(sum(part.double().square().sum() for part in update.message.values())) ** 0.5
-        most = update.num_samples * self.plan.settings.clip
+        most = update.num_samples * self.noise.clip
         if norm > most * (1 + 1e-6):
             raise UserError(f"the client's sums have a norm of {norm:.4g}, its images at most {most:.4g}")
 
     def released(self, server: Any, updates: Mapping[int, Update]) -> Message:
         """Returns the noised sum of all, which is all that is promised to say little of an image."""
-        shapes = self._sums(self.client).form()
+        shapes = self._sums(self.client).shapes()
         total = {n: sum((u.message[n] for u in updates.values()), torch.zeros(())) for n in shapes}
-        if self.distributed:
+        if self.noise.carriers is not None:
             return total
-        noise = gaussian(self._key, replace(server.context, client=None), shapes, self.plan.deviation)
+        noise = gaussian(self._key, replace(server.context, client=None), shapes, self.noise.deviation)
         return {name: part + noise[name] for name, part in total.items()}
 
     def aggregate(self, server: Any, updates: Mapping[int, Update]) -> None:
         """Adds sums and noise up, and has the server merge what follows from them as one client's message."""
-        clients = senders(updates)
-        if self.distributed and len(clients) < self.plan.carriers:
+        clients, carriers = senders(updates), self.noise.carriers
+        if carriers is not None and len(clients) < carriers:
             raise UserError(
-                f"the sum of {len(clients)} clients holds less noise than that of {self.plan.carriers}, which the"
-                " privacy of their images needs"
+                f"the sum of {len(clients)} clients holds less noise than that of {carriers}, which the privacy of"
+                " their images needs"
             )
         total = self.released(server, updates)
         images = sum(update.num_samples for update in updates.values())
         # Clients that finish beyond the carriers bring noise of their own.
-        deviation = self.plan.deviation * max(1.0, len(clients) / self.plan.carriers) ** 0.5
-        message = self._sums(self.client).joined(
-            server, total, deviation if self.distributed else self.plan.deviation
-        )
+        more = 1.0 if carriers is None else max(1.0, len(clients) / carriers)
+        message = self._sums(self.client).from_sums(server, total, self.noise.deviation * more**0.5)
         self.inner.aggregate(server, {SUM: Update(message, images, tuple(clients))})
 
 
-def noised(method: Method, plan: Plan, key: bytes) -> Exchanges:
+def noised(method: Method, noise: Noise, key: bytes) -> Exchanges:
     """Puts the noise around all exchanges of a method.
 
     Images cannot be taken out of noised sums again: `Exchanges.sums` falls away.
     """
     client, plain = method.client, method.exchanges.under_noise
     setup, rounds = (
-        tuple(Noised(one, client, plan, key) if one.upload_spec(client) else one for one in group)
+        tuple(Noised(one, client, noise, key) if one.upload_spec(client) else one for one in group)
         for group in (plain.setup, plain.rounds)
     )
     return Exchanges(setup, rounds, evidence=plain.evidence)

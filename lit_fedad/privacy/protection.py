@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.turns import Turns
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
-from lit_fedad.privacy.image_privacy import ImagePrivacy
+from lit_fedad.privacy.image_privacy import Course, ImagePrivacy
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.privacy.secure_collecting import Parties, Summing
 
@@ -32,20 +32,20 @@ def protect(
     """
     method, sampler, clients = federation.method, federation.sampler, federation.clients
     if secure_sum is not None:
-        secure_sum.check(method, federation.channel, federation.receipt.robust, len(clients))
-        if isinstance(federation.transport, Turns):
+        secure_sum.check(method, federation.channel, federation.receiver.robust, len(clients))
+        if isinstance(federation.transport, LocalTransport):
             federation.transport.parties = Parties(federation.fabric, federation.mine)
     if privacy is not None and privacy.epsilon is not None:
         held = federation.data.at(federation.rounds)
         stages = {client: held.stages[client] for client in clients}
         sizes = {client: held.sizes[client] for client in clients}
-        plan = privacy.plan(method, federation.rounds, stages, sizes, sampler, secure_sum)
+        plan = privacy.plan(method, Course(federation.rounds, stages, sizes, sampler, secure_sum))
         federation.plan, federation.exchanges = plan, plan.noised(method, noise_key)
     if secure_sum is not None:
         federation.summing = Summing(
             secure_sum,
             method.client,
-            federation.outbox,
+            federation.sender,
             federation.transport,
             sampler,
             federation.names,

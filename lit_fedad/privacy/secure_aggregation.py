@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lit_fedad.contracts import (
     SUM,
-    Additive,
     Client,
     Cohort,
     Context,
     Exchange,
     Message,
     MessageSpec,
+    MessageSums,
     Method,
     SumSpec,
     TensorSpec,
@@ -125,14 +125,14 @@ class SumForm:
     """The form of an exchange's sums, which client and server derive alike.
 
     Attributes:
-        additive: How messages add up.
+        message_sums: How messages add up.
         spec: The declared form of messages.
-        everyone: All clients that were asked.
+        asked: All clients that were asked.
     """
 
-    additive: Additive
+    message_sums: MessageSums
     spec: MessageSpec
-    everyone: Cohort
+    asked: Cohort
 
     @classmethod
     def of(cls, exchange: Exchange, client: Client, invitation: Invitation) -> SumForm:
@@ -141,17 +141,19 @@ class SumForm:
         Raises:
             UserError: If messages of the exchange do not add up.
         """
-        additive = exchange.sums.additive(client) if exchange.sums and exchange.sums.additive else None
-        if additive is None:
+        message_sums = (
+            exchange.sums.by_message(client) if exchange.sums and exchange.sums.by_message else None
+        )
+        if message_sums is None:
             raise UserError(
                 f"the server asks for a sum of exchange '{exchange.name}', whose messages have none"
             )
-        return cls(additive, exchange.upload_spec(client), invitation.everyone)
+        return cls(message_sums, exchange.upload_spec(client), invitation.asked)
 
     @property
     def sums(self) -> dict[str, SumSpec]:
         """The form of the sums."""
-        return self.additive.form(self.spec, self.everyone)
+        return self.message_sums.sum_spec(self.spec, self.asked)
 
     @property
     def masked(self) -> MessageSpec:
@@ -167,15 +169,15 @@ class SumForm:
         """Number of elements of a masked message."""
         return sum(math.prod(form.shape) for form in self.sums.values())
 
-    def encode(self, message: Message, own: Cohort) -> Words:
+    def encode(self, message: Message, client: Cohort) -> Words:
         """Computes what a client adds, in fixed point; rows that it does not send are zeros.
 
         Raises:
             UserError: If the message has not the declared form, or holds a value beyond the sum's bounds.
         """
         check(message, self.spec, "the client")
-        addends = self.additive.addends(message, own, self.everyone)
-        return encode({name: _filled(addends[name], form) for name, form in self.sums.items()}, self.sums)
+        summands = self.message_sums.summands(message, client, self.asked)
+        return encode({name: _filled(summands[name], form) for name, form in self.sums.items()}, self.sums)
 
     def decode(self, words: Words, answered: Cohort) -> Message:
         """Computes the message that stands for all clients that answered.
@@ -184,7 +186,7 @@ class SumForm:
             UserError: If the sum is none of messages of the declared form.
         """
         sums = decode(words, self.sums)
-        message = self.additive.joined(sums, self.spec, answered, self.everyone)
+        message = self.message_sums.from_sums(sums, self.spec, answered, self.asked)
         check(message, self.spec, "all clients together")
         return message
 
@@ -216,7 +218,7 @@ class Mask:
 
 
 @dataclass
-class SumReceipt:
+class SumReceiver:
     """The server's end of one summed exchange.
 
     Attributes:
@@ -312,7 +314,7 @@ def _add(counts: dict[int, int], blobs: Mapping[int, bytes]) -> None:
         counts[client] = counts.get(client, 0) + len(blob)
 
 
-def _filled(addend: Tensor, form: SumSpec) -> Tensor:
+def _filled(summand: Tensor, form: SumSpec) -> Tensor:
     """Adds rows of zeros where a client sends fewer than the sum has."""
-    missing = form.shape[0] - len(addend) if addend.ndim else 0
-    return torch.cat([addend, addend.new_zeros(missing, *addend.shape[1:])]) if missing > 0 else addend
+    missing = form.shape[0] - len(summand) if summand.ndim else 0
+    return torch.cat([summand, summand.new_zeros(missing, *summand.shape[1:])]) if missing > 0 else summand

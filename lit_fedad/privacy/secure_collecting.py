@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lightning.fabric import Fabric
@@ -10,15 +10,15 @@ from lightning.fabric import Fabric
 from lit_fedad.contracts import Client, Context, Exchange, Update
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.collecting import Collected, Outbox
+from lit_fedad.federation.client_runner import ClientResult
+from lit_fedad.federation.collecting import Cohort, Collected, Sender
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Outcome, SumStep, Transport
-from lit_fedad.federation.turn import ClientResult
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.privacy.party import Party
-from lit_fedad.privacy.secure_aggregation import Mask, SecureSum, SumForm, SumReceipt
+from lit_fedad.privacy.secure_aggregation import Mask, SecureSum, SumForm, SumReceiver
 
 
 class Parties:
@@ -51,7 +51,7 @@ class Summing:
     Args:
         secure: The settings.
         client: The live client, for declared forms.
-        outbox: Sends the server's messages.
+        sender: Sends the server's messages.
         transport: The way to clients.
         sampler: The policy for failures.
         names: What clients are called.
@@ -62,25 +62,17 @@ class Summing:
         self,
         secure: SecureSum,
         client: Client,
-        outbox: Outbox,
+        sender: Sender,
         transport: Transport,
         sampler: ClientSampler,
         names: ClientNames,
         fabric: Fabric,
     ) -> None:
-        self.secure, self.client, self.outbox, self.transport = secure, client, outbox, transport
+        self.secure, self.client, self.sender, self.transport = secure, client, sender, transport
         self.sampler, self.names, self.fabric = sampler, names, fabric
-        self.receipt: SumReceipt | None = None
+        self.receiver: SumReceiver | None = None
 
-    def collect(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        spares: list[int],
-        scored: Callable[[list[int]], set[int]],
-    ) -> Collected:
+    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
         """Plays an exchange with the round's clients, and sums what they send; see `Collecting.collect`.
 
         No spare client takes the place of one that fails: masks are between those that were asked.
@@ -93,9 +85,9 @@ class Summing:
         """
         updates: dict[int, Update] = {}
         fabric, confer = self.fabric, self.transport.confer
-        blobs = self.outbox.messages(exchange, report.participants, context)
+        blobs = self.sender.messages(exchange, report.participants, context)
         add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-        members = {client: sizes[client] for client in blobs}
+        members = {client: cohort.sizes[client] for client in blobs}
         invited = on_first(fabric, lambda: self._begin(exchange, context, members))
         offers = confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
@@ -103,7 +95,7 @@ class Summing:
             exchange,
             context,
             {client: blobs[client] for client in envelopes},
-            scored(list(envelopes)),
+            cohort.scored(list(envelopes)),
             envelopes,
         )
         asked = on_first(fabric, lambda: self._take(outcome, report))
@@ -114,41 +106,41 @@ class Summing:
     def _begin(self, exchange: Exchange, context: Context, sizes: Mapping[int, int]) -> dict[int, bytes]:
         gathering = self.secure.gather(exchange, context, sizes, self.names)
         form = SumForm.of(exchange, self.client, gathering.invitation)
-        self.receipt = SumReceipt(gathering, form)
-        return self.receipt.invite()
+        self.receiver = SumReceiver(gathering, form)
+        return self.receiver.invite()
 
     def _pass_on(self, offers: Outcome[bytes], report: RoundReport) -> dict[int, bytes]:
-        receipt = self._note(offers, report)
-        envelopes = receipt.pass_on(offers.values)
-        report.refuse(receipt.causes)
+        receiver = self._note(offers, report)
+        envelopes = receiver.pass_on(offers.values)
+        report.refuse(receiver.causes)
         return envelopes
 
     def _take(self, outcome: Outcome[ClientResult], report: RoundReport) -> dict[int, bytes]:
-        receipt, refused = self._note(outcome, report), {}
+        receiver, refused = self._note(outcome, report), {}
         for client, result in outcome.values.items():
             try:
-                receipt.take(client, result.blob)
+                receiver.take(client, result.blob)
             except UserError as error:
                 refused[client] = str(error)
             result.blob = b""  # it is in the sum
-        receipt.causes |= refused
+        receiver.causes |= refused
         report.refuse(refused)
-        return receipt.ask_survivors()
+        return receiver.ask_survivors()
 
     def _finish(self, shares: Outcome[bytes], report: RoundReport) -> dict[int, Update]:
-        receipt = self._note(shares, report)
-        updates = receipt.finish(shares.values)
-        add_counts(report.bytes_up, receipt.bytes_up)
-        add_counts(report.bytes_down, receipt.bytes_down)
-        add_counts(report.elements_up, dict.fromkeys(receipt.gathering.survivors, receipt.form.elements))
-        self.receipt = None
+        receiver = self._note(shares, report)
+        updates = receiver.finish(shares.values)
+        add_counts(report.bytes_up, receiver.bytes_up)
+        add_counts(report.bytes_down, receiver.bytes_down)
+        add_counts(report.elements_up, dict.fromkeys(receiver.gathering.survivors, receiver.form.elements))
+        self.receiver = None
         return updates
 
-    def _note(self, outcome: Outcome[Any], report: RoundReport) -> SumReceipt:
+    def _note(self, outcome: Outcome[Any], report: RoundReport) -> SumReceiver:
         """Applies the policy for failures; a client whose masked sum has arrived is in it, whatever comes after."""
-        assert self.receipt is not None
+        assert self.receiver is not None
         self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
-        arrived = self.receipt.gathering.survivors
-        self.receipt.causes |= outcome.failures
+        arrived = self.receiver.gathering.survivors
+        self.receiver.causes |= outcome.failures
         report.fail({client: cause for client, cause in outcome.failures.items() if client not in arrived})
-        return self.receipt
+        return self.receiver

@@ -30,7 +30,6 @@ import lit_fedad
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.text import printable, redact
 from lit_fedad.report.constant_predictions import constant_predictions, looking_at_nothing
-from lit_fedad.report.metric_spread import said_of, spread_columns, without_value
 from lit_fedad.report.naming import (
     METRIC_TITLES,
     clock,
@@ -38,6 +37,9 @@ from lit_fedad.report.naming import (
     human_seconds,
     metric_family,
     metric_title,
+    said_of,
+    spread_columns,
+    without_value,
 )
 
 _LINE_WIDTH = 120  # columns of a round line at most

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from lit_fedad.report.files import whole_file
+from lit_fedad.core.files import atomic
 
 # Indigo, purple, pink, orange, yellow: lightness rises in even steps (CIELAB 18, 37, 55, 73, 93), so it is readable in
 # grey and with any kind of colour vision; saturated up to its end, so that high scores stand out on white ground.
@@ -93,6 +93,6 @@ def save_heatmap(
     picture = Image.new("RGB", (shown.width, shown.height + strip), "white")
     picture.paste(shown)
     ImageDraw.Draw(picture).text((shown.width / 2, shown.height + strip / 2), caption, "black", font, "mm")
-    with whole_file(path) as part:
+    with atomic(path) as part:
         picture.save(part, format="png")
     return path

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_fedad.contracts import Message, MessageSpec, Update
 from lit_fedad.core.bounds import above, within
 from lit_fedad.federation.aggregation import STATISTICS
-from lit_fedad.federation.receipt import Remark, Robust
+from lit_fedad.federation.receiver import Remark, Robust
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.receipt import Remark
+from lit_fedad.federation.receiver import Remark
 from lit_fedad.robust.aggregation import tolerated
 
 COUNTS = "counts"

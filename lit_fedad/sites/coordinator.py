@@ -1,45 +1,40 @@
-"""One run over sites, from configuration to result: the server's side of `lit_fedad.experiment.train`."""
+"""One run whose clients are sites: what its server knows of them, and how it reaches them."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Exchange
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.building import build, takes
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, build, identity, takes
+from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.evaluation.accuracy import AccuracyEvaluator
-from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
-from lit_fedad.evaluation.decisions import decide_apart, summarise_rates
-from lit_fedad.evaluation.semantic import SemanticEvaluator
-from lit_fedad.experiment.build import Model, build_model, open_checkpoints
+from lit_fedad.evaluation.decisions import decide_apart
+from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.calibration import alphas
-from lit_fedad.experiment.console import Console
+from lit_fedad.experiment.decisions import ship
+from lit_fedad.experiment.evaluators import TestsElsewhere, build_evaluator_of_answers
+from lit_fedad.experiment.federations import build_federation
+from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import Record
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.summary import summarise_history
-from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.processes import make_fabric
-from lit_fedad.privacy.image_privacy import KEY_FILE, ImagePrivacy, in_words, noise_key
-from lit_fedad.privacy.protection import protect
+from lit_fedad.experiment.train import train
+from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
 from lit_fedad.sites.letters import Facts
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.remote import Carrier, Sites
-from lit_fedad.sites.status import Status, Visits
-from lit_fedad.sites.tracking import SitesTracking
+from lit_fedad.sites.status import Status, Visits, flat_status
 from lit_fedad.sites.words import compose_words, of_one_client
 
 ROLL = "sites.json"
@@ -85,13 +80,13 @@ class Plan:
         }
 
 
-def coordinate(plan: Plan, carrier: Carrier, display: Display) -> dict[str, Any]:
-    """Runs a federation of sites, or its remaining rounds.
+def coordinate(plan: Plan, carrier: Carrier, quiet: bool = False) -> dict[str, Any]:
+    """Runs a federation of sites, or its remaining rounds: `lit_fedad.experiment.train.train` with sites as clients.
 
     Args:
         plan: The run.
         carrier: The way to the sites; numbers are places in ``plan.names``.
-        display: Output of the coordinator.
+        quiet: Whether only warnings are printed.
 
     Returns:
         The content of ``result.json``.
@@ -102,192 +97,160 @@ def coordinate(plan: Plan, carrier: Carrier, display: Display) -> dict[str, Any]
     """
     config = plan.config()
     check_crosses(config, plan.classes)
-    folder = RunFolder.of(config)
-    with folder.locked():
-        folder.claim(config)
-        if (before := folder.result()) is not None:
-            display.note(f"complete already: {folder.path}")
-            return before
-        _play(config, plan, folder, carrier, display)
-        result = folder.result()
-    assert result is not None
-    return result
+    return train(config, SiteClients(plan, carrier), quiet)
 
 
-def _play(config: Config, plan: Plan, folder: RunFolder, carrier: Carrier, display: Display) -> None:
-    console, names, visits = Console(), dict(enumerate(plan.names)), Visits()
-    status = Status(folder.path, names, visits)
-    tracking = SitesTracking(config, folder.path, status)
-    settings = {**config["fabric"], "devices": 1, "num_nodes": 1}
-    fabric = make_fabric(**settings, callbacks=[console, status, tracking])
-    public = takes(config["method"]["server"], "public") and config.get("public")
-    model = build_model(config, plan.classes, build(public) if public else None)
-    run = hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16]
-    up = build(config["federation"]["channel"]).up
+class SiteClients:
+    """The sites of a run (`Participants`).
 
-    def largest(exchange: Exchange) -> int:
-        return up.largest(exchange.upload_spec(model.client))
+    Args:
+        plan: The run.
+        carrier: The way to the sites.
+    """
 
-    sites = Sites(
-        carrier,
-        run,
-        plan.words,
-        fabric,
-        names,
-        names=plan.names,
-        visits=visits,
-        largest=largest,
-        classes=plan.classes,
-    )
-    facts, warnings = enrol(sites, config, model, names, folder.path / ROLL)
-    for line in warnings:
-        display.warn(line)
-    federation = build_federation(config, folder, model, sites, facts)
-    display.header(_describe(config, folder, federation, model, facts))
-    console.begin(display)
-    try:
-        with tracking.open(model, facts, display):
-            federation.run()
-            rates: dict[str, Any] = {}
-            extras: dict[str, Any] = {}
-            if model.task.kind == "anomaly":
-                rates, extras = _judge(federation, config, folder, sites.products, facts)
-            result = _result(federation, config, model, sites, facts, rates) | extras
-            result |= {"status": status.sites(federation.history, rates)}
-            result |= {"tracking_run_id": tracking.judged(federation, rates)}
-            status.write(federation, result["status"])
-            folder.save_json("result.json", result)
-            (folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
-            tracking.files()
-    finally:
-        console.end()
-    if (spent := result["differential_privacy"]) is not None:
-        display.note(f"spent: {in_words(spent)}")
+    fabric: Mapping[str, Any] = {"devices": 1, "num_nodes": 1}
 
+    def __init__(self, plan: Plan, carrier: Carrier) -> None:
+        self.plan, self.carrier = plan, carrier
+        self.status = Status(dict(enumerate(plan.names)), Visits())
 
-def _result(
-    federation: Federation,
-    config: Config,
-    model: Model,
-    sites: Sites,
-    facts: Mapping[int, Facts],
-    rates: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Summarises a federation of sites as `summarise_run` does a run in one process."""
-    products = sites.products
-    return {
-        **summarise_history(federation, rates),
-        "method": config["method"]["name"],
-        "task": type(model.task).__name__,
-        "data": "sites",
-        "sites": {
-            sites.names[client]: {"client": client, "products": own.held} for client, own in facts.items()
-        },
-        "partition": {
-            "strategy": "sites",
-            "sizes": [own.size for own in facts.values()],
-            "counts": [[own.of_product(name) for name in products] for own in facts.values()],
-            "products": products,
-            "stage_sizes": [own.stage_sizes for own in facts.values()],
-        },
-        "models_stay": not model.client.predictors.shared,
-        "backbone": model.provenance,
-        "seed": config["seed"],
-        "rounds": config["rounds"],
-        "config": config,
-        "privacy": None,
-        "differential_privacy": federation.privacy,
-    }
+    @property
+    def callbacks(self) -> Sequence[RunCallback]:
+        """The operator's view of the sites."""
+        return [self.status]
 
+    def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
+        """Builds all parts of a run, once every site has said who it is; see `Participants.build`."""
+        plan, names, folder = self.plan, dict(enumerate(self.plan.names)), RunFolder.of(config)
+        public = takes(config["method"]["server"], "public") and config.get("public")
+        model = build_model(config, plan.classes, build(public) if public else None)
+        up = build(config["federation"]["channel"]).up
 
-def build_federation(
-    config: Config, folder: RunFolder, model: Model, sites: Sites, facts: Mapping[int, Facts]
-) -> Federation:
-    """Builds the round loop of a server whose clients are sites."""
-    privacy, sizes = promised(config), SiteSizes.of(facts, config["rounds"])
-    central = isinstance(privacy, ImagePrivacy) and privacy.where == "central"  # all other noise sites draw
-    federation = Federation(
-        method=model.method,
-        data=sizes,
-        evaluator=_evaluator(config, sites.progress.fabric, sites.classes, facts, sizes),
-        fabric=sites.progress.fabric,
-        rounds=config["rounds"],
-        seed=config["seed"],
-        checkpoints=open_checkpoints(folder.path, config, model),
-        pool=ClientPool(read_kept(model.client), folder.path / "personal"),
-        sampler=build(config["federation"]["sampler"]),
-        channel=build(config["federation"]["channel"]),
-        evaluate_every=config["evaluation"]["every"],
-        robust=build(config["federation"].get("robust")),
-        transport=sites,
-        names=ClientNames(dict(enumerate(sites.names))),
-    )
-    key = noise_key(folder.path, None, sites.run) if central else b""
-    return protect(federation, build(config["federation"].get("secure_sum")), privacy, key)
+        def largest(exchange: Exchange) -> int:
+            return up.largest(exchange.upload_spec(model.client))
 
-
-def _evaluator(
-    config: Config, fabric: Fabric, classes: Sequence[str], facts: Mapping[int, Facts], sizes: SiteSizes
-) -> Evaluator:
-    """Builds the evaluator of all sites on their own test images."""
-    if classes:
-        ordered = [own for _, own in sorted(facts.items())]
-        counts = torch.tensor([[own.of_product(name) for name in classes] for own in ordered])
-        tested = torch.tensor([[int(own.tested.get(name, 0)) for name in classes] for own in ordered])
-        return AccuracyEvaluator(None, counts, fabric, tested, common=False)
-    if anomalies := facts[min(facts)].anomalies:
-        return SemanticEvaluator(anomalies, common=False)
-    pro_limit = config["evaluation"]["pro_limit"]
-    if sizes.timetable is not None:
-        by_stage = [np.array([[size] for size in own]) for own in sizes.by_stage.values()]
-        return AnomalyStreamEvaluator({}, sizes.timetable, by_stage, pro_limit, common=False)
-    return AnomalyEvaluator(None, (), True, fabric, pro_limit, common=False)
-
-
-def _judge(
-    federation: Federation,
-    config: Config,
-    folder: RunFolder,
-    products: Sequence[str],
-    facts: Mapping[int, Facts],
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Calibrates all sites after the last round, and has each judge its own test images."""
-    calibration = calibrate(federation, federation.rounds, CalibrationQuery(products, None))
-    folder.save_json("calibration.json", calibration.to_json())
-    # Which class a semantic anomaly is taken for is not known.
-    semantic = any(own.anomalies for own in facts.values())
-    by_product = config["calibration"]["by"] == "product" and not semantic
-    held = {client: own.held for client, own in facts.items()}
-    promised = alphas(config)
-    found = {
-        alpha: decide_apart(
-            federation, calibration, products, held, alpha, by_product, shipped=alpha == promised[0]
+        sites = Sites(
+            self.carrier,
+            hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16],
+            plan.words,
+            fabric,
+            names,
+            names=plan.names,
+            visits=self.status.visits,
+            largest=largest,
+            classes=plan.classes,
         )
-        for alpha in promised
-    }
-    decided = {f"{alpha:g}": summarise_rates(judged) for alpha, judged in found.items()}
-    return summarise_rates(found[promised[0]]), {"decisions": decided}
+        facts, warnings = enrol(sites, config, model, names, folder.path / ROLL)
+        for line in warnings:
+            display.warn(line)
+        data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
+        privacy = promised(config)
+        central = (
+            isinstance(privacy, ImagePrivacy) and privacy.where == "central"
+        )  # all other noise sites draw
+        federation = build_federation(
+            config,
+            folder.path,
+            model,
+            data.module,
+            build_evaluator_of_answers(config, data.tests(bool(plan.classes)), fabric),
+            fabric,
+            images=None,
+            transport=lambda _: sites,
+            names=ClientNames(names),
+            key=noise_key(folder.path, None, sites.run) if central else b"",
+        )
+        return Run(config, folder, model, data, federation, fabric, display)
+
+    def judge(self, run: Run) -> None:
+        """Has each site judge its own test images; see `Participants.judge`."""
+        assert isinstance(run.data, SitesData)
+        federation, products, facts = run.federation, run.data.products, run.data.facts
+        run.calibration = calibrate(federation, federation.rounds, CalibrationQuery(products, None))
+        # Which class a semantic anomaly is taken for is not known.
+        semantic = any(site.anomalies for site in facts.values())
+        by_product = run.config["calibration"]["by"] == "product" and not semantic
+        held = {client: site.held for client, site in facts.items()}
+        promises = alphas(run.config)
+        for alpha in promises:
+            shipped = alpha == promises[0]
+            run.decisions[alpha] = decide_apart(
+                federation, run.calibration, products, held, alpha, by_product, shipped
+            )
+        ship(run)
 
 
-def _describe(
-    config: Config,
-    folder: RunFolder,
-    federation: Federation,
-    model: Model,
-    facts: Mapping[int, Facts],
-) -> dict[str, str]:
-    plan = federation.plan
-    private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
-    sites = ", ".join(
-        f"{federation.names.label(client)} ({own.size} images)" for client, own in sorted(facts.items())
-    )
-    return {
-        "method": f"{config['method']['name']} ({config['method']['paper']})",
-        **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
-        "task": type(model.task).__name__,
-        "sites": sites,
-        "backbone": f"{model.provenance['name']}, weights {model.provenance['taken']}",
-        "rounds": f"{config['rounds']} (seed {config['seed']})",
-        **private,
-        "files": str(folder.path),
-    }
+@dataclass(frozen=True)
+class SitesData:
+    """What the server knows of the sites' images (`RunData`): their numbers.
+
+    Attributes:
+        facts: What sites said of themselves, by client.
+        products: Names of all sites' products or classes.
+        status: The operator's view of the sites.
+        module: Numbers of training images by client.
+    """
+
+    facts: Mapping[int, Facts]
+    products: Sequence[str]
+    status: Status
+    module: SiteSizes
+
+    def counts(self) -> np.ndarray:
+        """Counts training images by client and product; int64 [clients, products]."""
+        return np.array([[site.of_product(name) for name in self.products] for site in self.facts.values()])
+
+    def stage_counts(self) -> list[np.ndarray] | None:
+        """Counts them by stage too, int64 [stages, products] of each client; None where all are there at once."""
+        if self.module.timetable is None:
+            return None
+        return [
+            np.array([[int(stage.get(name, 0)) for name in self.products] for stage in site.stages])
+            for site in self.facts.values()
+        ]
+
+    def tests(self, classes: bool) -> TestsElsewhere:
+        """Describes the sites' test images, of a run that learns classes or not."""
+        sites = list(self.facts.values())
+        tested = [[int(site.tested.get(name, 0)) for name in self.products] for site in sites]
+        by_stage = [np.array([[size] for size in sizes]) for sizes in self.module.by_stage.values()]
+        anomalies, timetable = sites[0].anomalies, self.module.timetable
+        return TestsElsewhere(classes, self.counts(), np.array(tested), anomalies, timetable, by_stage)
+
+    def lines(self) -> dict[str, str]:
+        """Describes the sites in a short line."""
+        sites = self.facts.items()
+        return {
+            "sites": ", ".join(f"{self.status.names[client]} ({site.size} images)" for client, site in sites)
+        }
+
+    def section(self, config: Config) -> dict[str, Any]:
+        """Returns what ``result.json`` says of the data."""
+        names, sites = self.status.names, self.facts.items()
+        return {
+            "data": "sites",
+            "sites": {names[client]: {"client": client, "products": site.held} for client, site in sites},
+            "partition": {
+                "strategy": "sites",
+                "sizes": [site.size for _, site in sites],
+                "counts": self.counts().tolist(),
+                "products": list(self.products),
+                "stage_sizes": [site.stage_sizes for _, site in sites],
+            },
+            "stage_rounds": [] if self.module.timetable is None else self.module.timetable.stage_rounds,
+        }
+
+    def record(self, config: Config) -> Record:
+        """Returns what MLflow records: no images are here, and what identifies them is what the sites said."""
+        digest = self.facts[min(self.facts)].configuration
+        products = {self.status.names[client]: site.held for client, site in self.facts.items()}
+        # The folder of every federation's run is called alike.
+        run_name = f"{config['method']['name']}-sites-s{config['seed']}"
+        return Record("sites", "sites", digest, products, run_name)
+
+    def measures(self, history: Sequence[RoundReport]) -> dict[str, float]:
+        """Returns what is known of each site after a round."""
+        return flat_status(self.status.sites(history, {}))
+
+    def save(self, folder: Path) -> None:
+        """Writes nothing: which image is whose only the sites know."""

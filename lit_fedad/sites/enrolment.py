@@ -12,13 +12,15 @@ import torch
 from torch.utils.data import DataLoader
 
 import lit_fedad
-from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.core.config import Config, locate, takes
+from lit_fedad.contracts.state import state_of
+from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.building import locate, takes
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
 from lit_fedad.experiment.build import Model
-from lit_fedad.report.files import whole_file
 from lit_fedad.sites.letters import Facts
 from lit_fedad.sites.remote import Sites
 from lit_fedad.sites.states import digest_of
@@ -134,7 +136,7 @@ def check_agreement(
         torch=torch.__version__,
         configuration=agreed(config),
         backbone=model.fingerprint[:16],
-        initial=digest_of([read_kept(model.client), model.task.learned_state()]),
+        initial=digest_of([state_of(model.client), learned_state(model.task)]),
     )
     advice: dict[str, tuple[str, Any]] = {
         "version": ("version of lit_fedad", "install the same everywhere"),
@@ -220,7 +222,7 @@ def enrol(
 def _write(roll: Path, facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
     said = {names[client]: asdict(own) for client, own in facts.items()}
     try:
-        with whole_file(roll) as part:
+        with atomic(roll) as part:
             part.write_text(json.dumps(said, indent=1))
     except OSError as error:
         raise UserError(f"{roll}: cannot be written ({error.strerror})") from error

@@ -10,19 +10,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.contracts import Client
 from lit_fedad.core.config import Config
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, limit_of
+from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
-from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import markdown_table
 
 
@@ -101,35 +100,31 @@ class OwnReport:
         config: The run's configuration; ``evaluation.pictures`` is the number of clearest and of hardest cases drawn.
         data: The site's images.
         images: Its test images, as decisions are judged by them.
-        fabric: Device.
     """
 
-    def __init__(
-        self, folder: Path, config: Config, data: Data, images: EvaluatedImages, fabric: Fabric
-    ) -> None:
-        self.folder, self.config, self.data, self.fabric = folder, config, data, fabric
-        self.images = images
+    def __init__(self, folder: Path, config: Config, data: Data, images: EvaluatedImages) -> None:
+        self.folder, self.config, self.data, self.images = folder, config, data, images
 
-    def write(self, client: Client, scores: Tensor, limits: Mapping[str, float]) -> Path:
-        """Writes the report of the live client's scores.
+    def write(self, predicted: Predicted, limits: Mapping[str, float]) -> Path:
+        """Writes the report of what the site's client predicts.
 
         Args:
-            client: The live client, as it predicts.
-            scores: Score of each test image [n].
+            predicted: Its predictions of the test images.
             limits: Score above which an image is called anomalous, by product.
 
         Returns:
             The page.
         """
+        scores = predicted.scores.double()
         with (
-            whole_file(self.folder / "decisions.csv") as path,
+            atomic(self.folder / "decisions.csv") as path,
             path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
         ):
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             writer.writerows(map(csv_cell, row) for row in self._rows(scores, limits))
-        drawn = self._draw(client, scores, limits)
-        with whole_file(self.folder / "report.md") as path:
+        drawn = self._draw(predicted, limits)
+        with atomic(self.folder / "report.md") as path:
             path.write_text(self._page(scores, limits, drawn), encoding="utf-8", errors="surrogateescape")
         return self.folder / "report.md"
 
@@ -145,24 +140,21 @@ class OwnReport:
             rows.append((name, product or "", shows, f"{score:.6g}", f"{limit:.6g}", decision))
         return rows
 
-    def _draw(self, client: Client, scores: Tensor, limits: Mapping[str, float]) -> bool:
+    def _draw(self, predicted: Predicted, limits: Mapping[str, float]) -> bool:
         """Draws the clearest and the hardest cases, where the images are files and the task localises.
 
         A site needs no matplotlib; where there is none, nothing is drawn.
         """
-        each, images = self.config["evaluation"]["pictures"], self.data.images
-        if not each or not isinstance(images, ImageSet) or not find_spec("matplotlib"):
+        if not predicted.maps or not isinstance(self.data.images, ImageSet) or not find_spec("matplotlib"):
             return False
-        from lit_fedad.experiment.figures.anomaly import case_of
+        from lit_fedad.experiment.figures.anomaly import drawn_cases
         from lit_fedad.report.figures import save_figure
-        from lit_fedad.report.heatmaps import heatmap_sheet, pick_cases
+        from lit_fedad.report.heatmaps import heatmap_sheet
 
         captioned = []
-        for index in pick_cases(scores, self.images.labels, each, each):
-            if (case := case_of(client, self.data, self.fabric, index)) is None:
-                return False
+        for index, case in drawn_cases(self.data, predicted, self.config["evaluation"]["pictures"]):
             limit = limit_of(limits, self.images.products[index])
-            told = f"{case.caption}, score {float(scores[index]):.3g}, threshold {limit:.3g}"
+            told = f"{case.caption}, score {float(predicted.scores[index]):.3g}, threshold {limit:.3g}"
             captioned.append(replace(case, caption=told))
         title = "Test images of this site: clearest cases, then hardest"
         save_figure(heatmap_sheet(captioned, title), self.folder / "heatmaps.png")

@@ -9,12 +9,13 @@ from hashlib import blake2b
 from pathlib import Path
 
 from lit_fedad.contracts import Client, Exchange, Exchanges, Method
-from lit_fedad.core.config import Config, build
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.experiment.build import Model
-from lit_fedad.federation.state_file import lasting_file
 from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
-from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, noise_key
+from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, noise_key
 from lit_fedad.privacy.ledger import Ledger
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
@@ -70,7 +71,8 @@ class OwnNoise:
             return None
         federation = config["federation"]
         secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-        plan = privacy.plan(model.method, config["rounds"], {client: 0}, {client: size}, sampler, secure)
+        course = Course(config["rounds"], {client: 0}, {client: size}, sampler, secure)
+        plan = privacy.plan(model.method, course)
         own = cls(plan, folder, images, ledger)
         if own.drawn_here:
             ledger.check(folder.name, plan.epsilon(plan.releases))
@@ -132,7 +134,7 @@ class OwnNoise:
             if self.drawn_here:
                 spent = self.plan.epsilon(len(paid) + 1)
                 self._ledger.spend(self._paid.parent.name, spent, self.plan.settings.delta)
-            with lasting_file(self._paid) as partial:
+            with atomic(self._paid, durable=True) as partial:
                 partial.write_text(json.dumps([*paid, digest]))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{self._paid}: cannot be kept ({type(error).__name__})") from error

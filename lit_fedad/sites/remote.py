@@ -15,9 +15,9 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.checkpoint import read_meta
 from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
-from lit_fedad.federation.turn import ClientResult
 from lit_fedad.sites.letters import AGAIN, LONGEST_START, Order, Reply, digest
 from lit_fedad.sites.status import Visits
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.state_file import lasting_file
+from lit_fedad.core.files import atomic
 from lit_fedad.privacy.keys import KEY_BYTES, KeyPair
 
 KEY = "sum.key"
@@ -129,7 +129,7 @@ class Given:
                     f"this site's part of round {place[0]} is in the sum of other sites already: their difference would"
                     " tell what one site sent; begin another run"
                 )
-            with lasting_file(self.path) as partial:
+            with atomic(self.path, durable=True) as partial:
                 partial.write_text(json.dumps({**noted, key: value}))
         except (OSError, ValueError, AttributeError) as error:
             raise UserError(f"{self.path}: cannot be kept ({type(error).__name__})") from error

@@ -15,26 +15,30 @@ from torch import Tensor
 
 import lit_fedad
 from lit_fedad.contracts import Client, Context, Exchange
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
+from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, build, compose
+from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
-from lit_fedad.evaluation.predict import image_scores
-from lit_fedad.experiment.build import build_data, build_evaluator, build_model
-from lit_fedad.experiment.calibration import calibration_scores, evaluated_images, with_calibration
+from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.experiment.build import build_data, build_model
+from lit_fedad.experiment.calibration import calibration_scores, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.decisions import evaluated_images
+from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.federation.client_runner import ClientRunner, pose_client
+from lit_fedad.federation.local_transport import cause_of
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.federation.turn import Turn, pose_client
-from lit_fedad.federation.turns import cause_of
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.privacy.messages import read_survivors
@@ -141,8 +145,8 @@ class _Seat:
         model = build_model(config, order.classes)
         whole = _whole(config, images, settings, order.client)
         partition = with_calibration(config, images, whole, model.method)
-        initial = read_kept(model.client)
-        begins = digest_of([initial, model.task.learned_state()])
+        initial = state_of(model.client)
+        begins = digest_of([initial, learned_state(model.task)])
         states = States(
             settings.folder / "states" / order.run,
             initial,
@@ -159,7 +163,7 @@ class _Seat:
         self.settings, self.display = settings, display
         self.method = model.method
         self.client, self.module, self.fabric = model.client, data.module, fabric
-        self.turn = Turn(model.client, build(config["federation"]["channel"]), fabric)
+        self.runner = ClientRunner(model.client, build(config["federation"]["channel"]), fabric)
         self.secure = build(config["federation"].get("secure_sum"))
         self.summed = self.secure is not None
         if self.summed != (settings.roster is not None):
@@ -173,6 +177,8 @@ class _Seat:
         self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         self.evaluator = build_evaluator(config, data, model.method, fabric, common=False)
+        # Predictions of its test images, and the round and message after which they were made.
+        self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
         if self.evaluator.local:
             raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
         products = products_of(images)
@@ -222,23 +228,25 @@ class _Seat:
         asked = Asked(self.facts.configuration, order.round, order.exchange, digest(blob), known)
         exchange = self._exchange(order, context, asked)
         self.states.settle(order.settled, order.base)
-        self.turn.activate(exchange, context, state, blob)
+        self.runner.activate(exchange, context, state, blob)
         if order.kind == "play":
             if self.noise is not None:
                 self.noise.pay(exchange, self.client, asked)
             mask = self._mask(exchange, envelopes)
             self.place = order.round, order.exchange
-            result = self.turn.play(exchange, data, mask)
-            self.states.put(order.step, read_kept(self.client))
+            result = self.runner.play(exchange, data, mask)
+            self.states.put(order.step, state_of(self.client))
             return Reply(scalars=result.scalars, letter=result.blob)
         query = self._query(order)
         pose_client(self.client, "own", {}, data)
         if order.keep:
-            state = read_kept(self.client)
+            state = state_of(self.client)
             self.states.put(order.step, state)
             trained = TrainedClient(order.round, order.exchange, blob, state)
             self._keep(lambda detector: detector.write(trained))
         found = query(self.client, order.client)
+        if order.question == "scores":
+            self.predicted = (order.round, digest(blob)), self.evaluator.predicted(found)
         if order.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
         message = query.pack(found)
@@ -310,16 +318,24 @@ class _Seat:
                 self.config, data.images, data.partition, data.module, self.fabric, self.method
             )
             return CalibrationQuery(order.names, scores)
-        loader, images = data.module.test_dataloader(), evaluated_images(self.config, data)
-        shipped = order.question == "decisions"
+        images, shipped = evaluated_images(self.config, data), order.question == "decisions"
 
         def scored(client: Client) -> Tensor:
-            scores = image_scores(client, loader, self.fabric)
+            predicted = self._predictions(client, order)
             if shipped:
-                self._report(client, scores, order, images)
-            return scores
+                self._report(predicted, order, images)
+            return predicted.scores
 
         return DecisionsQuery(order.names, order.numbers, images, scored, shipped)
+
+    def _predictions(self, client: Client, order: Order) -> Predicted:
+        """Returns the predictions of the test images: those that metrics were computed from, or else computes them."""
+        after = order.round, digest(self.message)
+        if self.predicted[0] != after:
+            self.predicted = after, self.evaluator.predicted(self.evaluator(client, order.client))
+        predicted = self.predicted[1]
+        assert predicted is not None
+        return predicted
 
     def _keep(self, part: Callable[[OwnDetector], None]) -> None:
         """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
@@ -334,13 +350,11 @@ class _Seat:
             if self.detector.complete and not known:
                 self.display.note(f"detector: lit-fedad predict run={self.detector.folder.path} images=DIR")
 
-    def _report(self, client: Client, scores: Tensor, order: Order, images: EvaluatedImages) -> None:
+    def _report(self, predicted: Predicted, order: Order, images: EvaluatedImages) -> None:
         """Writes the site's own report; a failure ends no round."""
-        report = OwnReport(
-            self.settings.folder / "reports" / order.run, self.config, self.data, images, self.fabric
-        )
+        report = OwnReport(self.settings.folder / "reports" / order.run, self.config, self.data, images)
         try:
-            self.display.note(f"report: {report.write(client, scores.double(), order.numbers)}")
+            self.display.note(f"report: {report.write(predicted, order.numbers)}")
         except (OSError, ValueError, UserError) as error:
             self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.federation.client_pool import State, detached
-from lit_fedad.federation.state_file import lasting_file, read_state, write_state
+from lit_fedad.federation.state_file import read_state, write_state
 
 
 class States:
@@ -37,7 +38,7 @@ class States:
             begun = folder / name
             try:
                 if not begun.exists():
-                    with lasting_file(begun) as partial:
+                    with atomic(begun, durable=True) as partial:
                         partial.write_text(mark)
                 before = begun.read_text()
             except OSError as error:
@@ -61,7 +62,7 @@ class States:
 
     def put(self, step: int, state: State) -> None:
         """Writes the state after a step; the file is complete or absent."""
-        with lasting_file(self._path(step)) as partial:
+        with atomic(self._path(step), durable=True) as partial:
             write_state(detached(state), partial)
 
     def settle(self, settled: int, base: int) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
+from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback, RoundReport
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.naming import human_bytes, human_seconds
 
 
@@ -66,23 +68,33 @@ class Visits:
 STATUS = "status.json"
 
 
-class Status(FederationCallback):
-    """A callback that writes ``status.json`` to a run's folder after every round.
+class Status(RunCallback):
+    """A callback that writes ``status.json`` to a run's folder after every round, and adds it to its result.
 
     Args:
-        folder: The run's folder.
         names: Names of the sites by client.
         visits: When they answered.
     """
 
-    def __init__(self, folder: Path, names: Mapping[int, str], visits: Visits) -> None:
-        self.folder, self.names, self.visits = folder, names, visits
+    _folder: Path
+
+    def __init__(self, names: Mapping[int, str], visits: Visits) -> None:
+        self.names, self.visits = names, visits
+
+    def on_run_start(self, run: Run) -> None:
+        """Receives the run's folder."""
+        self._folder = run.folder.path
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
         """Writes the state after a round."""
-        self.write(federation, self.sites(federation.history, {}))
+        self._write(federation, self.sites(federation.history, {}))
 
-    def sites(self, history: list[RoundReport], rates: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def on_rounds_end(self, run: Run) -> None:
+        """Writes the state after the last round, with what came of the decisions."""
+        run.extras["status"] = self.sites(run.federation.history, run.rates)
+        self._write(run.federation, run.extras["status"])
+
+    def sites(self, history: Sequence[RoundReport], rates: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Describes all sites by name.
 
         Args:
@@ -97,24 +109,16 @@ class Status(FederationCallback):
             found[name] = {**_of(client, history), **seen, "false_alarm_rate": alarms.get(client)}
         return found
 
-    def write(self, federation: Federation, sites: Mapping[str, Any]) -> None:
-        """Writes the state of all sites.
-
-        Args:
-            federation: The federation, after a round.
-            sites: What `sites` returned.
-        """
+    def _write(self, federation: Federation, sites: Mapping[str, Any]) -> None:
         content = {
             "round": federation.history[-1].round,
             "rounds": federation.rounds,
             "written": time.time(),
             "sites": sites,
         }
-        partial = self.folder / f".{STATUS}.partial"
         # A round is complete without its status: a full disk ends the run at the next checkpoint, in one line.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), atomic(self._folder / STATUS, durable=True) as partial:
             partial.write_text(json.dumps(content, indent=1))
-            partial.replace(self.folder / STATUS)
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def status_rows(sites: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
     return rows
 
 
-def _of(client: int, history: list[RoundReport]) -> dict[str, Any]:
+def _of(client: int, history: Sequence[RoundReport]) -> dict[str, Any]:
     """Returns what is known of one site."""
     taken = [report for report in history if client in report.participants]
     troubles = [
@@ -173,3 +177,17 @@ def _of(client: int, history: list[RoundReport]) -> dict[str, Any]:
         "bytes_down": sum(report.bytes_down.get(client, 0) for report in history),
         "troubles": troubles,
     }
+
+
+def flat_status(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Flattens what is known of sites (`Status.sites`) into numbers for the tracker.
+
+    Example:
+        >>> flat_status({"north": {"rounds": 2, "last_seen": None, "troubles": ["round 1: late"]}})
+        {'site/north/rounds': 2.0, 'site/north/troubles': 1.0}
+    """
+    flat: dict[str, float] = {}
+    for name, site in sites.items():
+        counted = {**site, "troubles": len(site["troubles"])}
+        flat |= {f"site/{name}/{key}": float(value) for key, value in counted.items() if value is not None}
+    return flat

@@ -12,7 +12,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.core.config import Config, choices, compose, config_groups, identity, locate, takes
+from lit_fedad.core.building import locate, takes
+from lit_fedad.core.config import Config, choices, compose, config_groups, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.experiment.trusted_targets import check_targets

@@ -21,7 +21,8 @@ from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
 from optuna.trial import create_trial
 
-from lit_fedad.core.config import Config, build, call, compose, identity, takes
+from lit_fedad.core.building import build, call, takes
+from lit_fedad.core.config import Config, compose, identity
 from lit_fedad.core.errors import UserError
 
 BYTES = "bytes"

@@ -16,9 +16,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as drawn
 
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display
-from lit_fedad.report.files import whole_file
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import attempts, standing
 from lit_fedad.sweep.trial import DEFAULT
@@ -68,7 +68,7 @@ def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
         The files: ``trials.csv``, and PNGs in ``figures``.
     """
     table = out / "trials.csv"
-    with whole_file(table) as part:
+    with atomic(table) as part:
         trials_frame(study, plan).map(csv_cell).to_csv(part, index=False)
     files = [table]
     for name, draw in _figures(study, plan).items():
@@ -82,7 +82,7 @@ def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
             ):  # importance: where all values are equal, or there is one trial
                 continue
         files.append(out / "figures" / f"{name}.png")
-        with whole_file(files[-1]) as part:  # cut to what is drawn: names of keys are longer than the margins
+        with atomic(files[-1]) as part:  # cut to what is drawn: names of keys are longer than the margins
             figure.savefig(part, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
     return files
 

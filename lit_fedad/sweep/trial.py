@@ -12,8 +12,9 @@ from optuna import Trial
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback, RoundReport
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
 from lit_fedad.sweep.worker import GivenBackError, PlanError, PrunedError
 

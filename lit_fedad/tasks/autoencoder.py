@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.anomaly_map import AnomalyMap
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.encoders import FrozenEncoder
-from lit_fedad.tasks.patches import PatchTask
+from lit_fedad.tasks.patches import AnomalyMap, PatchTask
 
 
 class FeatureAutoencoder(PatchTask):
@@ -112,7 +111,7 @@ class FeatureAutoencoder(PatchTask):
             return Prediction(image_score=errors)
         return Prediction(image_score=self.judge(errors), anomaly_map=self.draw(errors))
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Standardises by local statistics, unless pooled ones were loaded."""
         self.standardise_locally(loader)
 

@@ -149,16 +149,12 @@ class Contrastive(Representation):
         """Computes each image's Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
         return Prediction(image_score=self.densities(self.represent(features)))
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Estimates the client's own densities, and predicts which of its images are normal."""
         z, index = self.embed(loader)
         found = self.estimate(z, context)
         self.densities.set(found.mean, found.covariance)
         self.select(z, index)
-
-    def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Estimates densities and predicts normal images, as `prepare` does."""
-        self.prepare(loader, context)
 
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:

@@ -163,17 +163,13 @@ class CSI(Representation):
         return Prediction(image_score=-normality.mean(1))
 
     @torch.no_grad()
-    def prepare(self, loader: DataLoader, context: Context) -> None:
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Fills the bank with local images, and measures their norms and logits."""
         found = torch.cat([embedded.cpu() for embedded in map_batches(self, loader, self.embedding)])
         z, logits = found[:, :, :-1], found[:, :, -1]
         self.bank = F.normalize(z, dim=2).transpose(0, 1).contiguous().to(self.bank)
         self.norms = z.norm(dim=2).mean(0).clamp(min=_LEAST).to(self.norms)
         self.certainty = off_zero(logits.mean(0), _LEAST).to(self.certainty)
-
-    def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Fills the bank under the current weights, as `prepare` does."""
-        self.prepare(loader, context)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds LARS, at this round's learning rate."""

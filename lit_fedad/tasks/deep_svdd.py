@@ -14,8 +14,8 @@ from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.models.convnets import contrast_normalised
 from lit_fedad.models.encoders import FrozenEncoder
-from lit_fedad.models.lenet import contrast_normalised
 
 _CONTRAST = 4.0  # mean absolute deviations of an image that [0, 1] spans on either side of its mean
 
@@ -268,9 +268,10 @@ class DeepSVDD(Bottleneck):
         found = self.distances(features)
         return Prediction(image_score=found - self.radius.square() if self.soft else found)
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Puts the centre at the mean of local images; it stays there when weights change."""
-        self.centre = off_zero(self.feature_mean(loader), self.margin).to(self.centre)
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Puts the centre at the mean of local images, the first time; it stays there when weights change."""
+        if first:
+            self.centre = off_zero(self.feature_mean(loader), self.margin).to(self.centre)
 
     @torch.no_grad()
     def feature_mean(self, loader: DataLoader) -> Tensor:

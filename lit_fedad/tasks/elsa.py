@@ -15,11 +15,49 @@ from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.kmeans import KMeansResult
-from lit_fedad.memory.spherical import spherical_kmeans
+from lit_fedad.memory.kmeans import KMeansResult, kmeans
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 from lit_fedad.tasks.representation import Representation
+
+
+@torch.no_grad()
+def spherical_kmeans(
+    rows: Tensor,
+    clusters: int,
+    *,
+    generator: torch.Generator,
+    weights: Tensor | None = None,
+    max_steps: int = 10,
+) -> KMeansResult:
+    """Clusters rows by their directions: each belongs to the centre of largest cosine, the normalised mean of its rows.
+
+    Args:
+        rows: Rows ``[n, channels]``.
+        clusters: Number of centres; with fewer rows, see `kmeans`.
+        generator: Source of all randomness.
+        weights: Non-negative weight of each row, ``[n]``; 1 by default.
+        max_steps: Most moves of the centres.
+
+    Returns:
+        The clustering; ``centroids`` have length 1.
+
+    Example:
+        >>> rows = torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.0, 1.0]])
+        >>> found = spherical_kmeans(rows, 2, generator=torch.Generator().manual_seed(0))
+        >>> sorted(found.centroids.tolist()), sorted(found.counts.tolist())
+        ([[0.0, 1.0], [1.0, 0.0]], [1.0, 2.0])
+    """
+    # Rows and centres have length 1: the nearest centre is that of the largest cosine.
+    return kmeans(
+        F.normalize(rows, dim=1),
+        clusters,
+        generator=generator,
+        weights=weights,
+        max_steps=max_steps,
+        tolerance=0.0,
+        spherical=True,
+    )
 
 
 class Elsa(Representation):
@@ -118,13 +156,9 @@ class Elsa(Representation):
         z = torch.cat([self.project(features).cpu() for features in map_batches(self, loader, self)])
         return spherical_kmeans(z, len(self.prototypes), generator=context.generator("prototypes"))
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Takes the prototypes from local images."""
-        self.prototypes = self.cluster(loader, context).centroids.to(self.prototypes)
-
-    def refresh(self, loader: DataLoader, context: Context) -> None:
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Takes the prototypes from local images under the current weights."""
-        self.prepare(loader, context)
+        self.prototypes = self.cluster(loader, context).centroids.to(self.prototypes)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds SGD in the warm-up, and Adam after it."""

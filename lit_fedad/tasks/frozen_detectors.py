@@ -52,9 +52,10 @@ class FrozenDetector(Task):
         return self.encoder(batch["image"]) / self.encoder.length
 
     @torch.no_grad()
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Fits the detector to local images."""
-        self.fit(torch.cat([features.float().cpu() for features in map_batches(self, loader, self)]))
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Fits the detector to local images, the first time."""
+        if first:
+            self.fit(torch.cat([features.float().cpu() for features in map_batches(self, loader, self)]))
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Refuses to train.

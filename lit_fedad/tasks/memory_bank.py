@@ -300,31 +300,26 @@ class MemoryBank(PatchTask):
         at = torch.linspace(0, len(ordered) - 1, QUANTILES).round().long()
         return ordered[at], len(ordered)
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Builds subspace, bank and threshold from local data, and statistics unless some were loaded."""
-        if self.measures:
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Builds the bank from local data: equal weights and images give an equal bank, whatever the round.
+
+        The first time, also subspace and threshold, and statistics unless some were loaded.
+        """
+        if first and self.measures:
             moments = self.moments(loader)
             if self.mean.isnan().any():
                 self.load_statistics(**self.statistics_of(moments[0]))
             if self.subspace is not None:
                 self.load_subspace(**self.fit_subspace(moments, self.loaded_statistics()))
-        else:
+        elif first:
             self.standardise_locally(loader)
-        self._build(loader, context)
-        if isinstance(self.loss.threshold, str):
-            quantiles, _ = self.neighbour_quantiles(loader)
-            self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
-
-    def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Builds the bank anew from local data: equal weights and images give an equal bank, whatever the round."""
-        self._build(loader, context)
-
-    def _build(self, loader: DataLoader, context: Context) -> None:
         # A slot of old weights lies among features that the head no longer makes: none may remain (no moving average).
         # Draws that changed by round would move the bank under weights that do not change.
-        first = Context(context.seed, 0, context.client)
-        reduced = self.reduce_memory(loader, first, previous=None)
+        reduced = self.reduce_memory(loader, Context(context.seed, 0, context.client), previous=None)
         self.load_memory(reduced.memory, reduced.radii)
+        if first and isinstance(self.loss.threshold, str):
+            quantiles, _ = self.neighbour_quantiles(loader)
+            self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     # ------------------------------------------------------------------------------------------------ scoring
 
@@ -358,7 +353,7 @@ class MemoryBank(PatchTask):
     def on_fit_start(self) -> None:
         """Builds the bank, unless one was loaded."""
         if self.memory.isnan().any():
-            self.prepare(self._trainer_loader(), Context(seed=0, round=0))
+            self.refresh(self._trainer_loader(), Context(seed=0, round=0), first=True)
 
     def on_train_epoch_end(self) -> None:
         """Recomputes the bank; in a federation, the method calls `refresh`."""

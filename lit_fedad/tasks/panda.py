@@ -100,14 +100,12 @@ class Panda(Task):
         distances, _ = nearest(features.float(), self.bank, min(self.neighbours, len(self.bank)))
         return Prediction(image_score=distances.square().sum(1))
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Puts the centre at the mean of local features, and fills the bank with them."""
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Fills the bank with local features; the first time, their mean becomes the centre."""
         features = self.embed(loader)
-        self.centre, self.bank = features.mean(0).to(self.centre), features.to(self.bank)
-
-    def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Fills the bank with local features under the current weights; the centre stays."""
-        self.bank = self.embed(loader).to(self.bank)
+        self.bank = features.to(self.bank)
+        if first:
+            self.centre = features.mean(0).to(self.centre)
 
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> Tensor:

@@ -110,8 +110,10 @@ class Subspace(PatchTask):
         if radii is not None:
             self.radii = radii.to(self.radii)
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Fits subspace and clusters to local data."""
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Fits subspace and clusters to local data, the first time."""
+        if not first:
+            return
         self.load_subspace(*self.fit_subspace(self.moments(loader)))
         if self.clusters:
             self.load_memory(self.cluster(loader, context).centroids)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import redact, without_user
 from lit_fedad.tracking.journal import complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run
@@ -233,9 +233,8 @@ class Sender:
         if not text:
             path.unlink(missing_ok=True)
         else:
-            draft = path.with_name(f"{path.name}.{os.getpid()}")
-            draft.write_text(text)
-            draft.replace(path)
+            with atomic(path) as partial:
+                partial.write_text(text)
 
     def _report(self, cause: Exception, failures: int) -> None:
         self._error = f"{self._shown}: {one_line(cause, self._uri)}"

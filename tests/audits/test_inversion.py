@@ -13,6 +13,7 @@ from lit_fedad.audits import inversion_attack
 from lit_fedad.audits.inversion import InversionOptions, invert
 from lit_fedad.audits.reconstruction import Inversion, as_sets, by_position
 from lit_fedad.contracts import Context
+from lit_fedad.contracts.evidence import SentImages
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
@@ -124,9 +125,9 @@ def test_a_bank_is_inverted_judged_and_drawn(copied, capsys):
 def turn(federation, context):
     """Plays a client's turn; the live model is that client then."""
     exchange = federation.exchanges.at(context)
-    blob = federation.outbox.pack(exchange, [context.client], context)[context.client]
-    federation.turn.activate(exchange, context, federation.pool.get(context.client), blob)
-    return federation.turn.play(exchange, federation.data.at(context.round))
+    blob = federation.sender.pack(exchange, [context.client], context)[context.client]
+    federation.runner.activate(exchange, context, federation.pool.get(context.client), blob)
+    return federation.runner.play(exchange, federation.data.at(context.round))
 
 
 @pytest.mark.slow
@@ -139,7 +140,7 @@ def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
     federation, task = run.federation, run.model.task
     for call, number in zip(asked[:2], (0, 1), strict=True):
         context = Context(federation.seed, 2, number)
-        federation.server.begin(context)
+        federation.server.context = context
         turn(federation, context)  # trains, and leaves the live model as the client is then
         shared = federation.server.known["memory"]
         batches = run.data.module.client_loader(number, torch.Generator(), shuffle=False)
@@ -164,7 +165,7 @@ def test_the_attackers_features_are_those_of_the_task(asked, with_heads, knowled
     first = {name: entry.clone() for name, entry in head.items()}
     federation = run.federation
     context = Context(federation.seed, 3, 1)
-    federation.server.begin(context)
+    federation.server.context = context
     turn(federation, context)
     if knowledge == "shared":
         assert any(not torch.equal(first[name], entry) for name, entry in task.head.state_dict().items())
@@ -230,7 +231,7 @@ def test_a_round_is_inverted_without_labels(asked, averaged):
     run = reopen(str(averaged))
     federation = run.federation
     context = Context(federation.seed, 2, 1)
-    federation.server.begin(context)
+    federation.server.context = context
     sent = load(turn(federation, context).blob)
     names = dict(run.model.task.named_parameters())
     for name, update in zip(names, asked[0]["update"], strict=True):
@@ -253,7 +254,9 @@ def test_shared_images_are_judged_as_they_are(averaged, monkeypatch):
     held = run.data.partition.clients
     near = run.data.images.train_images[[held[0][2]]].clone()
     near[..., 0] += 1
-    monkeypatch.setattr(inversion_attack, "_shared", lambda run: ("images", 2))
+    monkeypatch.setattr(
+        inversion_attack, "_shared", lambda run: (SentImages(lambda sent: sent["images"] / 255), 2)
+    )
     monkeypatch.setattr(
         inversion_attack.Attack, "_send", lambda self, number: {"images": near if number == 0 else 255 - near}
     )
@@ -341,7 +344,9 @@ def test_a_reconstruction_that_is_the_image_is_identified(averaged, monkeypatch)
     run = reopen(str(averaged))
     held = run.data.partition.clients
     shown = run.data.images.train_images[list(held[0])]
-    monkeypatch.setattr(inversion_attack, "_shared", lambda run: ("images", 2))
+    monkeypatch.setattr(
+        inversion_attack, "_shared", lambda run: (SentImages(lambda sent: sent["images"] / 255), 2)
+    )
     monkeypatch.setattr(inversion_attack.Attack, "_send", lambda self, number: {"images": shown})
     invert(reopen(str(averaged)), InversionOptions())
     found = report(averaged)

@@ -8,11 +8,11 @@ from torch.nn import functional as F
 from lit_fedad.audits.statistics import (
     bank_statistics,
     moments_statistics,
-    own_part,
     prototype_scores,
     update_directions,
 )
 from lit_fedad.memory.moments import Moments
+from lit_fedad.methods.parts.evidence import own_vectors
 
 
 def noise(*shape, seed=0):
@@ -93,12 +93,12 @@ class _Task:
 
 
 @pytest.mark.parametrize("adds_up", [True, False])
-def test_own_part_undoes_the_moving_average(adds_up):
+def test_own_vectors_undo_the_moving_average(adds_up):
     shared, own = noise(5, 2, seed=11), noise(5, 2, seed=12)
     share = 1 if adds_up else 1 / 4
     sent = shared + share * (own - shared)
     sent[2] = shared[2]  # a slot without patches
     message = {"memory": sent, "counts": torch.tensor([1.0, 2, 0, 3, 0])}
-    found = own_part(_Task(adds_up), {"memory": shared}, message, 3)
+    found = own_vectors(_Task(adds_up), {"memory": shared}, message, 3)
     torch.testing.assert_close(found, own[[0, 1, 3]], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(own_part(_Task(adds_up), {}, message, 3), sent[[0, 1, 3]])
+    torch.testing.assert_close(own_vectors(_Task(adds_up), {}, message, 3), sent[[0, 1, 3]])

@@ -1,7 +1,8 @@
 """The command line: what each command prints, and its exit status."""
 
-import dataclasses
+import functools
 import importlib
+import inspect
 import logging
 import subprocess
 import sys
@@ -16,11 +17,10 @@ from lit_fedad.audits import inversion, membership, page
 from lit_fedad.audits.inversion import InversionOptions
 from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli
-from lit_fedad.cli.deployment import EvaluateOptions, ExportOptions, PredictOptions
 from lit_fedad.cli.privacy import PrivacyOptions
-from lit_fedad.cli.train import SyncOptions
+from lit_fedad.cli.train import sync
 from lit_fedad.core.config import choices, compose
-from lit_fedad.core.options import read
+from lit_fedad.core.options import parse
 from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.update import UpdateOptions
@@ -61,14 +61,20 @@ def test_help_names_every_command(say, arguments):
     assert max(map(len, out)) <= 120
 
 
+def keys_of(declared):
+    """Default by key of what declares the options of a command: a dataclass, or the command's function."""
+    parameters = inspect.signature(declared).parameters.values()
+    return {one.name: one.default for one in parameters if one.name not in ("overrides", "display")}
+
+
 @pytest.mark.parametrize(
     ("command", "form", "declared", "overrides"),
     [
-        ("evaluate", 0, [EvaluateOptions], ["data.root", "backbone.weights"]),
-        ("predict", 0, [PredictOptions], ["backbone.weights"]),
+        ("evaluate", 0, [prediction.evaluate], ["data.root", "backbone.weights"]),
+        ("predict", 0, [prediction.predict], ["backbone.weights"]),
         ("watch", 0, [WatchOptions], ["backbone.weights"]),
         ("update", 0, [UpdateOptions], ["data.root", "backbone.weights"]),
-        ("export", 0, [ExportOptions], []),
+        ("export", 0, [exporting.export], []),
         ("report", 0, [PageOptions], ["tracking.uri"]),
         ("report", 1, [TableOptions], ["any.key"]),
         ("privacy", 0, [PrivacyOptions, LiraOptions], []),
@@ -77,7 +83,7 @@ def test_help_names_every_command(say, arguments):
         ("privacy", 3, [PrivacyOptions], []),
         ("sweep", 0, [SweepOptions], ["any.key"]),
         ("pretrain", 0, [PretrainOptions], []),
-        ("sync", 0, [SyncOptions], []),
+        ("sync", 0, [sync], []),
     ],
 )
 def test_help_names_every_option_with_its_default(command, form, declared, overrides):
@@ -85,19 +91,16 @@ def test_help_names_every_option_with_its_default(command, form, declared, overr
     given = dict(option.split("=") for option in usage.replace("root.mpdd", "root").split())
     optional = {key[1:]: value[:-1] for key, value in given.items() if key.startswith("[")}
     required = {key: value for key, value in given.items() if not key.startswith("[")}
-    fields = [field for one in declared for field in dataclasses.fields(one)]
-    must = {field.name for field in fields if field.default is field.default_factory or field.default == ""}
+    keys = {key: default for one in declared for key, default in keys_of(one).items()}
+    must = {key for key, default in keys.items() if default in (inspect.Parameter.empty, "")}
     assert required.keys() == must
-    assert optional.keys() - {*overrides} == {field.name for field in fields} - required.keys()
+    assert optional.keys() - {*overrides} == keys.keys() - required.keys()
     # FILE, N and the like stand for a value; of a|b, a is the default.
     defaults = {key: value.partition("|")[0] for key, value in optional.items() if not value.isupper()}
     for one in declared:
-        names = {field.name for field in dataclasses.fields(one)}
-        own = [f"{key}={value}" for key, value in (required | defaults).items() if key in names]
-        options, _ = read(one, own, command)
-        for field in dataclasses.fields(one):
-            if field.name in defaults:
-                assert getattr(options, field.name) == field.default
+        given = [f"{key}={value}" for key, value in defaults.items() if key in keys_of(one)]
+        for key, value in parse(one, given, command)[0].items():
+            assert value == keys[key]
 
 
 def test_help_does_not_wait_for_lightning():
@@ -203,8 +206,8 @@ def test_training_and_showing_it_again(say, tmp_path):
     assert status == 0
     assert err == [
         "warning: backbone 'resnet18' has RANDOM weights (seed 0): they test the plumbing, no more",
-        "warning: evaluation.alpha=0.01 needs 99 calibration images, and clients 0, 1 have at most 20: what cannot be"
-        " promised is not called anomalous; give a larger evaluation.alpha, or more images",
+        "warning: evaluation.alpha=0.01 needs 99 calibration images, and client 0, client 1 have at most 20: what"
+        " cannot be promised is not called anomalous; give a larger evaluation.alpha, or more images",
     ]
     assert any(line.startswith("round  1/1") for line in out)
     status, out, err = say(*arguments)
@@ -232,18 +235,18 @@ def test_predicting_tells_unreadable_images_by_its_status(say, tiny_run, tmp_pat
 
 def test_options_reach_evaluate_predict_and_export(say, monkeypatch):
     called = []
-    monkeypatch.setattr(prediction, "evaluate", lambda *given: called.append(given))
-    monkeypatch.setattr(prediction, "predict", lambda *given: called.append(given))
-    monkeypatch.setattr(exporting, "export", lambda *given: called.append(given))
+    for module, name in ((prediction, "evaluate"), (prediction, "predict"), (exporting, "export")):
+        spy = functools.wraps(getattr(module, name))(lambda **given: called.append(given))
+        monkeypatch.setattr(module, name, spy)
     say("evaluate", "run=r", "data.root=/a=b")
     say("predict", "images=i", "run=r", "client=2", "backbone.weights=w")
     say("predict", "images=i", "run=r", "alpha=.05", "product=screw", "version=3")
     say("export", "run=r", "format=pt2", "out=", "product=screw", "version=0")
     assert called == [
-        ("r", {"data.root": "/a=b"}, None),
-        ("r", "i", 2, None, None, None, None, {"backbone.weights": "w"}),
-        ("r", "i", None, None, 0.05, "screw", 3, {}),
-        ("r", None, ("pt2",), None, None, "screw", 0, None, {}),
+        {"run": "r", "overrides": {"data.root": "/a=b"}},
+        {"run": "r", "images": "i", "client": 2, "overrides": {"backbone.weights": "w"}},
+        {"run": "r", "images": "i", "alpha": 0.05, "product": "screw", "version": 3, "overrides": {}},
+        {"run": "r", "format": ("pt2",), "out": None, "product": "screw", "version": 0, "overrides": {}},
     ]
 
 
@@ -294,11 +297,11 @@ def test_sync_of_a_run_that_was_not_tracked(say, tiny_run):
 
 @pytest.mark.parametrize(("command", "hint"), [("train", True), ("evaluate", False)])
 def test_an_interruption_is_one_line_and_status_130(say, monkeypatch, command, hint):
-    def interrupted(*_):
+    def interrupted(*_, **given):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(experiment, "train", interrupted)
-    monkeypatch.setattr(prediction, "evaluate", interrupted)
+    monkeypatch.setattr(prediction, "evaluate", functools.wraps(prediction.evaluate)(interrupted))
     status, _, err = say(command, *(["run=r"] if command == "evaluate" else []))
     assert status == 130
     assert err == ["error: interrupted" + ("; the same command continues" if hint else "")]

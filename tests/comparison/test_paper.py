@@ -2,8 +2,7 @@
 
 import shlex
 
-from lit_fedad.papers.commands import missing
-from lit_fedad.papers.paper import fill
+from lit_fedad.papers.paper import fill, missing
 from lit_fedad.papers.plan import read_table
 
 

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from lit_fedad.cli import main as cli
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.auto import auto, recognise
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.data.torchvision_sets import MEAN, STD, cifar

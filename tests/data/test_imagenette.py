@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.imagenet_sets import CLASSES, imagenette
 

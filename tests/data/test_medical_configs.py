@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.data.medical_sets import CLASSES, medmnist

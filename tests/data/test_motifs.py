@@ -8,7 +8,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.svm import SVC
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.motifs import ANOMALOUS, NORMAL, motif_classes, motifs
 from lit_fedad.data.strategies import DominantClass

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.motifs import motifs
 from lit_fedad.data.public import folder, natural, packed, refuse_overlap, synthetic

@@ -7,7 +7,8 @@ from helpers.images import image_set
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import FromFile, Partition

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torchvision.transforms.v2.functional import InterpolationMode, resize
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.torchvision_sets import CLASSES, LabelledSTL10, stl10
 

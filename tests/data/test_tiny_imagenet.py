@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.imagenet_sets import TINY_IMAGENET_MEAN, TINY_IMAGENET_STD, tiny_imagenet
 from lit_fedad.data.labelled import LabelledDataset

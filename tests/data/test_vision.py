@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.data.vision import vision

@@ -19,7 +19,7 @@ def make_detector(make_task, make_loader):
 
     def make(threshold=1.0, **overrides):
         client = LocalClient(make_task(**overrides))
-        client.task.prepare(make_loader(), Context(seed=0, round=0))
+        client.task.refresh(make_loader(), Context(seed=0, round=0), first=True)
         rule = DecisionRule("drawn", ScoreCounts.of(torch.tensor([threshold])), 0.5)
         return Detector(client, ImageTransform(32), rule)
 

@@ -31,7 +31,7 @@ def exported(tiny_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("exported")
     pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(out / "image.png")
-    export(str(tiny_run), client=1, formats=("pt2",), out=str(out), images=str(out / "image.png"))
+    export(str(tiny_run), client=1, format=("pt2",), out=str(out), images=str(out / "image.png"))
     return out
 
 
@@ -114,7 +114,7 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
         "evaluation.pictures=0", f"out={tmp_path / 'run'}",
     )  # fmt: skip
     train(compose(list(overrides)), quiet=True)
-    folder = export(str(tmp_path / "run"), formats=("pt2",))
+    folder = export(str(tmp_path / "run"), format=("pt2",))
     result = RunFolder(tmp_path / "run").result()
     largest = int(np.argmax(result["partition"]["sizes"]))
     assert folder == tmp_path / "run" / "export" / f"client_{largest}"
@@ -142,10 +142,10 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
     [
         ({"client": 7}, "client=7: the run has clients 0, 1"),
         (
-            {"formats": ("pt2", "tflite")},
+            {"format": ("pt2", "tflite")},
             "format=pt2,tflite: 'tflite' is none of onnx, pt2, openvino, openvino_int8",
         ),
-        ({"formats": ()}, "format=: '' is none of onnx, pt2, openvino, openvino_int8"),
+        ({"format": ()}, "format=: '' is none of onnx, pt2, openvino, openvino_int8"),
         ({"normal": "."}, "normal=.: only format=openvino_int8 looks at normal images"),
         ({"images": "nowhere"}, "images=nowhere: no such file or folder"),
         ({"overrides": {"form": "x"}}, "'form' cannot be given for a trained run"),
@@ -153,7 +153,7 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_line(tiny_run, tmp_path, given, message):
     with pytest.raises(UserError) as caught:
-        export(**{"run": str(tiny_run), "formats": ("pt2",), "out": str(tmp_path / "out"), **given})
+        export(**{"run": str(tiny_run), "format": ("pt2",), "out": str(tmp_path / "out"), **given})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -163,7 +163,7 @@ def test_an_incomplete_run_is_one_line(tiny_run, tmp_path):
     for name in ("config.yaml", "manifest.json"):
         shutil.copy(tiny_run / name, tmp_path)
     with pytest.raises(UserError, match="the run is not complete"):
-        export(str(tmp_path), formats=("pt2",))
+        export(str(tmp_path), format=("pt2",))
 
 
 def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):
@@ -172,4 +172,4 @@ def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):
         UserError,
         match=r"needs onnx, onnxscript, onnxruntime: pip install 'lit-fedad\[export\]'; or give format=pt2",
     ):
-        export(str(tiny_run), formats=("pt2", "onnx"))
+        export(str(tiny_run), format=("pt2", "onnx"))

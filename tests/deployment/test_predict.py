@@ -15,7 +15,7 @@ from helpers.damage import forge
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from lit_fedad.core.config import build
+from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample

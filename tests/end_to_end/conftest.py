@@ -21,10 +21,10 @@ from PIL import Image
 from lit_fedad.core.config import Config, compose
 from lit_fedad.deployment.predict import predict
 from lit_fedad.evaluation.image_scorer import ImageScorer
-from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.client_runner import ClientRunner
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.turn import Turn
 
 
 @dataclass
@@ -186,25 +186,24 @@ def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
 
     def play_all(method, task):
         given = pair_overrides(method, task)
-        play = Turn.play
+        play = ClientRunner.play
 
-        def play_but_for_one(turn, exchange, data, mask=None):
-            if exchange.trains and (turn.client.context.round, turn.client.context.client) == (2, 1):
+        def play_but_for_one(runner, exchange, data, mask=None):
+            if exchange.trains and (runner.client.context.round, runner.client.context.client) == (2, 1):
                 raise RuntimeError("out of memory")
-            return play(turn, exchange, data, mask)
+            return play(runner, exchange, data, mask)
 
-        monkeypatch.setattr(Turn, "play", play_but_for_one)
+        monkeypatch.setattr(ClientRunner, "play", play_but_for_one)
 
-        score = ImageScorer.__call__
+        batches = ImageScorer.batches
 
-        def score_as_alone(scorer, client):
-            found = score(scorer, client)
-            torch.testing.assert_close(
-                found, image_scores(client, scorer.loader, scorer.fabric), rtol=1e-4, atol=1e-5
-            )
-            return found
+        def batches_as_alone(scorer, client):
+            for batch, embedding, prediction in batches(scorer, client):
+                alone = predict_batch(client, batch, scorer.fabric).image_score
+                torch.testing.assert_close(prediction.image_score, alone, rtol=1e-4, atol=1e-5)
+                yield batch, embedding, prediction
 
-        monkeypatch.setattr(ImageScorer, "__call__", score_as_alone)
+        monkeypatch.setattr(ImageScorer, "batches", batches_as_alone)
         straight = lab.train(tmp_path / "straight", *given)
 
         save = Federation.save

@@ -19,7 +19,7 @@ from helpers.class_sites import (
 )
 from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, told
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
@@ -36,17 +36,19 @@ def check_alike(folder, monkeypatch, differences, words, data, classes, public):
     """Plays both ways, and compares server, personal states, bytes and metrics."""
     played, build = [], coordinator.build_federation
     monkeypatch.setattr(
-        coordinator, "build_federation", lambda *given: played.append(build(*given)) or played[-1]
+        coordinator,
+        "build_federation",
+        lambda *given, **more: played.append(build(*given, **more)) or played[-1],
     )
     pack(folder, own_numbers=bool(classes))
     form = [] if classes else ["data.mean=0", "data.std=1"]  # as sets of semantic anomalies have it
     plan = Plan([*words, *form], NAMES, str(folder / "run"), (*HERE, *public), classes)
-    result = coordinate(plan, Here(sites(folder, data)), Display(quiet=True))
+    result = coordinate(plan, Here(sites(folder, data)), quiet=True)
     (there,) = played
     run = in_one_process(folder, words, data, *public)
     one = run.federation
     assert told(there.history) == told(one.history)
-    assert differences(read_kept(there.server), read_kept(one.server)) == []
+    assert differences(state_of(there.server), state_of(one.server)) == []
     bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
     for client, name in enumerate(NAMES):
         (states,) = (folder / name / "states").glob("*")
@@ -62,7 +64,7 @@ def check_own_detectors(folder, run):
     if run.model.client.predictors.shared:
         assert not list(folder.glob("*/detectors"))
         return
-    batch = next(iter(run.data.module.test_dataloader()))
+    batch = next(iter(run.local.module.test_dataloader()))
 
     def predicted(client, number):
         prediction = predict_batch(client, batch, run.fabric)

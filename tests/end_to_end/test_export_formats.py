@@ -80,7 +80,7 @@ def test_a_tracked_run_keeps_its_export(lab, tmp_path, monkeypatch):
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.chdir(tmp_path)
     lab.train(tmp_path / "run", "tracking=mlflow", f"tracking.uri={uri}", "rounds=1")
-    out = export(str(tmp_path / "run"), formats=("pt2",))
+    out = export(str(tmp_path / "run"), format=("pt2",))
     run_id = json.loads((tmp_path / "run" / "tracking" / "sent.json").read_text())["run_id"]
     found = mlflow.MlflowClient(uri).list_artifacts(run_id, f"export/{out.name}")
     assert {Path(item.path).name for item in found} == {path.name for path in out.iterdir()}

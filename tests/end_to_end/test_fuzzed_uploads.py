@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from helpers.fuzz import campaign
 
-from lit_fedad.federation.receipt import FAR
+from lit_fedad.federation.receiver import FAR
 
 # Drawn anew by another seed; a failure names the trial, which scripts/fuzz_uploads.py plays again.
 SEED, TRIALS = 0, 20

@@ -134,7 +134,7 @@ def test_the_exported_graph_cuts_the_tiles_itself(strip_run, tmp_path, kind):
         pytest.importorskip("onnxscript")
     images = strip_run.parent / "data" / "cloth" / "test"
     # Compares the file with the live detector, and refuses differences.
-    export(str(strip_run), formats=(kind,), images=str(images), out=str(tmp_path))
+    export(str(strip_run), format=(kind,), images=str(images), out=str(tmp_path))
     assert json.loads((tmp_path / "preprocessing.json").read_text())["size"] == [64, 96]
     card = (tmp_path / "model_card.md").read_text()
     assert "[B, 3, 64, 96]" in card

@@ -35,7 +35,7 @@ def export_all(run, out):
             pixels = np.random.default_rng(number).integers(0, 255, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     formats = ("pt2", "openvino", "openvino_int8")
-    export(str(run), client=1, formats=formats, images=str(images), out=str(out), normal=str(normal))
+    export(str(run), client=1, format=formats, images=str(images), out=str(out), normal=str(normal))
     return out
 
 
@@ -71,7 +71,7 @@ def test_the_card_counts_decisions_and_loads_the_files(exported, monkeypatch):
 
 def test_eight_bits_need_normal_images(tiny_run, tmp_path):
     with pytest.raises(UserError, match="format=openvino_int8 needs normal=FOLDER"):
-        export(str(tiny_run), formats=("openvino_int8",), out=str(tmp_path))
+        export(str(tiny_run), format=("openvino_int8",), out=str(tmp_path))
 
 
 def test_a_vision_transformer_scores_alike_in_half_precision_and_eight_bits(tmp_path):

@@ -10,7 +10,7 @@ from helpers.pairs import IN_STAGES, PAIRS, SHARES_IMAGES, STREAM, TASKS
 
 from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.turn import Turn
+from lit_fedad.federation.client_runner import ClientRunner
 
 # The others in the slow tests.
 QUICK = {("moon", "classifier")}
@@ -80,15 +80,15 @@ def test_pair(play_pair, method, task):
 @pytest.mark.slow
 def test_a_failed_client_is_left_out_of_its_round(lab, pair_overrides, tmp_path, monkeypatch):
     given = [*pair_overrides("fedavg", "memory_bank"), "federation.sampler.fraction=1.0"]
-    play = Turn.play
+    play = ClientRunner.play
 
-    def play_but_for_one(turn, exchange, data, mask=None):
-        if exchange.trains and turn.client.context.client == 1:
+    def play_but_for_one(runner, exchange, data, mask=None):
+        if exchange.trains and runner.client.context.client == 1:
             raise RuntimeError("out of memory")
-        return play(turn, exchange, data, mask)
+        return play(runner, exchange, data, mask)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Turn, "play", play_but_for_one)
+        patch.setattr(ClientRunner, "play", play_but_for_one)
         result = lab.train(tmp_path, *given)
     whole = result["elements_up"][-1] // 3
     assert result["elements_up"][-2:] == [3 * whole, 3 * whole]

@@ -11,7 +11,7 @@ import yaml
 from helpers.damage import Planted, forge
 
 from lit_fedad.cli.main import main
-from lit_fedad.federation.state_file import sha256
+from lit_fedad.core.files import sha256
 
 
 @pytest.fixture

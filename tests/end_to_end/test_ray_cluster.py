@@ -13,7 +13,7 @@ import ray
 from helpers.where import HOLD, NOTES, NotingWorker
 from ray.cluster_utils import Cluster
 
-from lit_fedad.experiment import ray_turns
+from lit_fedad.experiment import ray_transport
 
 pytestmark = pytest.mark.slow
 SMALL = ("data=textures", "data.size=64", "data.train_per_product=8", "partition.clients=4", "batch_size=2")
@@ -27,7 +27,7 @@ def cluster(tmp_path, monkeypatch):
     notes.mkdir()
     monkeypatch.setenv(NOTES, str(notes))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-    monkeypatch.setattr(ray_turns, "Worker", NotingWorker)
+    monkeypatch.setattr(ray_transport, "Worker", NotingWorker)
     # Otherwise Ray takes the machine's own address for that of the loopback device.
     monkeypatch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

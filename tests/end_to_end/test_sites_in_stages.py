@@ -9,7 +9,7 @@ import torch
 from helpers.sites import DEBUG, HERE, NAMES, Here, settings, told
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
@@ -17,7 +17,7 @@ from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.experiment.calibration import calibration_scores
-from lit_fedad.experiment.train import build_run
+from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate
@@ -76,12 +76,12 @@ def in_one_process(folder, words, products):
         "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *HERE,
     ])  # fmt: skip
     run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
-    assert [sample.category for sample in run.data.images.train] == [
+    assert [sample.category for sample in run.local.images.train] == [
         n for n in products[:5] for _ in range(8)
     ]
     judge = run.federation.evaluator
     assert isinstance(judge, AnomalyStreamEvaluator)
-    counts = run.data.partition.stage_counts(run.data.images)
+    counts = run.local.partition.stage_counts(run.local.images)
     run.federation.evaluator = OwnHere(judge.judges, judge.timetable, counts, judge.pro_limit, common=False)
     run.federation.evaluator.metrics = judge.metrics
     run.federation.names = ClientNames(dict(enumerate(NAMES)))
@@ -98,18 +98,20 @@ def in_one_process(folder, words, products):
 def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, differences, words):
     played, build = [], coordinator.build_federation
     monkeypatch.setattr(
-        coordinator, "build_federation", lambda *given: played.append(build(*given)) or played[-1]
+        coordinator,
+        "build_federation",
+        lambda *given, **more: played.append(build(*given, **more)) or played[-1],
     )
     words = [*words, *DEBUG, f"rounds={ROUNDS}"]
     products = paint(tmp_path)
     result = coordinate(
-        Plan(words, NAMES, str(tmp_path / "run"), HERE), Here(sites(tmp_path, products)), Display(quiet=True)
+        Plan(words, NAMES, str(tmp_path / "run"), HERE), Here(sites(tmp_path, products)), quiet=True
     )
     (there,) = played
     run = in_one_process(tmp_path, words, products)
-    one, data = run.federation, run.data
+    one, data = run.federation, run.local
     assert told(there.history) == told(one.history)
-    assert differences(read_kept(there.server), read_kept(one.server)) == []
+    assert differences(state_of(there.server), state_of(one.server)) == []
     bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
     for client, name in enumerate(NAMES):
         (states,) = (tmp_path / name / "states").glob("*")
@@ -154,4 +156,4 @@ def test_stages_that_cannot_be_are_refused_in_one_line(tmp_path, stages, words, 
     )
     others = [Site(settings(tmp_path, name), Display(quiet=True)) for name in NAMES[1:]]
     with pytest.raises(UserError, match=f"^site north: {cause}"):
-        coordinate(plan, Here([Site(own, Display(quiet=True)), *others]), Display(quiet=True))
+        coordinate(plan, Here([Site(own, Display(quiet=True)), *others]), quiet=True)

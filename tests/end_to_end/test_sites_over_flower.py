@@ -28,7 +28,7 @@ from helpers.sites import DEBUG, NAMES, OF_FILES, paint, told
 
 pytest.importorskip("flwr")
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.flower.coordinator import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder
@@ -147,7 +147,7 @@ def over_flower(folder, words, own):
 
 def check_alike(differences, state, states, one):
     """The run over Flower ended with the server, the history and the clients of the one process."""
-    assert differences(state["server"], read_kept(one.server)) == []
+    assert differences(state["server"], state_of(one.server)) == []
     assert told(state["history"]) == told(one.history)
     for client, own in enumerate(states):
         found = differences(own, one.pool.get(client))

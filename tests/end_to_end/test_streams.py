@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from lit_fedad.core.config import compose, locate
+from lit_fedad.core.building import locate
+from lit_fedad.core.config import compose
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.decisions import RATES

@@ -10,7 +10,7 @@ import yaml
 
 from lit_fedad.core.config import identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.round_report import FederationCallback
+from lit_fedad.federation.callback import FederationCallback
 
 PAIRS = int(os.environ.get("LIT_FEDAD_PAIRS", "8"))
 

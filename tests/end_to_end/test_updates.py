@@ -148,7 +148,7 @@ def test_commands_use_the_newest_version_and_older_ones_remain(lab, desk, tmp_pa
     for number, folder in ((None, version), (0, run)):
         wanted = RunFolder(folder).result()["last"]["i_auroc"]["mean"]
         assert evaluate(str(run), version=number)["i_auroc"]["mean"] == pytest.approx(wanted)
-    card = (export(str(run), formats=("pt2",)) / "model_card.md").read_text()
+    card = (export(str(run), format=("pt2",)) / "model_card.md").read_text()
     title = next(line for line in card.splitlines() if line.startswith("# "))
     assert title.endswith(", version 1")
     assert (version / "export").is_dir()

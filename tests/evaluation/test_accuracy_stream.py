@@ -22,7 +22,7 @@ from helpers.stream_oracle import (
 from lightning.fabric import Fabric
 from torch import nn
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.federation.channel import Channel
@@ -53,7 +53,7 @@ def play(tmp_path, monkeypatch):
         home = tmp_path / folder
         federation = Federation(
             method_of(client, server or OracleServer()), module, judge, fabric, until or rounds, 0,
-            Checkpoints(home / "checkpoints", "tiny"), ClientPool(read_kept(client), home / "personal"),
+            Checkpoints(home / "checkpoints", "tiny"), ClientPool(state_of(client), home / "personal"),
             ClientSampler(fraction), Channel(), every,
         )  # fmt: skip
         federation.run()

@@ -1,17 +1,17 @@
 """How clients are judged on whole sets of anomalous images: against scikit-learn and NumPy."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lit_fedad.contracts import Prediction, Predictors
+from lit_fedad.contracts import Client as AnyClient
+from lit_fedad.contracts import Prediction, Predictors, Task
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.semantic import SemanticDataset
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest, semantic_names
 from lit_fedad.metrics.conformal import ScoreCounts
@@ -27,16 +27,26 @@ def pictures(number, seed):
     )
 
 
-class Client:
+class Mean(Task):
     """Scores an image by its mean, or its mean's distance to the client's own number."""
 
+    def __init__(self, number):
+        super().__init__()
+        self.register_buffer("number", torch.tensor(number))
+
+    def forward(self, batch):
+        return batch["image"].mean((2, 3))
+
+    def predict(self, features, batch):
+        return Prediction((features.mean(1) - self.number / 9).abs())
+
+
+class Client(AnyClient):
     predictors = Predictors(shared=True, server_shared=True)
 
     def __init__(self, number=0):
+        super().__init__(Mean(number))
         self.number = number
-
-    def predict_step(self, batch):
-        return Prediction((batch["image"].mean((1, 2, 3)) - self.number / 9).abs())
 
     def by_hand(self, images):
         return (images.float().div(255).mean((1, 2, 3)) - self.number / 9).abs().numpy()
@@ -53,13 +63,15 @@ def module():
 
 @pytest.fixture
 def evaluator(module):
-    def make(anomalies=SETS, alpha=0.25):
+    def make(anomalies=SETS, alpha=0.25, shown=()):
         fabric = Fabric(accelerator="cpu", devices=1)
-        scores = partial(image_scores, loader=module.test_dataloader(), fabric=fabric)
+        scorer = ImageScorer(module.test_dataloader(), fabric)
         labels, counted = torch.from_numpy(LABELS), training_scores(module, fabric)
         labels = labels.clamp(max=NORMAL + len(anomalies) - 1)
         holders = [client for client, size in module.sizes.items() if size]
-        return SemanticEvaluator(anomalies, SemanticTest(scores, labels, NORMAL, counted, alpha), holders)
+        shown = torch.tensor(shown, dtype=torch.int64)
+        test = SemanticTest(scorer, labels, NORMAL, counted, alpha, shown)
+        return SemanticEvaluator(anomalies, test, holders)
 
     return make
 
@@ -121,7 +133,7 @@ def test_clients_that_predict_alike_are_scored_once_and_judged_at_their_own_thre
     """As if each had been scored by itself; a client without images is none."""
     judge, client = evaluator(alpha=0.7), Client()
     state = judge.score(client, 0)
-    assert list(state) == [0, 1]
+    assert list(state.thresholds) == [0, 1]
     found = judge.summarise(judge.spread(state, [0, 1]))
     for number in (0, 1):
         for name, value in values_by_hand(client, number, 0.7).items():
@@ -155,6 +167,15 @@ def test_the_threshold_keeps_its_promise_by_the_client_s_own_images(evaluator):
         by_hand = threshold_by_hand(client, number, 0.4)
         assert judge.threshold(client, number) == pytest.approx(by_hand, rel=2**-9)
     assert evaluator(alpha=0.01).threshold(client, 0) == np.inf
+
+
+def test_features_of_the_first_client_are_kept_in_the_order_of_the_images_that_are_shown(evaluator):
+    judge, images = evaluator(shown=[7, 2, 9]), pictures(len(LABELS), 1)
+    kept = judge.score(Client(), 0).predicted.features
+    torch.testing.assert_close(kept, images[[7, 2, 9]].float().div(255).mean((2, 3)))
+    client = Client(1)
+    client.predictors = Predictors()
+    assert judge.score(client, 1).predicted.features is None
 
 
 def test_scoring_draws_no_random_numbers(evaluator):

@@ -10,6 +10,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from lit_fedad.contracts import Prediction
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.metrics.base import union
 from lit_fedad.metrics.federated import plain_values
 
@@ -84,13 +85,15 @@ def test_any_split_of_the_images_gives_the_same(seed):
     parts = [
         part for part in np.split(random.permutation(NUMBER), sorted(random.integers(0, 60, 4))) if len(part)
     ]
-    split = [evaluator(part, int(random.integers(1, 9))).states(Client(0)) for part in parts]
+    predicted = Predicted.empty(NUMBER)
+    split = [evaluator(part, int(random.integers(1, 9))).states(Client(0), predicted) for part in parts]
     random.shuffle(split)
     for product, values in whole.products.items():
         merged = union(states[product] for states in split if product in states)
         assert plain_values(merged) == pytest.approx(values, rel=0, abs=0, nan_ok=True)
     everything = union(state for states in split for state in states.values())
     assert plain_values(everything) == pytest.approx(plain_values(whole.state), rel=0, abs=0, nan_ok=True)
+    assert torch.equal(predicted.scores, whole.predicted.scores)
 
 
 def test_clients_that_predict_alike_are_scored_once():

@@ -9,7 +9,8 @@ from PIL import Image
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.experiment.build import build_images, build_public, build_simulation
+from lit_fedad.experiment.build import build_images, build_public
+from lit_fedad.experiment.local_clients import workers
 from lit_fedad.experiment.train import train
 
 
@@ -82,9 +83,9 @@ def test_workers_that_cannot_play_are_refused_before_anything_runs(
     monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
     config = compose(["method=federated_subspace", "simulation.workers=2", *overrides])
     with pytest.raises(UserError, match=message):
-        build_simulation(config, SimpleNamespace(world_size=processes))
+        workers(config, SimpleNamespace(world_size=processes))
 
 
 def test_without_workers_nothing_of_ray_is_needed(monkeypatch):
     monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
-    assert build_simulation(compose(["method=fedavg"]), SimpleNamespace(world_size=1)) is None
+    assert workers(compose(["method=fedavg"]), SimpleNamespace(world_size=1)) is None

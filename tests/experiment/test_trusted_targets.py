@@ -45,7 +45,7 @@ def test_what_computes_is_allowed(target):
         "timm.models.load_checkpoint",
         "lit_fedad.cli.main.main",
         "lit_fedad.__main__.main",
-        "lit_fedad.core.config.build",
+        "lit_fedad.core.building.build",
         "lit_fedad.experiment.train.train",
         "lit_fedad.data.row_store.write_json",
         "lit_fedad.data.row_store.RowStore",

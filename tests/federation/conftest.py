@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Sums, Task, TensorSpec
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -42,7 +42,7 @@ class Slope(Task):
 
 
 class ToyClient(Client):
-    kept = ("visits",)
+    state_names = ("visits",)
     evidence = None
     fails: set[tuple[int, int]] = set()
     """(round, client) pairs that raise."""
@@ -71,7 +71,7 @@ def exchanges(client):
 
 
 class ToyServer(Server):
-    kept = ("w",)
+    state_names = ("w",)
     merges_sums = False
 
     def __init__(self):
@@ -146,7 +146,7 @@ def toy(tmp_path: Path):
             "rounds": 3,
             "seed": 0,
             "checkpoints": Checkpoints(folder / "checkpoints", "toy"),
-            "pool": ClientPool(read_kept(client), folder / "personal"),
+            "pool": ClientPool(state_of(client), folder / "personal"),
             "sampler": ClientSampler(),
             "channel": Channel(),
         }

@@ -11,10 +11,10 @@ import torch
 from helpers.damage import DAMAGES, Planted, damage
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import sha256
 from lit_fedad.federation import checkpoint as module
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.state_file import sha256
 
 
 @dataclasses.dataclass

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.local_transport import deadline
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.turns import deadline
 
 
 def test_a_block_that_sleeps_is_interrupted():
@@ -65,7 +65,7 @@ def test_a_client_that_hangs_is_left_out(toy, monkeypatch):
 def test_a_process_that_cannot_be_interrupted_is_ended_in_one_line():
     code = """
         import signal, time
-        from lit_fedad.federation import turns as deadline
+        from lit_fedad.federation import local_transport as deadline
         deadline.GRACE_S = 0.2
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
         with deadline.deadline(0.1, "client 3"):

@@ -10,7 +10,7 @@ from lit_fedad.contracts import Context, Exchange, Exchanges, Method, NothingNew
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.accounting import epsilon_of
-from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, count_releases, in_words, noise_key
+from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, count_releases, in_words, noise_key
 from lit_fedad.privacy.noised_sums import clipped_sum, gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
@@ -20,10 +20,10 @@ SHAPES = {"a": (2, 3), "b": ()}
 class Rows:
     """Sums of rows [7] of a loader: six entries of ``a``, one of ``b``."""
 
-    def form(self):
+    def shapes(self):
         return SHAPES
 
-    def parts(self, loader):
+    def per_image(self, loader):
         for rows in loader:
             yield {"a": rows[:, :6].unflatten(1, (2, 3)), "b": rows[:, 6]}
 
@@ -93,11 +93,13 @@ def plan(method=None, rounds=3, sampler=None, secure_sum=None, stage=0, **settin
     privacy = ImagePrivacy(**{"epsilon": 4.0, **settings})
     return privacy.plan(
         method or Method(None, None, OneSum.exchanges),
-        rounds,
-        dict.fromkeys(range(5), stage),
-        dict.fromkeys(range(5), 9),
-        sampler or ClientSampler(),
-        secure_sum,
+        Course(
+            rounds,
+            dict.fromkeys(range(5), stage),
+            dict.fromkeys(range(5), 9),
+            sampler or ClientSampler(),
+            secure_sum,
+        ),
     )
 
 
@@ -107,8 +109,8 @@ def test_the_noise_is_the_least_that_the_budget_asks_for():
     assert found.releases == 4
     assert found.epsilon(4) == pytest.approx(4.0, rel=1e-6)
     assert found.epsilon(4) == epsilon_of(math.sqrt(4) / found.sigma, 1e-5)
-    assert found.deviation == pytest.approx(0.5 * found.sigma)
-    assert plan(unit_images=3).deviation == pytest.approx(1.5 * found.sigma)
+    assert found.noise.deviation == pytest.approx(0.5 * found.sigma)
+    assert plan(unit_images=3).noise.deviation == pytest.approx(1.5 * found.sigma)
 
 
 def test_a_budget_that_would_be_overdrawn_is_refused_before_the_run_and_before_a_round():
@@ -126,10 +128,12 @@ def test_a_budget_that_would_be_overdrawn_is_refused_before_the_run_and_before_a
 def test_distributed_shares_add_up_to_the_central_noise():
     found = plan(where="distributed", secure_sum=SecureSum(quorum=0.5))
     assert found.carriers == 3  # the fewest of five that may finish
-    assert 3 * found.share**2 == pytest.approx(found.deviation**2)
+    assert 3 * found.noise.share**2 == pytest.approx(found.noise.deviation**2)
     shapes = {"a": (150, 150)}
-    shares = [gaussian(b"k" * 32, Context(0, 1, client), shapes, found.share)["a"] for client in range(3)]
-    assert float(sum(shares).var()) == pytest.approx(found.deviation**2, rel=0.08)  # eight deviations
+    shares = [
+        gaussian(b"k" * 32, Context(0, 1, client), shapes, found.noise.share)["a"] for client in range(3)
+    ]
+    assert float(sum(shares).var()) == pytest.approx(found.noise.deviation**2, rel=0.08)  # eight deviations
 
 
 @pytest.mark.parametrize(

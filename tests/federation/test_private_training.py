@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.sampling import ClientSampler
@@ -21,6 +21,7 @@ from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedprox import FedProxClient
 from lit_fedad.privacy.accounting import mu_of
 from lit_fedad.privacy.dp_sgd import Steps, TrainingPlan, TrainingPrivacy, TrainPrivately, fit_privately
+from lit_fedad.privacy.image_privacy import Course
 from lit_fedad.tasks.classifier import Classifier
 
 needs_opacus = pytest.mark.usefixtures("opacus")
@@ -65,7 +66,7 @@ def weights(own):
 
 def trained(rows, steps, clip=0.3, key=b"secret", round=1, own=None):
     own = own or client()
-    own.begin(Context(0, round, 0))
+    own.context = Context(0, round, 0)
     loader = DataLoader(rows, batch_size=4, collate_fn=lambda batch: batch)
     fit_privately(own, loader, Fabric(accelerator="cpu"), steps, clip, key)
     return own
@@ -86,7 +87,7 @@ def plan(own=None, rounds=3, sizes=(40, 10), stage=0, **settings):
     sizes = dict(enumerate(sizes))
     privacy = TrainingPrivacy(**{"epsilon": 4.0, "batch_size": 10, **settings})
     stages = dict.fromkeys(sizes, stage)
-    return privacy.plan(method_of(own or client()), rounds, stages, sizes, ClientSampler(), None)
+    return privacy.plan(method_of(own or client()), Course(rounds, stages, sizes, ClientSampler()))
 
 
 @needs_opacus
@@ -219,7 +220,7 @@ def test_an_interrupted_run_ends_with_the_noise_of_an_uninterrupted_one(toy, tmp
             client=own,
             data=Two(),
             evaluator=SimpleNamespace(after_fit=False),
-            pool=ClientPool(read_kept(own), folder / "personal"),
+            pool=ClientPool(state_of(own), folder / "personal"),
             privacy=TrainingPrivacy(epsilon=8.0, batch_size=4),
             noise_key=key,
         )

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lit_fedad.contracts import TensorSpec, Update
+from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import build, choices, compose
+from lit_fedad.core.config import choices, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.robust.aggregation import RobustAggregation, tolerated
 from lit_fedad.robust.weights import CoordinateMedian, Krum, NormClipping, TrimmedMean

@@ -186,11 +186,11 @@ class _Watch:
         self.single[client] = {float(w), share * float(w), float(round(share * float(w) * 2**29))}
 
     def look(self, *more):
-        """Walks all that can be reached from the server, its receipts and what it is just given."""
+        """Walks all that can be reached from the server, its receivers and what it is just given."""
         federation = self.federation
         roots = [
             federation.server,
-            federation.receipt,
+            federation.receiver,
             federation.summing,
             federation.collecting,
             federation.history,
@@ -237,7 +237,7 @@ def test_no_single_sum_is_ever_reachable_from_the_server(toy, summed, tmp_path, 
     watch = _Watch(federation)
     everyone = sum(len(own) for own in values.values())
     client, server, transport = federation.client, federation.server, federation.transport
-    send, aggregate, play, begin = client.send, server.aggregate, transport.play, server.begin
+    send, aggregate, play, broadcast = client.send, server.aggregate, transport.play, server.broadcast
 
     def watched_send(loader):
         message = send(loader)
@@ -255,14 +255,14 @@ def test_no_single_sum_is_ever_reachable_from_the_server(toy, summed, tmp_path, 
         watch.look(outcome)
         return outcome
 
-    def watched_begin(context):
-        begin(context)
+    def watched_broadcast(number):
         watch.look()
+        return broadcast(number)
 
     monkeypatch.setattr(client, "send", watched_send)
     monkeypatch.setattr(server, "aggregate", watched_aggregate)
     monkeypatch.setattr(transport, "play", watched_play)
-    monkeypatch.setattr(server, "begin", watched_begin)
+    monkeypatch.setattr(server, "broadcast", watched_broadcast)
     if secure:
         gathering = federation.summing.secure.gather
 

@@ -5,7 +5,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Exchange, TensorSpec
 from lit_fedad.federation.channel import Link, Plain
-from lit_fedad.federation.collecting import Outbox
+from lit_fedad.federation.collecting import Sender
 
 
 class Mean(Exchange):
@@ -25,7 +25,7 @@ def test_a_message_is_packed_once_until_the_state_changes():
             return super().pack(*given)
 
     server = {"mean": torch.zeros(2)}
-    sender = Outbox(server, None, Counted(Plain()), Fabric(accelerator="cpu", devices=1))
+    sender = Sender(server, None, Counted(Plain()), Fabric(accelerator="cpu", devices=1))
     first = sender.messages(Mean(), [0], Context(0, 1))
     assert sender.messages(Mean(), [0], Context(0, 1)) == first
     assert len(packed) == 1

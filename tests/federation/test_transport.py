@@ -24,7 +24,7 @@ def test_clients_elsewhere_give_the_same_digits(toy, tmp_path, fails):
     here = toy(folder=tmp_path / "here", **settings)
     history = here.run()
     there = toy(folder=tmp_path / "there", **settings)
-    federation = toy(folder=tmp_path / "server", transport=Elsewhere(there), **settings)
+    federation = toy(folder=tmp_path / "server", transport=lambda _: Elsewhere(there), **settings)
     reports = federation.run()
     for one, other in zip(reports, history, strict=True):
         one.seconds = other.seconds = 0
@@ -40,6 +40,6 @@ def test_a_checkpoint_holds_what_the_transport_adds(toy, tmp_path):
     whole = toy(values=VALUES, folder=tmp_path / "whole", rounds=4).run()
     for rounds in (2, 4):
         there = toy(values=VALUES, folder=tmp_path / f"there_{rounds}")
-        history = toy(**settings, transport=Elsewhere(there), rounds=rounds).run()
+        history = toy(**settings, transport=lambda _, there=there: Elsewhere(there), rounds=rounds).run()
     assert [report.scalars for report in history] == [report.scalars for report in whole]
     assert history[-1].metrics == whole[-1].metrics  # visits of each client, before and after

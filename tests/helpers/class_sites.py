@@ -8,18 +8,16 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 
 from helpers.pairs import OWN, PAIRS, of_method
-from helpers.sites import DEBUG, HERE, NAMES
+from helpers.sites import DEBUG, HERE, NAMES, OwnTests
 from helpers.small_tasks import small_tasks
-from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
-from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.calibration import alphas, calibration_scores
-from lit_fedad.experiment.train import build_run
+from lit_fedad.experiment.train import train
 from lit_fedad.report.console import Display
 from lit_fedad.sites.site import Site, SiteSettings
 
@@ -139,26 +137,28 @@ def in_one_process(folder, words, data, *own):
         f"partition.path={folder / 'parts.json'}", "~partition.clients", "tracking=off", f"out={folder / 'one'}",
         f"cache.folder={folder / 'cache'}", *HERE, *own,
     ])  # fmt: skip
-    run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
-    counts = torch.from_numpy(run.data.partition.counts(run.data.images))
+    clients = OwnTests(partial(_evaluator_of, data))
+    train(config, clients, quiet=True)
+    return clients.run
+
+
+def _evaluator_of(data, run):
+    counts = torch.from_numpy(run.local.partition.counts(run.local.images))
     judges = {client: _judge(run, client) for client in run.federation.clients}
     if data is class_data:
         tested = torch.stack([test_images(judge.loader, len(CLASSES)) for judge in judges.values()])
         evaluator = AccuracyEvaluator(None, counts, run.fabric, tested, common=False)
     else:
-        evaluator = SemanticEvaluator(run.data.images.anomalies, common=False)
+        evaluator = SemanticEvaluator(run.local.images.anomalies, common=False)
     evaluator.score = lambda client, number: evaluator.unpack(
         evaluator.pack(judges[number].score(client, number))
     )
-    run.federation.evaluator = evaluator
-    run.federation.names = ClientNames(dict(enumerate(NAMES)))
-    run.federation.run()
-    return run
+    return evaluator
 
 
 def _judge(run, client):
     """Scores a client of one process on the images that its site holds: those of its turn in the files."""
-    data, module = run.data, run.data.module
+    data, module = run.local, run.local.module
     odd = 4 if len(data.images.classes) > len(CLASSES) else 0
     ends = np.cumsum([0, *(_PER_CLASS["test"] * len(HELD[name]) for name in NAMES)])
     chosen = [
@@ -174,7 +174,7 @@ def _judge(run, client):
         run.config, data.images, data.partition, module, run.fabric, run.federation.method
     )
     test = SemanticTest(
-        partial(image_scores, loader=loader, fabric=run.fabric),
+        ImageScorer(loader, run.fabric),
         data.images.test_labels[chosen],
         data.images.normal_classes,
         scores,

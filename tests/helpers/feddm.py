@@ -58,7 +58,7 @@ def client_of(task=None, **settings) -> FedDMClient:
 def server_of(round: int = 1, **settings) -> FedDMServer:
     server = FedDMServer(client_of(), **{"training": CondensedTraining(2, 4), **settings})
     server.fabric = FABRIC
-    server.begin(Context(0, round))
+    server.context = Context(0, round)
     return server
 
 

@@ -7,7 +7,8 @@ import functools
 import yaml
 
 from lit_fedad.core import config
-from lit_fedad.core.config import choices, locate
+from lit_fedad.core.building import locate
+from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient
 from lit_fedad.methods.parts.condensed_server import CondensedClient

@@ -11,13 +11,16 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
+from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, build, compose
+from lit_fedad.core.config import Config, compose
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.build import Model
-from lit_fedad.experiment.train import build_run
-from lit_fedad.federation.collecting import Outbox
+from lit_fedad.experiment.local_clients import LocalClients
+from lit_fedad.experiment.train import train
+from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
 from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.roster import write_sum_key
@@ -83,9 +86,9 @@ def enrol_in_sums(folder: Path) -> None:
 def message_of(config: Config, model: Model, round: int = 1) -> bytes:
     """Packs the message that a server sends to client 0 at the beginning of a round."""
     context, down = Context(0, round), build(config["federation"]["channel"]).down
-    model.server.begin(context)
-    outbox = Outbox(model.server, model.client, down, Fabric(accelerator="cpu", devices=1))
-    return outbox.pack(model.method.exchanges.at(context), [0], context)[0]
+    model.server.context = context
+    sender = Sender(model.server, model.client, down, Fabric(accelerator="cpu", devices=1))
+    return sender.pack(model.method.exchanges.at(context), [0], context)[0]
 
 
 def three_sites(folder: Path) -> list[Site]:
@@ -101,10 +104,10 @@ class OwnHere(AnomalyEvaluator):
     """The evaluator of clients of one process on test images of their own; answers pass their message's form."""
 
     def __init__(self, run):
-        module, images = run.data.module, run.data.images
+        module, images = run.local.module, run.local.images
         super().__init__(None, (), True, run.fabric, run.config["evaluation"]["pro_limit"], common=False)
         self.judges = {}
-        for number, own in enumerate(run.data.partition.clients):
+        for number, own in enumerate(run.local.partition.clients):
             product = images.train[own[0]].category
             chosen = [i for i, sample in enumerate(images.test) if sample.category == product]
             loader = module._loader(module.test, chosen, module.eval_batch_size, False, torch.Generator())
@@ -115,6 +118,32 @@ class OwnHere(AnomalyEvaluator):
 
     def score(self, client, number):
         return self.unpack(self.pack(self.judges[number].score(client, number)))
+
+
+class OwnTests(LocalClients):
+    """Clients of one process that are called like sites, and scored on their own test images."""
+
+    def __init__(self, evaluator):
+        self.evaluator = evaluator
+
+    def build(self, fabric, config, display):
+        self.run = super().build(fabric, config, display)
+        self.run.federation.evaluator = self.evaluator(self.run)
+        self.run.federation.names = ClientNames(dict(enumerate(NAMES)))
+        return self.run
+
+
+def comparable(result):
+    """What results say apart from times and places, and from the names of partition and data.
+
+    Decisions are left out: in one process they are judged on all test images, at sites on their own.
+    """
+    apart = ("config", "data", "sites", "status", "models_stay", "decisions")
+    apart += ("seconds_per_round", "peak_rss_bytes", "tracking_run_id")
+    found = {key: value for key, value in json.loads(json.dumps(result)).items() if key not in apart}
+    found["partition"].pop("strategy")
+    found["last"] = {key: value for key, value in found["last"].items() if key not in RATES}
+    return found
 
 
 def in_one_process(folder: Path, words, products, images: Path | None = None, own=HERE):
@@ -128,8 +157,6 @@ def in_one_process(folder: Path, words, products, images: Path | None = None, ow
         "data.train_per_product=null", "data.test_per_product=null", "partition=by_product",
         "partition.clients=null", "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *own,
     ])  # fmt: skip
-    run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
-    run.federation.evaluator = OwnHere(run)
-    run.federation.names = ClientNames(dict(enumerate(NAMES)))
-    run.federation.run()
-    return run
+    clients = OwnTests(OwnHere)
+    train(config, clients, quiet=True)
+    return clients.run

@@ -105,7 +105,7 @@ class Oracle(Client):
 class OracleServer(Server):
     merges_sums = False
 
-    kept = ("round",)
+    state_names = ("round",)
     round = torch.tensor(0)
 
     def broadcast(self, client_id):

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from lit_fedad.experiment.ray_turns import Worker
+from lit_fedad.experiment.ray_transport import Worker
 
 NOTES = "LIT_FEDAD_TEST_NOTES"
 """Variable with the folder of the notes: an empty file ``NODE.ROUND.CLIENT`` a turn."""

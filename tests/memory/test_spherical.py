@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.memory.spherical import spherical_kmeans
+from lit_fedad.tasks.elsa import spherical_kmeans
 
 
 def draw(seed: int = 0) -> torch.Generator:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Prediction, Task
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.federation.channel import Channel, Link, Plain
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -334,7 +334,7 @@ def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "rounds": rounds,
             "seed": seed,
             "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
-            "pool": ClientPool(read_kept(live), home / "personal"),
+            "pool": ClientPool(state_of(live), home / "personal"),
             "sampler": ClientSampler(fraction=fraction),
             "channel": Channel(),
         }

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.methods.deep_svdd import CENTRE, DeepSVDDClient, DeepSVDDServer
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.models.lenet import LeNetDecoder
+from lit_fedad.models.convnets import LeNetDecoder
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 
 

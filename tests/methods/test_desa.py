@@ -24,14 +24,14 @@ SMALL = {"mean": MEAN, "std": STD, "anchors": 2, "least": 2, "condensation": Con
 
 def client_of(**settings) -> DESAClient:
     client = DESAClient(make(), **{**SMALL, **settings})
-    client.begin(Context(0, 2, 0))
+    client.context = Context(0, 2, 0)
     client.task.augment = False
     return client
 
 
 def server_of() -> DESAServer:
     server = DESAServer(client_of())
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     return server
 
 
@@ -132,7 +132,7 @@ def test_anchors_cross_once_and_everyone_has_them_all(federate, tap):
 def test_networks_are_drawn_anew_and_the_task_is_untouched():
     client, batches = client_of(), loader([0, 0, 1, 1])
     before = {name: entry.clone() for name, entry in client.task.state_dict().items()}
-    client.condenser.begin(Context(0, 0, 0))
+    client.condenser.context = Context(0, 0, 0)
     made = [client.condenser.condense(batches, FABRIC)["loss"] for _ in range(2)]
     assert made[0] == made[1]  # drawn from the context alone
     assert all(torch.equal(before[name], entry) for name, entry in client.task.state_dict().items())

@@ -17,7 +17,7 @@ SMALL = {"image_size": 8, "latent": 4, "width": 4, "batch_size": 6, "steps": 2}
 def server_of(**settings) -> DFRDServer:
     torch.manual_seed(0)
     server = DFRDServer(DFRDClient(make()), **{**SMALL, **settings})
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     return server
 
 
@@ -88,7 +88,7 @@ def test_different_models_move_it_and_the_moving_average_follows():
     assert not torch.equal(server.weights["classifier.weight"], mean)
     torch.testing.assert_close(server.average["embedding.weight"], server.generator["embedding.weight"])
     before = server.average["embedding.weight"].clone()
-    server.begin(Context(0, 2))
+    server.context = Context(0, 2)
     server.aggregate(updates)
     expected = 0.25 * before + 0.75 * server.generator["embedding.weight"]
     torch.testing.assert_close(server.average["embedding.weight"], expected)

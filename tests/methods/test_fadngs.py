@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Byte, Channel, Plain
 from lit_fedad.federation.client_pool import size_of
@@ -48,7 +48,7 @@ def outcome(federation):
     """All that a run leaves: the server's state, the clients' states, and what was measured."""
     personal = {client: federation.pool.get(client) for client in federation.clients}
     history = [(report.scalars, report.metrics, report.participants) for report in federation.history]
-    return read_kept(federation.server), personal, history
+    return state_of(federation.server), personal, history
 
 
 def density(task, weights, loader, shrinkage=0.1):
@@ -382,7 +382,7 @@ def test_evaluation_leaves_no_trace(play, make_contrastive, make_images, exactly
 def test_no_state_grows_with_the_rounds(play, make_contrastive, make_images):
     data = {client: make_images(6, seed=client) for client in range(3)}
     few, many = (play(make_contrastive(), data, sed=True, rounds=rounds) for rounds in (2, 6))
-    assert size_of(read_kept(many.server)) == size_of(read_kept(few.server))
+    assert size_of(state_of(many.server)) == size_of(state_of(few.server))
     for client in data:
         assert size_of(many.pool.get(client)) == size_of(few.pool.get(client))
 

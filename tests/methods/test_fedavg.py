@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.tasks.slot_distances import HingeLoss
@@ -65,7 +66,7 @@ def test_one_client_is_plain_training_with_a_new_optimiser_each_round(
             optimizer.zero_grad()
             task.training_step(batch)["loss"].backward()
             optimizer.step()
-    exactly(played.server.weights, dict(task.learned_state()))
+    exactly(played.server.weights, dict(learned_state(task)))
 
 
 # ------------------------------------------------------------------------------- running statistics
@@ -93,7 +94,7 @@ def test_local_running_statistics_stay_and_survive(federate, make_classifier, ma
     settings = {"aggregate_buffers": "local"}
     played = federate(FedAvgClient, task=make_classifier(), data=data, client=settings, channel=tap)
     buffers = {f"downsample.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
-    assert tap.names == set(make_classifier().learned_state()) - buffers
+    assert tap.names == set(learned_state(make_classifier())) - buffers
     own = {client: played.pool.get(client)["own_entries"] for client in (0, 1)}
     assert set(own[0]) == buffers
     assert [own[c]["downsample.1.num_batches_tracked"].item() for c in (0, 1)] == [3 * 2, 3 * 1]
@@ -108,7 +109,7 @@ def test_local_running_statistics_stay_and_survive(federate, make_classifier, ma
 def test_bytes_are_those_of_the_weights_both_ways(federate, make_classifier, make_points):
     data = {0: make_points(4), 1: make_points(6, seed=1)}
     played = federate(FedAvgClient, task=make_classifier(), data=data)
-    size = len(save(dict(make_classifier().learned_state())))
+    size = len(save(dict(learned_state(make_classifier()))))
     for report in played.history:
         assert report.bytes_up == report.bytes_down == {0: size, 1: size}
 
@@ -174,7 +175,7 @@ def test_the_bank_that_scores_is_made_with_the_averaged_weights(federate, make_t
             task = make_task().eval()
             weights = {name: entry for name, entry in predicts.items() if name.startswith("head.")}
             task.load_state_dict(weights, strict=False)
-            task.prepare(loader, Context(0, 0, client))
+            task.refresh(loader, Context(0, 0, client), first=True)
             assert torch.equal(predicts["memory"], task.memory)
             assert torch.equal(predicts["radii"], task.radii)
     final = {name: predicts[name] for name in played.server.weights}
@@ -214,15 +215,19 @@ def test_the_first_bank_is_made_with_the_initial_weights(federate, make_task, ma
     first = federate(FedAvgClient, task=make_task(), data=data, rounds=1).history[0]
     for client, loader in data.items():
         task = make_task().eval()
-        task.prepare(loader, Context(0, 0, client))
+        task.refresh(loader, Context(0, 0, client), first=True)
         assert torch.equal(first.metrics[client]["memory"], task.memory)
 
 
 def test_no_bank_is_renewed_before_weights_change(federate, make_task, make_loader, monkeypatch):
     task, renewed = make_task(), []
-    monkeypatch.setattr(
-        task, "refresh", lambda loader, context: renewed.append((context.round, context.client))
-    )
+    refresh = task.refresh
+
+    def watched(loader, context, first=False):
+        renewed.extend([] if first else [(context.round, context.client)])
+        refresh(loader, context, first)
+
+    monkeypatch.setattr(task, "refresh", watched)
     federate(FedAvgClient, task=task, data={0: make_loader(5), 1: make_loader(3, seed=1)}, rounds=1)
     assert renewed == [(1, 0), (1, 1)]
 
@@ -231,7 +236,13 @@ def test_no_bank_is_renewed_before_weights_change(federate, make_task, make_load
 def test_a_bank_is_renewed_where_it_is_used(federate, make_task, make_loader, monkeypatch, trains, rounds):
     """Rounds 0 and 3 are scored: of a bank that training does not use, that of round 3 alone is renewed."""
     task, renewed = make_task(), []
-    monkeypatch.setattr(task, "refresh", lambda loader, context: renewed.append(context.round))
+    refresh = task.refresh
+
+    def watched(loader, context, first=False):
+        renewed.extend([] if first else [context.round])
+        refresh(loader, context, first)
+
+    monkeypatch.setattr(task, "refresh", watched)
     monkeypatch.setattr(task, "trains_on_bank", trains)
     federate(FedAvgClient, task=task, data={0: make_loader(5)}, rounds=3, evaluate_every=3)
     assert renewed == rounds

@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.feddetect import FedDetectClient, FedDetectServer
-from lit_fedad.models.autoencoder import Decoder
-from lit_fedad.models.convnets import ConvNet
+from lit_fedad.models.convnets import ConvNet, Decoder
 from lit_fedad.tasks.autoencoder import Autoencoder
 
 NEW = {"image": torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(9))}

@@ -6,7 +6,7 @@ from helpers.methods import exchanges_of
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.federation.channel import check, elements
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.merge import KMeansAggregation, MeanAggregation, agreement
@@ -26,8 +26,9 @@ class Play:
         aggregation = aggregation or KMeansAggregation(weighted=self.client.send_counts, continued=True)
         self.server = FedDyMemServer(self.client, aggregation)
         self.loaders = loaders
-        self.initial = self.copy(read_kept(self.client))
+        self.initial = self.copy(state_of(self.client))
         self.states = {}
+        self.alike = False  # whether all clients draw what client 0 draws
 
     @staticmethod
     def copy(state):
@@ -38,11 +39,11 @@ class Play:
     def round(self, number, order=None):
         context = Context(0, number)
         exchange = exchanges_of(self.client).at(context)
-        self.server.begin(context)
+        self.server.context = context
         updates = {}
         for c in order or sorted(self.loaders):
-            self.client.begin(Context(0, number, c))
-            write_kept(self.client, self.copy(self.states.get(c, self.initial)))
+            self.client.context = Context(0, number, 0 if self.alike else c)
+            load_state(self.client, self.copy(self.states.get(c, self.initial)))
             down = exchange.broadcast(self.server, c)
             check(down, exchange.broadcast_spec(self.client), "the server")
             exchange.receive(self.client, down)
@@ -52,7 +53,7 @@ class Play:
             message = exchange.send(self.client, self.loaders[c])
             check(message, exchange.upload_spec(self.client), f"client {c}")
             updates[c] = Update(message, len(self.loaders[c].dataset))
-            self.states[c] = self.copy(read_kept(self.client))
+            self.states[c] = self.copy(state_of(self.client))
         exchange.aggregate(self.server, dict(sorted(updates.items())))
         return updates
 
@@ -108,9 +109,7 @@ def test_identical_clients_equal_one_client(make_task, make_loader):
     one = Play(make_task(**ROBUST), {0: make_loader()}, send_counts=True)
     for play in (many, one):
         # Clients draw by their number: equal data and equal draws make equal clients.
-        play.client.begin = lambda context, client=play.client: FedDyMemClient.begin(
-            client, Context(context.seed, context.round, 0)
-        )
+        play.alike = True
         play.set_up().round(1)
     torch.testing.assert_close(many.server.statistics["mean"], one.server.statistics["mean"])
     # Every upload is the same set of slots: clustering with the last memory as seeds keeps them.
@@ -157,7 +156,7 @@ def test_mean_aggregation_is_the_ablation_without_kmeans(make_task, make_loader)
 def test_a_collapsing_memory_is_said_with_the_round(make_task, make_loader):
     play = Play(make_task(head=None), {0: make_loader()}, KMeansAggregation()).set_up()
     assert play.server.warnings() == []
-    play.server.begin(Context(0, 7))
+    play.server.context = Context(0, 7)
     play.server.aggregate({0: Update({"memory": play.server.known["memory"] * 0.3}, 1)})
     assert play.server.warnings() == [
         "round 7: the memory is collapsing: its spread is 30% of what it was at first"
@@ -173,6 +172,6 @@ def test_slots_that_every_client_shares_agree_fully():
 def test_state_of_the_server_is_restored(make_task, make_loader):
     play = Play(make_task(**ROBUST), {0: make_loader()}, send_counts=True).set_up()
     other = FedDyMemServer(play.client, KMeansAggregation())
-    write_kept(other, read_kept(play.server))
+    load_state(other, state_of(play.server))
     assert all(torch.equal(other.broadcast(0)[name], t) for name, t in play.server.broadcast(0).items())
     assert other.diagnostics() == play.server.diagnostics()

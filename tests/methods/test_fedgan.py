@@ -17,7 +17,7 @@ SMALL = {"image_size": 8, "latent": 4, "width": 4}
 def client_of(round: int = 2, **settings) -> FedGANClient:
     torch.manual_seed(0)
     client = FedGANClient(make(), **{**SMALL, **settings})
-    client.begin(Context(0, round, 0))
+    client.context = Context(0, round, 0)
     client.task.augment = False
     return client
 

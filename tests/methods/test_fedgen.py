@@ -24,7 +24,7 @@ SMALL = {"noise": 4, "hidden": 6, "generated": 3}
 def client_of(round: int = 2, **settings) -> FedGenClient:
     torch.manual_seed(0)
     client = FedGenClient(make(), **{**SMALL, **settings})
-    client.begin(Context(0, round, 0))
+    client.context = Context(0, round, 0)
     client.task.augment = False
     client.counts = torch.tensor([4, 0, 2])
     client.on_train_start()
@@ -87,7 +87,7 @@ def test_there_is_nothing_to_learn_from_the_generator_before_round_two(federate,
 
 def test_the_generator_learns_what_the_heads_mean():
     server = FedGenServer(client_of(), steps=300, batch_size=16, learning_rate=0.02)
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     draw = torch.Generator().manual_seed(0)
     heads = [(torch.randn(3, 5, generator=draw), torch.zeros(3)) for _ in range(2)]
     server.learn(torch.tensor([[5, 5, 0], [0, 5, 0]]), heads)

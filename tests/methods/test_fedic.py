@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -67,7 +68,7 @@ def updates_of(*seeds: int) -> dict[int, Update]:
     """What clients with models of their own would send; the last one has twice as many images."""
     updates = {}
     for client, seed in enumerate(seeds):
-        state = {name: entry.clone() for name, entry in make(seed).learned_state().items()}
+        state = {name: entry.clone() for name, entry in learned_state(make(seed)).items()}
         state["encoder.norm.running_mean"] = rows(WIDTH, seed=seed).float()
         updates[client] = Update(state, 2 if client == len(seeds) - 1 else 1)
     return updates
@@ -77,7 +78,8 @@ def server_of(precision: str = "32-true", round: int = 1, **settings) -> FEDICSe
     settings = {"public": public_images(), "server_labelled": labelled_images(), **QUICK, **settings}
     server = FEDICServer(FEDICClient(make()), **settings)
     server.fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-    server.begin(Context(0, round))
+    server.context = Context(0, round)
+    server.register_clients({})
     return server
 
 
@@ -159,7 +161,7 @@ def test_a_round_is_what_it_is_by_hand():
         return apart / 2 + F.cross_entropy(logits(average, own), labels) / 2
 
     distilling = descend(average, distillation)
-    nearly(server.weights, dict(average.learned_state()))
+    nearly(server.weights, dict(learned_state(average)))
     assert server.diagnostics() == pytest.approx(
         {"fine_tuning_loss": fine_tuning, "calibration_loss": calibrating, "distillation_loss": distilling},
         rel=1e-4,
@@ -310,8 +312,8 @@ def test_missing_images_are_named_before_anything_is_trained(fedic, tap, missing
 def test_a_trained_server_answers_without_images(fedic, exactly):
     trained = fedic(rounds=2).server
     rebuilt = FEDICServer(FEDICClient(make(5)))
-    write_kept(rebuilt, read_kept(trained))
-    rebuilt.begin(Context(0, 3))
+    load_state(rebuilt, state_of(trained))
+    rebuilt.context = Context(0, 3)
     exactly(rebuilt.broadcast(0), trained.weights)
 
 

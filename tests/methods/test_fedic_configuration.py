@@ -3,7 +3,6 @@
 import pytest
 from helpers.encoder import Encoder
 
-from lit_fedad.contracts import Context
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import (
@@ -27,7 +26,7 @@ def test_the_configuration_takes_labelled_images_out_of_the_clients_pools():
     partition = build_partition(config, images)
     public, labelled = build_public(config, images), build_server_labelled(config, images, partition)
     server = build_model(config, images.categories, public, labelled).server
-    server.begin(Context(0, 1))
+    server.register_clients({})
     held = labelled.__getitems__(range(len(labelled)))
     assert held["label"].bincount().tolist() == [20] * 10
     assert held["image"].shape[1:] == public.shape[1:]

@@ -14,7 +14,7 @@ from lit_fedad.methods.fedmix import IMAGES, LABELS, FedMixClient, FedMixServer,
 
 def client_of(**settings) -> FedMixClient:
     client = FedMixClient(make(), **settings)
-    client.begin(Context(0, 1, 0))
+    client.context = Context(0, 1, 0)
     client.task.augment = False
     return client
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.federation.channel import Channel
@@ -118,7 +118,7 @@ def play(tmp_path, monkeypatch):
             "rounds": rounds,
             "seed": 0,
             "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
-            "pool": ClientPool(read_kept(client), home / "personal"),
+            "pool": ClientPool(state_of(client), home / "personal"),
             "sampler": ClientSampler(),
             "channel": Channel(),
             "evaluate_every": 100,
@@ -148,7 +148,7 @@ def outcome(federation):
     personal = {client: federation.pool.get(client) for client in federation.clients}
     for state in personal.values():
         state |= {name: plain(state[name]) for name in ("old", "current")}
-    server = read_kept(federation.server)
+    server = state_of(federation.server)
     history = [(r.scalars, r.participants, r.bytes_up, r.metrics) for r in federation.history]
     return {**server, "prototypes": plain(server["prototypes"])}, personal, history
 
@@ -323,7 +323,7 @@ def test_at_first_the_head_predicts_and_after_the_first_fit_local_prototypes_do(
         assert torch.equal(first.image_score, client.task.predict_step(TEST).image_score)
     assert torch.equal(first.others["lp"], first.logits)
     assert torch.equal(first.others["head"], first.logits)
-    client.begin(Context(0, 1, client=0))
+    client.context = Context(0, 1, client=0)
     fit(client, loader, Fabric(accelerator="cpu", devices=1))
     client.send(loader)
     with torch.no_grad():

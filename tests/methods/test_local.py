@@ -7,6 +7,7 @@ from helpers.frozen import frozen_encoder
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.tasks.frozen_detectors import FeatureNeighbours, FeatureSVM
@@ -77,7 +78,7 @@ def test_nothing_crosses(federate, make_task, make_loader, tap):
     assert tap.names == set()
     assert all(report.bytes_up == report.bytes_down == {0: 0, 1: 0} for report in played.history)
     assert played.server.weights == {}
-    assert set(played.pool.get(0)["own_entries"]) == set(task.learned_state())
+    assert set(played.pool.get(0)["own_entries"]) == set(learned_state(task))
 
 
 def test_features_are_standardised_by_the_clients_own_data(federate, make_task, make_loader):
@@ -100,7 +101,7 @@ def test_the_bank_follows_the_clients_own_weights(federate, make_task, make_load
             task = make_task().eval()
             weights = {name: entry for name, entry in predicts.items() if name.startswith("head.")}
             task.load_state_dict(weights, strict=False)
-            task.prepare(loader, Context(0, 0, client))
+            task.refresh(loader, Context(0, 0, client), first=True)
             assert torch.equal(predicts["memory"], task.memory)
 
 
@@ -133,5 +134,5 @@ def test_what_a_detector_fits_stays_with_its_client(federate, kind):
     assert not played.server.weights
     for client, loader in data.items():
         alone = kind(frozen_encoder())
-        alone.prepare(loader, Context(seed=0, round=0, client=client))
+        alone.refresh(loader, Context(seed=0, round=0, client=client), first=True)
         assert torch.equal(played.history[-1].metrics[client], alone.predict_step(new).image_score)

@@ -11,7 +11,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
-from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
+from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
 from lit_fedad.tasks.subspace import Subspace
 
@@ -56,12 +56,12 @@ def test_a_bank_is_the_mean_of_the_other_patches_by_slot(federate, make_loader, 
     data = {0: make_loader(6, 0), 1: make_loader(5, 1)}
     fold, rest = [0, 3], [1, 2, 4, 5]
     played = federate(
-        FedDyMemClient,
-        FedDyMemServer,
+        FederatedBankClient,
+        FederatedBankServer,
         task=summed_bank(),
         data=data,
         rounds=1,
-        client={"send_counts": True, "min_images": min_images, "oversampling": 1.5},
+        client={"min_images": min_images},
         server={"aggregation": LloydAggregation(patches_per_slot=1)},
     )
     anchors = played.server.slots_of["anchors"]
@@ -108,4 +108,4 @@ def test_nothing_is_left_of_a_single_image(federate, make_loader):
     ids=["weighted", "without a subspace", "folds of their own"],
 )
 def test_models_that_are_no_sums_say_so(task):
-    assert exchanges_of(FedDyMemClient(task, send_counts=True)).leave_out is None
+    assert exchanges_of(FederatedBankClient(task)).leave_out is None

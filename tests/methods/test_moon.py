@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.moon import MoonClient
 
@@ -196,7 +197,7 @@ def test_the_models_compared_with_use_their_running_statistics(make_classifier, 
     for reference in references:
         reference(batch)  # statistics that are neither the batch's nor the initial ones
         reference.eval()
-    client._received, client.previous = ({**reference.learned_state()} for reference in references)
+    client._received, client.previous = ({**learned_state(reference)} for reference in references)
     before = [reference.downsample[1].running_mean.clone() for reference in references]
 
     outputs = client.train().training_step(batch)

@@ -141,9 +141,9 @@ def test_what_sums_say_of_slots_by_independent_arithmetic(seed, noise, least):
     shown = [count >= least + DEVIATIONS * noise for count in counts]
     if not any(shown):
         with pytest.raises(HiddenByNoiseError):
-            one.joined(SimpleNamespace(min_images=least), sums, noise)
+            one.from_sums(SimpleNamespace(min_images=least), sums, noise)
         return
-    found = one.joined(SimpleNamespace(min_images=least), sums, noise)
+    found = one.from_sums(SimpleNamespace(min_images=least), sums, noise)
     assert found["shown"].tolist() == shown
     usual = max(sum(squares[shown]) / sum(counts[shown]), 1e-12)
     for slot in range(4):
@@ -159,7 +159,7 @@ def test_many_times_the_same_images_say_the_same_of_slots(data, slots):
     once = clipped_sum(sums, data[2], 1.0)
     server = SimpleNamespace(min_images=0)
     one, many = (
-        sums.joined(server, {n: factor * part for n, part in once.items()}, 0.0) for factor in (5, 25)
+        sums.from_sums(server, {n: factor * part for n, part in once.items()}, 0.0) for factor in (5, 25)
     )
     full = one["counts"] > 1
     assert bool(full.any())
@@ -175,7 +175,7 @@ def test_a_shown_slot_has_patches_of_as_many_images(data, slots):
     sums = ImageSlots(bank(), DIRECTIONS, slots, SLOTS)
     total = clipped_sum(sums, loader, 1.0)
     for least in (2, 3, 5):
-        found = sums.joined(SimpleNamespace(min_images=least), total, 0.0)
+        found = sums.from_sums(SimpleNamespace(min_images=least), total, 0.0)
         assert (behind[found["shown"].numpy()] >= least).all()
 
 
@@ -246,7 +246,7 @@ def test_shares_of_the_noise_add_up_to_what_the_server_would_add(federate, data)
     for number, loader in data.items():
         client.context = Context(0, 1, number)
         sent = exchange.send(client, loader)
-        noise = gaussian(KEY, client.context, sums.form(), plan.share)
+        noise = gaussian(KEY, client.context, sums.shapes(), plan.noise.share)
         plain = clipped_sum(sums, loader, plan.settings.clip)
         for name, part in sent.items():
             total[name] = total.get(name, 0) + part
@@ -254,7 +254,7 @@ def test_shares_of_the_noise_add_up_to_what_the_server_would_add(federate, data)
     for name, part in total.items():
         torch.testing.assert_close(part, expected[name])
     # Two of three clients carry the whole noise: three bring half as much variance more.
-    assert plan.carriers * plan.share**2 == pytest.approx(plan.deviation**2)
+    assert plan.carriers * plan.noise.share**2 == pytest.approx(plan.noise.deviation**2)
 
 
 def test_the_order_of_clients_does_not_matter(federate, data):

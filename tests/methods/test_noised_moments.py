@@ -90,16 +90,16 @@ def test_every_image_adds_its_mean_or_products_at_length_one(data):
     sums = ImageProducts(task, 4, frame)
     products = torch.stack([one.T @ one for one in projected])
     expected = sum(one / one.norm() for one in products)
-    joined = sums.joined(None, clipped_sum(sums, loader, 1.0), 0.0)
+    joined = sums.from_sums(None, clipped_sum(sums, loader, 1.0), 0.0)
     torch.testing.assert_close(joined["product"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_products_are_unpacked_with_half_the_variance_beside_the_diagonal():
     sums = ImageProducts(subspace(), 60, {})
-    noise = gaussian(KEY, Context(0, 0), sums.form(), 1.0)["product"]
+    noise = gaussian(KEY, Context(0, 0), sums.shapes(), 1.0)["product"]
     # Far above the noise, so that nothing is negative or hidden.
     mean = torch.eye(60, dtype=torch.float64)[*torch.triu_indices(60, 60)] * 1e3
-    found = sums.joined(None, {"product": mean + noise}, 1.0)
+    found = sums.from_sums(None, {"product": mean + noise}, 1.0)
     assert float(found["noise"]) == pytest.approx(math.sqrt(120))
     matrix = found["product"] - 1e3 * torch.eye(60)
     torch.testing.assert_close(matrix.diagonal(), symmetric(noise, 60).diagonal(), rtol=1e-9, atol=1e-9)
@@ -133,10 +133,10 @@ def test_the_released_sum_is_attacked_by_its_product_with_what_an_image_adds(dat
     client = FederatedSubspaceClient(task, noised_directions=4)
     client.frame = public(task, 4)
     plan = Plan(ImagePrivacy(epsilon=1.0), sigma=2.0, releases=3)
-    exchange = Noised(NoisedProducts("spread"), client, plan, KEY)
+    exchange = Noised(NoisedProducts("spread"), client, plan.noise, KEY)
     server = SimpleNamespace(context=Context(0, 0, exchange=1))
     updates = {c: Update(exchange.send(client, loader), 20) for c, loader in data.items()}
-    noise = gaussian(KEY, server.context, ImageProducts(task, 4, {}).form(), 2.0 * 0.5)["product"]
+    noise = gaussian(KEY, server.context, ImageProducts(task, 4, {}).shapes(), 2.0 * 0.5)["product"]
     plain = sum(update.message["product"] for update in updates.values())
     released = exchange.released(server, updates)
     torch.testing.assert_close(released["product"], plain + noise)
@@ -146,7 +146,7 @@ def test_the_released_sum_is_attacked_by_its_product_with_what_an_image_adds(dat
     added = torch.stack([one.T @ one / (2 * (one.T @ one).norm()) for one in own])
     whole = symmetric(released["product"], 4) / math.sqrt(2)
     whole += whole.diag().diag() * (math.sqrt(2) - 1)
-    found = sum_products(exchange.sums.by_image(client), exchange.plan.settings.clip, batch, released)
+    found = sum_products(exchange.sums.by_image(client), exchange.noise.clip, batch, released)
     torch.testing.assert_close(found[:, 0], (added * whole).sum((1, 2)), rtol=1e-4, atol=1e-4)
 
 
@@ -296,11 +296,11 @@ def test_canaries_in_one_run_refute_no_smaller_epsilon_than_was_stated():
     def vectors(held):
         """What each image adds, clipped [n, sizes]."""
         loader = DataLoader([{"image": image} for image in held], batch_size=50)
-        rows = [torch.cat([p[n].flatten(1) for n in sorted(p)], dim=1) for p in sums.parts(loader)]
+        rows = [torch.cat([p[n].flatten(1) for n in sorted(p)], dim=1) for p in sums.per_image(loader)]
         return torch.cat([row * (clip / row.norm(dim=1, keepdim=True)).clamp(max=1) for row in rows])
 
     def bound(sigma, guesses):
-        noise = gaussian(KEY, Context(0, 0), sums.form(), sigma * clip)
+        noise = gaussian(KEY, Context(0, 0), sums.shapes(), sigma * clip)
         released = exact + torch.cat([noise[name].flatten() for name in sorted(noise)])
         # The best linear guess of who is inside, by an attacker who knows every image.
         unknown = own @ (released - known - own.sum(0) / 2)

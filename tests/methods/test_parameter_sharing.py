@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.apple import AppleClient, AppleServer
 from lit_fedad.methods.dbe import DBEClient, DBEServer
@@ -51,7 +51,7 @@ def play(request, federate):
 
 def outcome(federation):
     """All that a run leaves: the server's state, the clients' states, and what was measured."""
-    server = read_kept(federation.server)
+    server = state_of(federation.server)
     personal = {client: federation.pool.get(client) for client in federation.clients}
     history = [(report.scalars, report.metrics, report.participants) for report in federation.history]
     return server, personal, history
@@ -151,7 +151,7 @@ def test_identical_clients_are_one_client(play, make_classifier, make_points, ex
     """Bit for bit: equal float32 weights, averaged in double precision, come back as they are."""
     many = play(make_classifier(), {client: make_points(6) for client in range(3)})
     one = play(make_classifier(), {0: make_points(6)})
-    exactly(read_kept(many.server), read_kept(one.server))
+    exactly(state_of(many.server), state_of(one.server))
     exactly(many.history[-1].metrics[2], one.history[-1].metrics[0])
 
 
@@ -166,7 +166,7 @@ def test_it_does_not_matter_who_holds_which_data(play, make_classifier, make_poi
     holders = {0: 2, 1: 3, 2: 0, 3: 1}
     here = play(make_classifier(), data)
     there = play(make_classifier(), {holders[client]: loader for client, loader in data.items()})
-    exactly(read_kept(here.server), read_kept(there.server))
+    exactly(state_of(here.server), state_of(there.server))
     for client, holder in holders.items():
         exactly(here.pool.get(client), there.pool.get(holder))
 

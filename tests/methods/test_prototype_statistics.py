@@ -168,7 +168,7 @@ def test_under_a_large_budget_it_is_the_same_classifier(federate, play):
 def test_every_image_adds_the_same_norm_whatever_it_shows(play):
     client = PrototypeStatisticsClient(make_task())
     sums = ImagePrototypes(client)
-    for parts in sums.parts(labelled(9)):
+    for parts in sums.per_image(labelled(9)):
         norms = sum(part.flatten(1).square().sum(1) for part in parts.values())
         torch.testing.assert_close(norms, torch.ones_like(norms), rtol=1e-5, atol=1e-5)
 

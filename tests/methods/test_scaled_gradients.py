@@ -8,7 +8,7 @@ import torch
 from helpers.scaled import scaled_fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.apple import AppleClient, AppleServer
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -29,7 +29,7 @@ def test_a_scaled_loss_changes_nothing(federate, make_linear, points_by_hand, ex
     parts = {"data": points_by_hand, "client": client}
     plain = federate(client_class, server_class, task=make_linear(), **parts)
     scaled = federate(client_class, server_class, task=make_linear(), **parts, fabric=scaled_fabric())
-    exactly(read_kept(scaled.server), read_kept(plain.server))
+    exactly(state_of(scaled.server), state_of(plain.server))
     for number in points_by_hand:
         assert scaled.pool.get(number)["loss_scale"]["scale"] == 2.0**16
         exactly(scaled.pool.get(number) | {"loss_scale": None}, plain.pool.get(number))
@@ -96,7 +96,7 @@ def test_a_run_that_was_cut_off_goes_on_with_each_clients_own_scale(federate, ma
     assert scales[0] < scales[1] == 2.0**127
     play(1, "cut")
     gone_on = play(5, "cut")
-    exactly(read_kept(gone_on.server), read_kept(whole.server))
+    exactly(state_of(gone_on.server), state_of(whole.server))
     for number in (0, 1):
         exactly(gone_on.pool.get(number), whole.pool.get(number))
 

@@ -37,9 +37,9 @@ def features(client: int) -> torch.Tensor:
     return drawn * torch.tensor([0.01, 1.0, 5.0, 30.0]) + torch.tensor([3.0, -2.0, 100.0, 0.0]) + client
 
 
-def summed(additive, spec, messages):
+def summed(message_sums, spec, messages):
     """The message that stands for all, by way of fixed point."""
-    form = SumForm(additive, spec, EVERYONE)
+    form = SumForm(message_sums, spec, EVERYONE)
     words = [form.encode(message, Cohort(1, IMAGES[client])) for client, message in messages.items()]
     total = {name: sum((one[name] for one in words[1:]), words[0][name].copy()) for name in words[0]}
     return form.decode(total, ANSWERED)

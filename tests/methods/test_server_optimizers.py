@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lit_fedad.contracts import Context, Task, Update
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.server_optimizers import Adaptive
 
@@ -32,10 +32,10 @@ def played(make, rounds=3):
     for number in range(1, rounds + 1):
         server = FedAvgServer(FedAvgClient(OneWeight()), make)
         if state:
-            write_kept(server, state)
-        server.begin(Context(seed=0, round=number))
+            load_state(server, state)
+        server.context = Context(seed=0, round=number)
         server.aggregate({0: Update(message(1.0), 10), 1: Update(message(5.0), 30)})
-        state = read_kept(server)
+        state = state_of(server)
         weights.append(server.broadcast(0)["weight"].item())
         assert server.broadcast(0)["running"].item() == 4.0  # what does not train is averaged
     return weights

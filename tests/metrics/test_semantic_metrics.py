@@ -11,8 +11,7 @@ from sklearn.metrics import average_precision_score, precision_score, recall_sco
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.federated import summarise
-from lit_fedad.metrics.functional.errors import balanced, detection_errors, percentile_threshold
-from lit_fedad.metrics.semantic import SemanticMetrics
+from lit_fedad.metrics.semantic import SemanticMetrics, balanced, detection_errors, percentile_threshold
 
 VALUES = ["auroc", "aupr", "fe", "me", "fe_calibrated", "me_calibrated"]
 NAMES = ("cat", "dog")

@@ -5,7 +5,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch.nn import functional as F
 
-from lit_fedad.models.anomaly_map import AnomalyMap
+from lit_fedad.tasks.patches import AnomalyMap
 
 
 def test_equals_bilinear_upsampling_and_a_gaussian_filter():

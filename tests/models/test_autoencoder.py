@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.autoencoder import Decoder
+from lit_fedad.models.convnets import Decoder
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import safetensors.torch
 import torch
 from torch.nn import functional as F
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_images
 from lit_fedad.models.backbones import OWN_NAME, OWN_WEIGHTS, create_backbone

@@ -117,10 +117,10 @@ def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, capsys)
     assert cli.main(["sweep", "study=feddymem_th"]) == 2
     assert capsys.readouterr().err == "error: lit-fedad sweep needs optuna: pip install 'lit-fedad[train]'\n"
 
-    def fails(options):
+    def fails(run: str) -> None:
         raise ModuleNotFoundError("No module named 'mlflow'", name="mlflow")
 
-    monkeypatch.setitem(cli.COMMANDS, "sync", cli.Command(fails, {}))
+    monkeypatch.setattr("lit_fedad.cli.train.sync", fails)
     assert cli.main(["sync", "run=x"]) == 2
     assert capsys.readouterr().err == "error: this needs mlflow: pip install 'lit-fedad[train]'\n"
 

@@ -203,7 +203,7 @@ def test_equation_9():
 def test_equation_10():
     task = contrastive()
     server = FADngsServer(FADngsClient(task))
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     sizes = {0: 5, 1: 20, 2: 15}
     messages = {c: {k: rows(*v.shape, seed=c).float() for k, v in server.weights.items()} for c in sizes}
     server.aggregate({c: Update(messages[c], sizes[c]) for c in sizes})

@@ -133,8 +133,8 @@ def test_algorithm_5_trains_against_the_last_memory_and_keeps_heads(literal, mak
     initial = {name: p.detach().clone() for name, p in literal.head.named_parameters()}
     memories, heads = [], []
     for round in range(3):
-        server.begin(Context(0, round))
-        client.begin(Context(0, round, 0))
+        server.context = Context(0, round)
+        client.context = Context(0, round, 0)
         client.receive(server.broadcast(0))
         if round:
             assert torch.equal(literal.memory, memories[-1])

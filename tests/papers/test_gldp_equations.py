@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.federation.client_pool import detached
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.prototypes import Prototypes
@@ -210,7 +210,7 @@ def test_equation_6(batch_size):
     """Over all images of a class, in whatever batches."""
     client, images = make_client(), make_images(LABELS, batch_size=batch_size)
     x, y = arrays(images)
-    client.begin(Context(0, 1, client=0))
+    client.context = Context(0, 1, client=0)
     message = client.send(images)
     assert message[CLASSES].tolist() == [0, 1, 2]
     assert message[VECTORS].dtype == torch.float32
@@ -257,7 +257,7 @@ def test_equation_9(beta):
     client = make_client(beta=beta)
     old, current = some(0, 1, seed=5), some(1, 2, seed=6)
     client.old, client.current = packed(old), packed(current)
-    client.begin(Context(0, 2, client=0, stage=1))
+    client.context = Context(0, 2, client=0, stage=1)
     client.refresh(make_images(LABELS))
     assert_known(client.old, moved(old, current, beta))
     assert_known(client.current, {})
@@ -359,16 +359,16 @@ def test_algorithm_1(rounds, beta):
     """Each round names its participants and their tasks."""
     client = make_client(beta=beta)
     server = GLDPServer(client, beta=beta)
-    shelf = {number: detached(read_kept(client)) for number in TASKS}
+    shelf = {number: detached(state_of(client)) for number in TASKS}
     common, old, current, last = {}, {0: {}, 1: {}}, {0: {}, 1: {}}, {0: 0, 1: 0}
     start = parameters(client)[:2]
     for round, participants in enumerate(rounds, start=1):
-        server.begin(Context(0, round))
+        server.context = Context(0, round)
         updates, bases, sent = {}, {}, {}
         for number, stage in participants.items():
             broadcast = server.broadcast(number)
-            client.begin(Context(0, round, client=number, stage=stage))
-            write_kept(client, shelf[number])
+            client.context = Context(0, round, client=number, stage=stage)
+            load_state(client, shelf[number])
             client.receive(broadcast)
             # Everyone starts from the last mean and the last global prototypes, whoever trained just before.
             for found, expected in zip(parameters(client), start, strict=False):
@@ -391,7 +391,7 @@ def test_algorithm_1(rounds, beta):
             assert_known(Prototypes.unpack(message[VECTORS], message[CLASSES], KINDS), sent[number])
             assert_known(client.old, old[number])
             assert_known(client.local, {**old[number], **current[number]})
-            shelf[number] = detached(read_kept(client))
+            shelf[number] = detached(state_of(client))
             updates[number] = Update(message, len(y))
         server.aggregate(updates)
         start = [sum(parts) / len(parts) for parts in zip(*bases.values(), strict=True)]

@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 
-from lit_fedad.report.communication import Point, communication_figure
+from lit_fedad.report.figures import Point, communication_figure
 
 
 def numbers(figure):

@@ -7,8 +7,8 @@ from matplotlib import pyplot
 from matplotlib.collections import PolyCollection
 from PIL import Image
 
+from lit_fedad.core.files import atomic
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
-from lit_fedad.report.files import whole_file
 from lit_fedad.report.style import blank_figure
 
 PRODUCTS = ["bottle", "screw", "tile", "brain"]
@@ -283,7 +283,7 @@ def test_a_figure_is_saved_as_the_same_png_each_time(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "a.png"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), whole_file(path) as part:
+    with pytest.raises(ZeroDivisionError), atomic(path) as part:
         part.write_bytes(b"half") / 0  # fails after the write
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

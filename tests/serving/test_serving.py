@@ -277,7 +277,7 @@ def test_the_served_detector_scores_as_predict_does(tiny_run, tmp_path):
     from lit_fedad.deployment.predict import predict
 
     images = sorted((tiny_run.parent / "data").rglob("*.png"))[:5]
-    folder = export(str(tiny_run), client=1, formats=("onnx",), out=str(tmp_path / "out"))
+    folder = export(str(tiny_run), client=1, format=("onnx",), out=str(tmp_path / "out"))
     detector = ServedDetector(folder, threads=1)
     for path in images:
         scores = predict(str(tiny_run), str(path), client=1, out=str(tmp_path / "scores"))

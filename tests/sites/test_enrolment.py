@@ -27,9 +27,9 @@ def model(monkeypatch):
     """A model of which sites have the same."""
     monkeypatch.setattr(enrolment, "agreed", lambda config: "c")
     monkeypatch.setattr(enrolment, "digest_of", lambda state: "i")
-    monkeypatch.setattr(enrolment, "read_kept", lambda client: {})
+    monkeypatch.setattr(enrolment, "state_of", lambda client: {})
     return SimpleNamespace(
-        fingerprint="b", client=None, task=SimpleNamespace(learned_state=nn.Module().state_dict)
+        fingerprint="b", client=None, task=SimpleNamespace(state_dict=nn.Module().state_dict)
     )
 
 

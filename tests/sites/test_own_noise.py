@@ -49,7 +49,7 @@ class OneSum:
     def upload_spec(client):
         return {"sum": None}
 
-    sums = Sums(by_image=lambda client: type("Form", (), {"form": lambda self: {"sum": (2,)}})())
+    sums = Sums(by_image=lambda client: type("Form", (), {"shapes": lambda self: {"sum": (2,)}})())
 
 
 def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
@@ -123,7 +123,7 @@ def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
     noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))
     noise.share(SecureSum(), 5)
     assert noise.plan.carriers == 3
-    assert 3 * noise.plan.share**2 == pytest.approx(noise.plan.deviation**2)
+    assert 3 * noise.plan.noise.share**2 == pytest.approx(noise.plan.noise.deviation**2)
     noise.check_sum([0, 1, 4])
     with pytest.raises(UserError, match="sum of 2 sites, which holds less noise than that of 3"):
         noise.check_sum([0, 1])
@@ -205,7 +205,7 @@ def test_a_federation_whose_sites_train_privately(tmp_path):
     pytest.importorskip("opacus")
     pack(tmp_path, own_numbers=False)
     plan = coordinator.Plan(CLASSIFIER, NAMES, str(tmp_path / "run"), HERE, CLASSES)
-    result = coordinate(plan, Here(sites(tmp_path, class_data)), Display(quiet=True))
+    result = coordinate(plan, Here(sites(tmp_path, class_data)), quiet=True)
     spent = result["differential_privacy"]
     assert 7 < spent["epsilon"] <= 8
     assert spent["secret"]
@@ -230,7 +230,7 @@ def centre(folder, name, noise):
     private = ["federation/privacy=distributed", "federation.privacy.epsilon=1e12"]
     words = [*SUBSPACE, "federation=secure", *private, f"federation.privacy.noise={noise}"]
     plan = coordinator.Plan(words, NAMES, str(folder / name), OWN)
-    result = coordinate(plan, Here(found), Display(quiet=True))
+    result = coordinate(plan, Here(found), quiet=True)
     checkpoints = Checkpoints(folder / name / "checkpoints")
     return checkpoints.load(checkpoints.latest())[1]["server"]["moments"]["centre"], result
 

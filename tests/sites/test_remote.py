@@ -11,9 +11,9 @@ from safetensors.torch import save
 
 from lit_fedad.contracts import Context, Exchange, TensorSpec
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import sha256
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_query import ClientQuery, LocalQuery
-from lit_fedad.federation.state_file import sha256
 from lit_fedad.federation.transport import Pose
 from lit_fedad.sites.letters import AGAIN, Order, Reply, digest
 from lit_fedad.sites.remote import Lost, Sites

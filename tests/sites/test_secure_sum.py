@@ -52,7 +52,7 @@ class Dropping(Here):
 
 def play(folder, name, carrier, words):
     plan = Plan([*WORDS, *words], NAMES, str(folder / name), OWN)
-    coordinate(plan, carrier, Display(quiet=True))
+    coordinate(plan, carrier, quiet=True)
     checkpoints = Checkpoints(folder / name / "checkpoints")
     return checkpoints.load(checkpoints.latest())[1]["server"]
 

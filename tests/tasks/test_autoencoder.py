@@ -10,10 +10,11 @@ from scipy.ndimage import gaussian_filter
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.autoencoder import Decoder
-from lit_fedad.models.convnets import ConvNet
+from lit_fedad.models.convnets import ConvNet, Decoder
 from lit_fedad.tasks.autoencoder import Autoencoder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -119,7 +120,7 @@ def test_encoder_and_decoder_make_up_the_state():
     other.load_state_dict(task.state_dict())
     expected, actual = task.eval().predict_step(batch), other.eval().predict_step(batch)
     assert torch.equal(expected.image_score, actual.image_score)
-    assert {name.partition(".")[0] for name in task.learned_state()} == {"encoder", "decoder"}
+    assert {name.partition(".")[0] for name in learned_state(task)} == {"encoder", "decoder"}
     assert task.output_modules == ("decoder",)
     assert task(batch).shape == (4, task.num_features)
 

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.models.convnets import ConvNet, ResNetCifar
 from lit_fedad.tasks.classifier import Classifier
 
@@ -82,9 +84,9 @@ def test_features_and_head_make_up_the_state():
     expected, actual = task.eval().predict_step(batch), other.eval().predict_step(batch)
     assert torch.equal(expected.logits, actual.logits)
     heads = tuple(f"{name}." for name in task.output_modules)
-    rest = {name for name in task.learned_state() if not name.startswith(heads)}
+    rest = {name for name in learned_state(task) if not name.startswith(heads)}
     assert rest == {name for name in task.state_dict() if name.startswith("encoder.")}
-    assert set(task.learned_state()) - rest == {"classifier.weight", "classifier.bias"}
+    assert set(learned_state(task)) - rest == {"classifier.weight", "classifier.bias"}
 
 
 def test_a_step_on_one_image_is_finite_and_leaves_running_statistics_alone():

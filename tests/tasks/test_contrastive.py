@@ -131,7 +131,7 @@ def test_the_quantile_is_that_of_the_images_own_scores(share, anomalies):
 
 def test_without_densities_all_images_are_normal_again():
     task, batch = make(), whole(make_loader(20))
-    task.prepare(make_loader(20), Context(0, 1, 0))
+    task.refresh(make_loader(20), Context(0, 1, 0), first=True)
     assert not task.view(batch)["normal"].all()
     task.densities.set(torch.empty(0, 4), torch.empty(0, 4, 4))
     task.select(torch.rand(20, 4), torch.arange(20))
@@ -142,7 +142,7 @@ def test_without_densities_all_images_are_normal_again():
 def test_prepare_estimates_own_densities_and_selects_in_one_pass():
     calls, task, loader = [], make(), make_loader(20)
     task.encoder.register_forward_hook(lambda *_: calls.append(1))
-    task.prepare(loader, Context(0, 1, 0))
+    task.refresh(loader, Context(0, 1, 0), first=True)
     assert len(calls) == len(loader)
     batch = whole(loader)
     z = task.project(task(batch)).double()
@@ -160,8 +160,8 @@ def test_prepare_estimates_own_densities_and_selects_in_one_pass():
 
 def test_refresh_renews_what_prepare_made():
     task, other, loader = make(), make(seed=1), make_loader(20)
-    task.prepare(loader, Context(0, 1, 0))
-    other.prepare(loader, Context(0, 1, 0))
+    task.refresh(loader, Context(0, 1, 0), first=True)
+    other.refresh(loader, Context(0, 1, 0), first=True)
     task.load_state_dict(
         {k: v for k, v in other.state_dict().items() if k not in task.local_buffers}, strict=False
     )
@@ -256,7 +256,7 @@ def test_a_step_in_mixed_precision_is_near_one_in_single_precision(loss):
 
 def test_densities_belong_to_the_client_and_travel_in_the_state():
     task, other = make(), make(seed=1)
-    task.prepare(make_loader(20), Context(0, 1, 0))
+    task.refresh(make_loader(20), Context(0, 1, 0), first=True)
     state = task.state_dict()
     assert set(task.local_buffers) <= set(state)
     # How images were normalised is not learnt.
@@ -270,7 +270,7 @@ def test_densities_belong_to_the_client_and_travel_in_the_state():
 
 def test_what_is_predicted_anomalous_travels_in_the_state():
     task, other, batch = make(), make(seed=1), whole(make_loader(20))
-    task.prepare(make_loader(20), Context(0, 1, 0))
+    task.refresh(make_loader(20), Context(0, 1, 0), first=True)
     before = other.state_dict()
     for state, expected in ((task.state_dict(), task.view(batch)["normal"]), (before, torch.ones(20).bool())):
         other.load_state_dict(state)
@@ -300,7 +300,7 @@ def test_learns_under_a_plain_trainer():
     trainer().fit(task, loader)
     assert all(not torch.equal(old, new) for old, new in zip(weights, task.encoder.parameters(), strict=True))
     assert loss() < before
-    task.prepare(loader, Context(0, 1, 0))
+    task.refresh(loader, Context(0, 1, 0), first=True)
     scores = torch.cat([prediction.image_score for prediction in trainer().predict(task, loader)])
     assert scores.isfinite().all()
 
@@ -325,7 +325,7 @@ def test_settings_out_of_range_are_named(wrong):
 @torch.no_grad()
 def test_densities_may_be_of_the_encoders_features():
     task, loader = make(score_from="encoder"), make_loader()
-    task.prepare(loader, Context(seed=0, round=0))
+    task.refresh(loader, Context(seed=0, round=0), first=True)
     assert task.densities.mean.shape[1] == task.num_features
     z, _ = task.embed(loader)
     features = task(whole(loader))

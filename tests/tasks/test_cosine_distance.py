@@ -52,7 +52,7 @@ def test_lengths_of_slots_say_nothing(task, make_loader):
 
 def test_the_loss_and_its_threshold_are_of_cosine_distances(make_task, make_loader):
     task = make_task(head=None, distance="cosine", loss=HingeLoss("median", neighbours=2))
-    task.prepare(make_loader(), HERE)
+    task.refresh(make_loader(), HERE, first=True)
     rows = torch.cat([frozen(task, batch) for batch in make_loader()])
     two = np.sort(cosine_distances(rows, task.memory), 1)[:, :2]
     assert float(task.threshold) == pytest.approx(float(np.median(two)), rel=0.1)
@@ -79,7 +79,7 @@ def test_radii_are_in_the_unit_of_the_distances(task, make_loader):
 
 def test_a_head_is_trained_on_features_of_length_1(make_task, make_loader):
     task = make_task(distance="cosine", residual=False)
-    task.prepare(make_loader(), HERE)
+    task.refresh(make_loader(), HERE, first=True)
     batch = next(iter(make_loader()))
     lengths = torch.linalg.vector_norm(task(batch), dim=2)
     torch.testing.assert_close(lengths, torch.ones_like(lengths))

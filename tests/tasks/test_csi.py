@@ -73,7 +73,7 @@ def test_score_by_hand():
     bank = [(1.0, 2.0, 3.0, 4.0), (4.0, 1.0, 2.0, 2.0)]
     query = (0.5, 3.0, 1.0, 1.0)
     task = make()
-    task.prepare(loader(*(image(*one) for one in bank)), CONTEXT)
+    task.refresh(loader(*(image(*one) for one in bank)), CONTEXT, first=True)
     expected = 0.0
     for turn in range(4):
         known = np.array([quarters(*one)[turn] for one in bank])
@@ -88,7 +88,7 @@ def test_score_by_hand():
 def test_the_nearest_image_decides_cosine_times_norm():
     """Of a bank image itself, cosine is 1 and what remains is its norm over the mean norm, and its certainty."""
     task = make()
-    task.prepare(loader(image(1, 2, 3, 4)), CONTEXT)
+    task.refresh(loader(image(1, 2, 3, 4)), CONTEXT, first=True)
     scores = [
         task.predict_step({"image": factor * image(1, 2, 3, 4)[None]}).image_score.item() for factor in (1, 3)
     ]
@@ -127,19 +127,19 @@ def test_views_that_are_mirrored_after_turning_are_refused():
 def test_crops_are_the_same_for_an_image_in_any_batch():
     task = make(samples=3, image_size=16, encoder=Corners())
     images = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    task.prepare(loader(*images), CONTEXT)
+    task.refresh(loader(*images), CONTEXT, first=True)
     together = task.predict_step({"image": images}).image_score
     alone = torch.cat([task.predict_step({"image": one[None]}).image_score for one in images])
     torch.testing.assert_close(together, alone)
     plain = make(samples=0, image_size=16, encoder=Corners())
-    plain.prepare(loader(*images), CONTEXT)
+    plain.refresh(loader(*images), CONTEXT, first=True)
     assert not torch.allclose(together, plain.predict_step({"image": images}).image_score)
 
 
 def test_frozen_features_of_turned_images_score_as_their_pixels():
     task = make(encoder=frozen_encoder(), image_size=16)
     images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(2))
-    task.prepare(loader(*images), CONTEXT)
+    task.refresh(loader(*images), CONTEXT, first=True)
     turned = torch.stack(
         [task.encoder.features(torch.rot90(images, turn, (2, 3))) for turn in range(4)], dim=1
     )
@@ -154,7 +154,7 @@ def test_crops_of_frozen_features_are_refused():
 
 def test_a_bank_of_another_size_is_loaded():
     one, other = make(), make()
-    one.prepare(loader(image(1, 2, 3, 4), image(2, 2, 2, 1), image(0, 1, 0, 1)), CONTEXT)
+    one.refresh(loader(image(1, 2, 3, 4), image(2, 2, 2, 1), image(0, 1, 0, 1)), CONTEXT, first=True)
     other.load_state_dict(one.state_dict())
     batch = {"image": torch.rand(2, 3, 4, 4)}
     assert torch.equal(one.predict_step(batch).image_score, other.predict_step(batch).image_score)

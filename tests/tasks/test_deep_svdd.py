@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.lenet import LeNet, LeNetDecoder, contrast_normalised
+from lit_fedad.models.convnets import LeNet, LeNetDecoder, contrast_normalised
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
@@ -61,7 +61,7 @@ def test_the_centre_is_the_mean_of_local_features_and_stays():
     task = make()
     images = batch(7)["image"]
     loader = DataLoader([{"image": image} for image in images], batch_size=3)
-    task.prepare(loader, Context(0, 0, 0))
+    task.refresh(loader, Context(0, 0, 0), first=True)
     with torch.no_grad():
         expected = off_zero(task({"image": images}).mean(0), 0.1)
     torch.testing.assert_close(task.centre, expected, rtol=1e-5, atol=1e-6)

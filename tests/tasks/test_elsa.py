@@ -85,7 +85,7 @@ def test_fine_tuning_draws_projections_to_prototypes():
 def test_prototypes_are_renewed_under_the_current_weights():
     task = make()
     data = DataLoader([{"image": one} for one in images(8)], batch_size=3)
-    task.prepare(data, CONTEXT)
+    task.refresh(data, CONTEXT, first=True)
     with torch.no_grad():
         z = task.project(task({"image": images(8)}))
     found = sorted(task.prototypes.tolist())

@@ -35,7 +35,7 @@ def features(rows: torch.Tensor) -> np.ndarray:
 
 
 def fitted(task):
-    task.prepare(loader(), CONTEXT)
+    task.refresh(loader(), CONTEXT, first=True)
     return task
 
 
@@ -60,14 +60,14 @@ def test_scores_are_minus_scikit_learns_decision_function(nu, gamma):
 
 def test_neighbours_are_panda_before_training_with_own_images():
     panda = Panda(frozen_encoder(hidden=4))
-    panda.prepare(loader(), CONTEXT)
+    panda.refresh(loader(), CONTEXT, first=True)
     np.testing.assert_allclose(scores(fitted(FeatureNeighbours(frozen_encoder()))), scores(panda), rtol=1e-4)
 
 
 @pytest.mark.parametrize("task", BOTH)
 def test_what_was_fitted_is_state_of_any_size(task):
     one, other = fitted(task(frozen_encoder())), task(frozen_encoder())
-    other.prepare(loader(TRAIN[:5]), CONTEXT)
+    other.refresh(loader(TRAIN[:5]), CONTEXT, first=True)
     other.load_state_dict(one.state_dict())
     np.testing.assert_array_equal(scores(one), scores(other))
     assert set(one.local_buffers) <= set(one.state_dict())

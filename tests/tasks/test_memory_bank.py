@@ -7,6 +7,7 @@ from lightning.fabric import Fabric
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.methods.local import LocalClient
@@ -96,7 +97,7 @@ def test_maps_of_the_subspace_are_of_what_image_scores_are_made_of(make_task, ma
     predictions = {}
     for maps in ("bank", "subspace"):
         task = make_task(**settings, maps=maps)
-        task.prepare(make_loader(9), HERE)
+        task.refresh(make_loader(9), HERE, first=True)
         predictions[maps] = task.predict(task(batch), batch)
     scores, maps = (getattr(predictions["subspace"], name) for name in ("image_score", "anomaly_map"))
     assert scores.equal(maps.flatten(1).amax(1))
@@ -107,7 +108,7 @@ def test_maps_of_the_subspace_are_of_what_image_scores_are_made_of(make_task, ma
 def test_in_mixed_precision_images_score_as_their_cached_features(make_task, make_loader):
     """Thresholds come from cached features, which the backbone computed in full precision."""
     client = LocalClient(make_task().eval())
-    client.task.prepare(make_loader(), HERE)
+    client.task.refresh(make_loader(), HERE, first=True)
     fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     batch = next(iter(make_loader(seed=1)))
     from_images = predict_batch(client, batch, fabric)
@@ -129,7 +130,7 @@ def test_channel_moments_are_those_of_all_patches(make_task, make_loader):
 
 def test_standardised_features_have_mean_0_and_variance_1(make_task, make_loader):
     task = make_task(head=None, standardise=True, shrinkage=0.0)
-    task.prepare(make_loader(), HERE)
+    task.refresh(make_loader(), HERE, first=True)
     rows = torch.cat([task(batch) for batch in make_loader()]).flatten(0, 1)
     torch.testing.assert_close(rows.mean(0), torch.zeros(8), rtol=0, atol=1e-4)
     torch.testing.assert_close(rows.std(0, correction=0), torch.ones(8), rtol=1e-3, atol=0)
@@ -138,7 +139,7 @@ def test_standardised_features_have_mean_0_and_variance_1(make_task, make_loader
 def test_median_threshold(make_task, make_loader):
     task = make_task(head=None, loss=HingeLoss("median", neighbours=2))
     assert task.threshold.isnan()
-    task.prepare(make_loader(), HERE)
+    task.refresh(make_loader(), HERE, first=True)
     rows = torch.cat([task(batch) for batch in make_loader()]).flatten(0, 1)
     distances = torch.cdist(rows, task.memory).topk(2, largest=False).values
     assert float(task.threshold) == pytest.approx(float(distances.median()), rel=0.1)
@@ -147,17 +148,17 @@ def test_median_threshold(make_task, make_loader):
 @pytest.mark.parametrize("round", [1, 7])
 def test_a_renewed_bank_depends_on_weights_and_images_alone(make_task, make_loader, round):
     moved, fresh = make_task(), make_task(seed=1)
-    moved.prepare(make_loader(), HERE)
+    moved.refresh(make_loader(), HERE, first=True)
     moved.load_state_dict(dict(fresh.head.state_dict(prefix="head.")), strict=False)
     moved.refresh(make_loader(), Context(seed=0, round=round, client=0))
     fresh.backbone = moved.backbone
-    fresh.prepare(make_loader(), HERE)
+    fresh.refresh(make_loader(), HERE, first=True)
     assert torch.equal(moved.memory, fresh.memory)
     assert torch.equal(moved.radii, fresh.radii)
 
 
 def test_learned_state_leaves_the_backbone_out(make_task):
-    names = make_task().learned_state()
+    names = learned_state(make_task())
     assert "memory" in names
     assert any(name.startswith("head.") for name in names)
     assert not any(name.startswith("backbone.") for name in names)

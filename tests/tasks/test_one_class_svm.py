@@ -9,8 +9,7 @@ from helpers.frozen import frozen_encoder
 from torch import nn
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.autoencoder import Decoder
-from lit_fedad.models.convnets import ConvNet
+from lit_fedad.models.convnets import ConvNet, Decoder
 from lit_fedad.tasks.deep_svdd import OneClassSVM
 
 

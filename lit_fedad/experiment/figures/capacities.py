@@ -13,9 +13,9 @@ from torch import Tensor
 from lit_fedad.contracts import Client, Message
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.evaluators import draw_some
 from lit_fedad.experiment.figures.embedding import (
     density_scores,
-    draw_some,
     embed_images,
     generator_of,
     last_exchange,
@@ -36,7 +36,7 @@ class Capacities(RunCallback):
     def on_rounds_end(self, run: Run) -> None:
         """Draws ``capacities.png``."""
         if run.config["evaluation"]["pictures"]:
-            show_capacities(run.federation, run.data, run.fabric, run.folder.path / "figures")
+            show_capacities(run.federation, run.local, run.fabric, run.folder.path / "figures")
 
 
 class _Look(NamedTuple):

@@ -30,7 +30,7 @@ class CondensedImages(RunCallback):
     def on_rounds_end(self, run: Run) -> None:
         """Draws condensed images."""
         if run.config["evaluation"]["pictures"]:
-            draw_condensed(run.federation, run.data, run.fabric, run.folder.path)
+            draw_condensed(run.federation, run.local, run.fabric, run.folder.path)
 
 
 def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: Path) -> None:

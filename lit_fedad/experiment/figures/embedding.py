@@ -53,8 +53,3 @@ def last_exchange(client: Client, exchanges: Exchanges) -> Context:
 def generator_of(federation: Federation, purpose: str) -> torch.Generator:
     """Returns the generator of a figure's draws."""
     return Context(federation.seed, federation.rounds).generator(purpose)
-
-
-def draw_some(indices: Tensor, number: int, draw: torch.Generator) -> Tensor:
-    """Draws at most `number` of the indices, in their order."""
-    return indices[torch.randperm(len(indices), generator=draw)[:number].sort().values]

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_data import RunData
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.report.communication import Point, communication_figure
-from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
+from lit_fedad.report.figures import (
+    Point,
+    communication_figure,
+    curves_figure,
+    partition_figure,
+    save_figure,
+    stages_figure,
+)
 from lit_fedad.report.naming import METRIC_TITLES, metric_title
 
 _NOT_DRAWN = ("f1_max", "p_ap", "pro_05", "spro", "aupimo")
@@ -24,7 +30,7 @@ class History(RunCallback):
     def on_run_start(self, run: Run) -> None:
         """Draws ``partition.png``."""
         if run.fabric.is_global_zero and run.config["evaluation"]["pictures"]:
-            draw_partition(run.data, run.folder.path)
+            draw_partition(run.local, run.folder.path)
 
     def on_rounds_end(self, run: Run) -> None:
         """Draws a figure of each metric's curves, and ``communication.png``."""
@@ -34,13 +40,14 @@ class History(RunCallback):
             draw_communication(run.federation.history, metric, run.folder.path)
 
 
-def draw_partition(data: Data, folder: Path) -> None:
+def draw_partition(data: RunData, folder: Path) -> None:
     """Draws the numbers of images by client and class (FedDyMem Fig. 5), and by stage where data come in stages."""
-    partition, images = data.partition, data.images
-    if partition.stages is None:
-        figure = partition_figure(partition.counts(images), images.categories)
-    else:
-        figure = stages_figure(partition.stage_counts(images), images.categories)
+    stages = data.stage_counts()
+    figure = (
+        partition_figure(data.counts(), data.products)
+        if stages is None
+        else stages_figure(stages, data.products)
+    )
     save_figure(figure, folder / "figures" / "partition.png")
 
 

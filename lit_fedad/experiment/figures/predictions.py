@@ -9,18 +9,12 @@ from lit_fedad.contracts import Client, Exchanges
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.decisions import pooled_intervals, pooled_rates
-from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.calibration import alphas, evaluated_images
+from lit_fedad.experiment.calibration import alphas
+from lit_fedad.experiment.decisions import evaluated_images
+from lit_fedad.experiment.evaluators import shown_images
 from lit_fedad.experiment.figures.anomaly import draw_heatmaps
-from lit_fedad.experiment.figures.embedding import (
-    density_scores,
-    draw_some,
-    embed_images,
-    generator_of,
-    last_exchange,
-    loader_of,
-)
+from lit_fedad.experiment.figures.embedding import density_scores, embed_images, last_exchange
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.metrics.conformal import ScoreCounts
@@ -61,12 +55,13 @@ def draw_scores(run: Run) -> None:
     Args:
         run: A run whose decisions have been judged, on the first process.
     """
-    sizes, alpha = run.data.partition.sizes, alphas(run.config)[0]
-    anomalous = evaluated_images(run.config, run.data).labels != 0
-    largest = sorted(run.scores, key=lambda client: (-sizes[client], client))[:_MOST_CLIENTS]
+    sizes, alpha = run.local.partition.sizes, alphas(run.config)[0]
+    anomalous = evaluated_images(run.config, run.local).labels != 0
+    largest = sorted(run.predictions, key=lambda client: (-sizes[client], client))[:_MOST_CLIENTS]
     clients = {}
     for client in sorted(largest):
-        own, scores = ScoreCounts.union(run.calibration.clients.get(client, {}).values()), run.scores[client]
+        own = ScoreCounts.union(run.calibration.clients.get(client, {}).values())
+        scores = run.predictions[client].scores
         clients[client] = ClientScores(
             own.edges.numpy(),
             own.counts.numpy(),
@@ -75,9 +70,6 @@ def draw_scores(run: Run) -> None:
             run.calibration.threshold(client, alpha),
         )
     save_figure(client_scores_figure(clients), run.folder.path / "figures" / "scores.png")
-
-
-_IN_THE_PLANE = 500  # normal test images that t-SNE lays out, and as many anomalies
 
 
 def show_representations(run: Run) -> None:
@@ -90,38 +82,30 @@ def show_representations(run: Run) -> None:
     Args:
         run: A run on a `SemanticSet`, after its last round.
     """
-    federation, data, fabric = run.federation, run.data, run.fabric
+    federation, data = run.federation, run.local
     figures, alpha = run.folder.path / "figures", alphas(run.config)[0]
     assert isinstance(data.images, SemanticSet)
     first = federation.clients[0]
     counts = torch.from_numpy(data.partition.counts(data.images))[:, : data.images.normal_classes]
-    labels = data.images.test_labels
-    anomalous = labels >= data.images.normal_classes
-    owners = torch.cat([counts.argmax(0), torch.full((len(data.images.anomalies),), -1)])[labels]
-    held = torch.isin(labels, counts.sum(0).nonzero()[:, 0])
-    draw = generator_of(federation, "representations")
-    shown = [draw_some(kind.nonzero()[:, 0], _IN_THE_PLANE, draw) for kind in (held, anomalous)]
-    indices = torch.cat(shown)
-
-    def answer(client: Client, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        loader = loader_of(data.module.test, indices, data)
-        z = embed_images(client.task, loader)
-        return (
-            z,
-            image_scores(client, loader, fabric),
-            _judge_alone(client, federation.exchanges, number, data, z, alpha),
-        )
-
-    answered = federation.ask(federation.rounds, LocalQuery("representations", answer), [first]).get(first)
-    if answered is None:
+    anomalies = torch.full((len(data.images.anomalies),), -1)
+    owners = torch.cat([counts.argmax(0), anomalies])[data.images.test_labels]
+    shown = shown_images(data.images, data.partition, federation.seed, federation.rounds)
+    predicted = run.predictions.get(first)
+    features = run.fabric.broadcast(None if predicted is None else predicted.features)
+    if features is None:
         return
-    features, scores, alone = answered
-    threshold = run.calibration.threshold(first, alpha)
+
+    def answer(client: Client, number: int) -> Tensor | None:
+        return _judge_alone(client, federation.exchanges, number, data, features, alpha)
+
+    alone = federation.ask(federation.rounds, LocalQuery("own decisions", answer), [first]).get(first)
+    if predicted is None:  # another process than the first
+        return
     draw_representations(
         figures / "representations.png",
         tsne_layout(features),
-        owners[indices],
-        scores > threshold,
+        owners[shown],
+        predicted.scores[shown] > run.calibration.threshold(first, alpha),
         alone,
         first,
         "global densities" if alone is not None else f"decisions of client {first}",
@@ -154,7 +138,7 @@ class Predictions(RunCallback):
         if run.fabric.is_global_zero and run.decisions:
             draw_calibration(run)
             draw_scores(run)
-        if isinstance(run.data.images, SemanticSet):
+        if isinstance(run.local.images, SemanticSet):
             show_representations(run)
-        elif isinstance(run.data.images, ImageSet):
+        elif isinstance(run.local.images, ImageSet) and run.fabric.is_global_zero:
             draw_heatmaps(run)

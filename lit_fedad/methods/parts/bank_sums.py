@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts import Message, MessageSpec, TensorSpec
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.slot_sums import SlotSums
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
-from lit_fedad.methods.parts.model_sums import ModelSums, packed_moments_spec, remaining_moments
+from lit_fedad.methods.parts.model_sums import packed_moments_spec
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.memory_bank import MemoryBank
-
-if TYPE_CHECKING:
-    from lit_fedad.methods.feddymem import FedDyMemClient
 
 
 def made_of_sums(task: MemoryBank) -> bool:
@@ -91,38 +85,3 @@ def bank_sums_spec(task: MemoryBank, sets: int) -> MessageSpec:
         "sum_images": TensorSpec((task.slots,), torch.int64, low=0),
         "counted": TensorSpec((), torch.int64, low=0, high=1),
     }
-
-
-class BankSums(ModelSums["FedDyMemClient"]):
-    """The exchange after the rounds in which clients receive the sums behind bank, radii and subspace."""
-
-    def leave_out(self, client: FedDyMemClient, loader: DataLoader) -> None:
-        """Takes images out of bank, radii and subspace."""
-        leave_out_of_bank(client.task, client.sums, loader, client.context, client.min_images)
-
-
-def leave_out_of_bank(
-    task: MemoryBank, message: Message, loader: DataLoader, context: Context, min_images: int
-) -> None:
-    """Takes images of one client out of bank, radii and subspace.
-
-    Statistics that features are standardised and whitened by stay what they are: the bank lives in these features.
-
-    Args:
-        task: The task, with the model of all images.
-        message: Of the form of `bank_sums_spec`.
-        loader: The images.
-        context: Round and client.
-        min_images: See `SlotSums.bank`.
-
-    Raises:
-        UserError: If no image remains.
-    """
-    moments = remaining_moments(message, task, loader)
-    names = ("sum_memory", "sum_counts", "sum_squares", "sum_images")
-    sums = SlotSums(message["anchors"].cpu(), *(message[name].cpu() for name in names))
-    if int(message["counted"]):
-        anchors = message["anchors"].to(task.memory)
-        sums = sums.without(task.reduce_memory(loader, context, anchors))
-    task.load_memory(*sums.bank(max(min_images, 1)))
-    task.load_subspace(**task.fit_subspace(moments, task.loaded_statistics()))

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from lit_fedad.condensation.kernels import mmd
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.contracts import Client, Message, Predictors, Update
+from lit_fedad.contracts import Client, Evidence, Message, Predictors, Update
+from lit_fedad.contracts.evidence import SharedModel, Shown
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.parts.condensed_images import Knowledge, as_bytes, mebibytes
+from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes, mebibytes
+from lit_fedad.methods.parts.evidence import invertible_model, weights_received
 from lit_fedad.methods.parts.functional import look
 from lit_fedad.tasks.classifier import Classifier
 
@@ -44,6 +46,10 @@ class CondensedClient(FedAvgClient):
         """The server's model alone, which is the same for all clients."""
         return replace(super().predictors, own=False)
 
+    def shown(self, sent: Message) -> list[Shown]:
+        """Lists what an upload shows of single images: the model that the server trains on the images in it."""
+        return [SharedModel()] if IMAGES in sent else []
+
 
 class CondensedServer(FedAvgServer):
     """A server that trains the current model on condensed images.
@@ -58,7 +64,7 @@ class CondensedServer(FedAvgServer):
         advice: The warning after round 1 about classes without an image; ``{}`` stands for their numbers.
     """
 
-    kept = ("knowledge",)
+    state_names = ("knowledge",)
     advice: ClassVar[str]
 
     def __init__(self, client: CondensedClient, training: CondensedTraining) -> None:
@@ -186,3 +192,9 @@ class CondensedServer(FedAvgServer):
 def predict_with_images(server: CondensedServer, client: Client, update: Update) -> None:
     """Trains the model that the client received on the images of one upload; see `Evidence`."""
     client.task.load_state_dict(server.trained_on(update.message), strict=False)
+
+
+CONDENSED = Evidence(
+    lambda client, received, sent: client.shown(sent), weights_received, predict_with_images, invertible_model
+)
+"""What condensed images show of single images."""

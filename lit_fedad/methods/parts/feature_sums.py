@@ -34,27 +34,27 @@ class ChannelSums:
 
     vectors_per_image: int
 
-    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
+    def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares the number of vectors, and sums of their values and squares."""
         shape = _sizes(spec["mean"])
         return {
-            "count": SumSpec((), everyone.images * self.vectors_per_image, whole=True),
+            "count": SumSpec((), asked.images * self.vectors_per_image, whole=True),
             "total": SumSpec(shape, LARGEST_FEATURE),
             "square": SumSpec(shape, LARGEST_FEATURE**2),
         }
 
-    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
+    def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums."""
-        share = message["count"].double() / (everyone.images * self.vectors_per_image)
+        share = message["count"].double() / (asked.images * self.vectors_per_image)
         mean = message["mean"].double()
         square = message["variance"].double() + mean.square()
         return {"count": message["count"], "total": share * mean, "square": share * square}
 
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
+    def from_sums(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Computes the statistics of all vectors."""
-        share = (sums["count"].double() / (everyone.images * self.vectors_per_image)).clamp(min=1e-300)
+        share = (sums["count"].double() / (asked.images * self.vectors_per_image)).clamp(min=1e-300)
         mean = sums["total"] / share
         variance = (sums["square"] / share - mean.square()).clamp(min=0)
         return {"count": sums["count"], "mean": mean.float(), "variance": variance.float()}
@@ -72,28 +72,28 @@ class MomentSums:
 
     vectors_per_image: int
 
-    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
+    def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares numbers of vectors, and sums of their values and products."""
         count, mean, covariance = (_sizes(spec[name]) for name in ("count", "mean", "covariance"))
         return {
-            "count": SumSpec(count, everyone.images * self.vectors_per_image, whole=True),
+            "count": SumSpec(count, asked.images * self.vectors_per_image, whole=True),
             "total": SumSpec(mean, LARGEST_FEATURE),
             "product": SumSpec(covariance, LARGEST_FEATURE**2),
         }
 
-    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
+    def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums; zeros, of the largest number of sets, where its message holds none."""
-        share = message["count"].double()[:, None] / (everyone.images * self.vectors_per_image)
+        share = message["count"].double()[:, None] / (asked.images * self.vectors_per_image)
         mean = message["mean"].double()
         product = message["covariance"].double() + _products(mean)
         return {"count": message["count"], "total": share * mean, "product": share * product}
 
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
+    def from_sums(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Computes the moments of all vectors; no set where no client has sent one."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
-        share = count.double()[:, None] / (everyone.images * self.vectors_per_image)
+        share = count.double()[:, None] / (asked.images * self.vectors_per_image)
         mean = sums["total"][: len(count)] / share.clamp(min=1e-300)
         covariance = sums["product"][: len(count)] / share.clamp(min=1e-300) - _products(mean)
         return {"count": count, "mean": mean.float(), "covariance": covariance.float()}
@@ -109,20 +109,20 @@ class ClusterSums:
 
     vectors_per_image: int
 
-    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
+    def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares sums."""
-        vectors, shape = everyone.images * self.vectors_per_image, _sizes(spec["counts"])
+        vectors, shape = asked.images * self.vectors_per_image, _sizes(spec["counts"])
         return {
             "squares": SumSpec(shape, vectors * LARGEST_RESIDUAL**2),
             "counts": SumSpec(shape, vectors, whole=True),
         }
 
-    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
+    def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Returns the message, counts as whole numbers."""
         return {"squares": message["squares"], "counts": message["counts"].round().long()}
 
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
+    def from_sums(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Returns the sums in the form of a message."""
         return {"squares": sums["squares"].clamp(min=0).float(), "counts": sums["counts"].float()}
@@ -142,9 +142,9 @@ class SlotMeans:
     counts_per_image: int
     moments: MomentSums | None
 
-    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
+    def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares sums by slot."""
-        most = everyone.images * self.counts_per_image * MOST_STAGES
+        most = asked.images * self.counts_per_image * MOST_STAGES
         shape = _sizes(spec["counts"])
         form = {
             "rows": SumSpec(_sizes(spec["memory"]), most * LARGEST_FEATURE),
@@ -152,10 +152,10 @@ class SlotMeans:
             "squares": SumSpec(shape, most * LARGEST_RESIDUAL**2),
         }
         if "image_counts" in spec:
-            form["image_counts"] = SumSpec(shape, everyone.images * MOST_STAGES, whole=True)
-        return form | (self.moments.form(_moments(spec), everyone) if self.moments else {})
+            form["image_counts"] = SumSpec(shape, asked.images * MOST_STAGES, whole=True)
+        return form | (self.moments.sum_spec(_moments(spec), asked) if self.moments else {})
 
-    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
+    def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums."""
         counts = message["counts"].double()
         sums = {
@@ -165,10 +165,10 @@ class SlotMeans:
         }
         if "image_counts" in message:
             sums["image_counts"] = message["image_counts"]
-        return sums | (self.moments.addends(_moments(message), own, everyone) if self.moments else {})
+        return sums | (self.moments.summands(_moments(message), client, asked) if self.moments else {})
 
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
+    def from_sums(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Computes mean patches; those of a slot without a patch are 0, and count nothing."""
         counts = sums["counts"].double()
@@ -179,7 +179,7 @@ class SlotMeans:
         }
         if "image_counts" in spec:
             message["image_counts"] = sums["image_counts"]
-        moments = self.moments.joined(sums, _moments(spec), answered, everyone) if self.moments else {}
+        moments = self.moments.from_sums(sums, _moments(spec), answered, asked) if self.moments else {}
         return message | moments
 
 
@@ -190,29 +190,29 @@ class PrototypeSums:
     Features have length 1. The products are around 0: around the classes' means they do not add up.
     """
 
-    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
+    def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares sums by class, and of products; shares of all images."""
         count, mean, within = (_sizes(spec[name]) for name in ("count", "mean", "within"))
         return {
-            "count": SumSpec(count, everyone.images, whole=True),
+            "count": SumSpec(count, asked.images, whole=True),
             "total": SumSpec(mean, 1.0),
             "product": SumSpec(within, 1.0),
         }
 
-    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
+    def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums; zeros where its message holds none."""
-        share = message["count"].double()[..., None] / everyone.images
+        share = message["count"].double()[..., None] / asked.images
         total = share * message["mean"].double()
         images = share.sum(1)
         product = images * message["within"].double() + _between(total, message["mean"].double())
         return {"count": message["count"], "total": total, "product": product}
 
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
+    def from_sums(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Computes the statistics of all images; none where no client has sent some."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
-        share = count.double()[..., None] / everyone.images
+        share = count.double()[..., None] / asked.images
         total = sums["total"][: len(count)]
         mean = total / share.clamp(min=1e-300)
         within = (sums["product"][: len(count)] - _between(total, mean)) / share.sum(1).clamp(min=1e-300)

@@ -39,11 +39,11 @@ class ProjectedSums(ABC):
         self.task, self.directions, self.frame = task, directions, frame
 
     @abstractmethod
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
 
     @abstractmethod
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes what follows from the sums."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class ProjectedSums(ABC):
         """Computes what images add, before they are brought to length 1, of projected patches [B, P, k]."""
 
     @torch.no_grad()
-    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
+    def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields what the images of each batch add, of length 1; an image without any length adds nothing."""
         centre, frame = (self.frame[name].to(self.task.mean) for name in ("centre", "frame"))
 
@@ -68,14 +68,14 @@ class ProjectedSums(ABC):
 class ImageMeans(ProjectedSums):
     """The sums ``weight`` [1] and ``mean`` [k]: ``h = (1/2, mean of projected features)`` of images, at length 1."""
 
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
         return {"weight": (1,), "mean": (self.directions,)}
 
     def _parts(self, projected: Tensor) -> dict[str, Tensor]:
         return {"weight": projected.new_full((len(projected), 1), CONSTANT), "mean": projected.mean(1)}
 
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes the ``mean`` [k] of projected features.
 
         Raises:
@@ -93,7 +93,7 @@ class ImageProducts(ProjectedSums):
     Entries off the diagonal stand for two, and are taken times the root of 2.
     """
 
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sum."""
         return {"product": (self.directions * (self.directions + 1) // 2,)}
 
@@ -103,7 +103,7 @@ class ImageProducts(ProjectedSums):
         square = projected.mT @ projected / projected.shape[1]
         return {"product": square[:, rows, columns] * double}
 
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes ``product`` [k, k], without negative variances, and ``noise``, the length of noise alone.
 
         Raises:

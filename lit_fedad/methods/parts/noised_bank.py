@@ -59,7 +59,7 @@ class ImageSlots(ProjectedSums):
         super().__init__(task, directions, frame)
         self.slots = slots
 
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
         return {"counts": (self.slots,), "offsets": (self.slots, self.directions), "squares": (self.slots,)}
 
@@ -75,7 +75,7 @@ class ImageSlots(ProjectedSums):
             "squares": (shares @ squares)[:, :, 0],
         }
 
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes what the sums say of slots.
 
         An image's part of a count is at most 1: as many images as a count has ones lie behind a slot at least.
@@ -198,7 +198,7 @@ class NoisedSlots(Projected):
         }
 
     def receive(self, client: LoadsBank, message: Message) -> None:  # type: ignore[override]
-        """Loads the model, and keeps the rest for this turn."""
+        """Loads the model, and keeps the rest for this exchange."""
         client.receive(message)
         super().receive(client, message)
 

@@ -139,14 +139,14 @@ class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
         return {"centre": TensorSpec((channels,)), "frame": TensorSpec((channels, client.directions))}
 
     def receive(self, client: ProjectsFeatures, message: Message) -> None:
-        """Keeps centre and frame for this turn."""
+        """Keeps centre and frame for this exchange."""
         client.frame = message
 
     def upload_spec(self, client: ProjectsFeatures) -> MessageSpec:
         """Declares the sums."""
         assert self.sums is not None
         assert self.sums.by_image is not None
-        shapes = self.sums.by_image(client).form()
+        shapes = self.sums.by_image(client).shapes()
         return {name: TensorSpec(shape, torch.float64) for name, shape in shapes.items()}
 
 

@@ -125,7 +125,7 @@ class Prepare(Exchange[Client, HoldsStatistics]):
 
     def send(self, client: Client, loader: DataLoader) -> Message:
         """Prepares the task; returns an empty message."""
-        client.task.prepare(loader, client.context)
+        client.task.refresh(loader, client.context, first=True)
         return {}
 
 

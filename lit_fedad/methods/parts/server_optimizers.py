@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
@@ -90,7 +91,7 @@ def stepped(
     moving = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
     optimizer = make(moving.values())
     if state:
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(deepcopy(state))  # its steps change what it is given
     for name, parameter in moving.items():
         parameter.grad = weights[name] - merged[name]
     optimizer.step()

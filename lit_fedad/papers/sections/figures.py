@@ -126,16 +126,7 @@ def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
         ]
         if lines:
             yield Grid(name, heads, lines, _NOTES)
-    pictures = [
-        Picture(sheet(file), "webp", caption, caption, links.run(group.first.tracked))
-        for name, groups in data.items()
-        for group in groups
-        for stem, title in _FIGURES.items()
-        if (file := group.first.files / "figures" / f"{stem}.png").is_file()
-        for caption in [f"{title}: {group.label} on {name}, seed {group.first.seed}"]
-    ]
-    if pictures:
-        yield Gallery(pictures)
+    yield from _gallery(data, links, _FIGURES)
 
 
 def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
@@ -208,13 +199,34 @@ def run_sheets(data: GroupsByData, links: Links) -> Iterator[Block]:
     Yields:
         One block of pictures, if there are any.
     """
+    yield from _gallery(data, links, _SHEETS)
+
+
+def _gallery(data: GroupsByData, links: Links, titles: Mapping[str, str]) -> Iterator[Block]:
+    """Shows figures of the first run of each group, given by their titles by file."""
     pictures = [
-        Picture(sheet(file), "webp", caption, caption, links.run(group.first.tracked))
+        picture
         for name, groups in data.items()
         for group in groups
-        for stem, title in _SHEETS.items()
-        if (file := group.first.files / "figures" / f"{stem}.png").is_file()
-        for caption in [f"{title}: {group.label} on {name}, seed {group.first.seed}"]
+        for picture in run_pictures(group.first, f"{group.label} on {name}", links, titles)
     ]
     if pictures:
         yield Gallery(pictures)
+
+
+def run_pictures(run: CompleteRun, label: str, links: Links, titles: Mapping[str, str]) -> Iterator[Picture]:
+    """Yields the figures that a run has drawn.
+
+    Args:
+        run: The run.
+        label: What the run is called.
+        links: Addresses of the runs.
+        titles: Title by name of the figure's file.
+
+    Yields:
+        A picture for each that is there.
+    """
+    for stem, title in titles.items():
+        if (file := run.files / "figures" / f"{stem}.png").is_file():
+            caption = f"{title}: {label}, seed {run.seed}"
+            yield Picture(sheet(file), "webp", caption, caption, links.run(run.tracked))

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.papers.commands import missing
 from lit_fedad.papers.links import Links
-from lit_fedad.papers.paper import FilledTable
+from lit_fedad.papers.paper import FilledTable, missing
 from lit_fedad.papers.runs import CompleteRun, GroupsByData
+from lit_fedad.papers.sections.figures import run_pictures
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
 from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
 from lit_fedad.report.naming import metric_title
@@ -37,7 +37,7 @@ def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
     Yields:
         A table and a block of pictures, if a run was attacked.
     """
-    lines, pictures = [], []
+    lines, pictures = list[Line](), list[Picture]()
     for name, groups in data.items():
         for group in groups:
             for run in group.runs:
@@ -46,10 +46,7 @@ def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
                     for key, value in values.items():
                         text = f"{value:.4g}" if isinstance(value, float) else str(value)
                         lines.append(Line([Cell(label, url), Cell(attack), Cell(key), Cell(text, url)]))
-                for stem, title in _FIGURES.items():
-                    if (file := run.files / "figures" / f"{stem}.png").is_file():
-                        caption = f"{title}: {label}"
-                        pictures.append(Picture(sheet(file), "webp", caption, caption, url))
+                pictures += run_pictures(run, f"{group.label} on {name}", links, _FIGURES)
     if lines:
         yield Grid("", ["run", "attack", "figure", "value"], lines, texts=3)
     if pictures:

@@ -1,6 +1,7 @@
 """The pictures of a run."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +11,12 @@ from helpers.calibrations import limits
 from PIL import Image
 
 from lit_fedad.contracts import Prediction
-from lit_fedad.core.config import build
+from lit_fedad.core.building import build
 from lit_fedad.data.partition import Partition
-from lit_fedad.experiment.build import build_data, build_federation, build_model, build_partition
+from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.experiment.build import build_data, build_model, build_partition
+from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.federations import build_federation
 from lit_fedad.experiment.figures import anomaly
 from lit_fedad.experiment.figures import history as history_figures
 from lit_fedad.experiment.figures import predictions as calibration
@@ -47,11 +51,13 @@ def restored(tiny_run):
     """The federation of the tiny run after its last round, its data, and a Fabric."""
     run = RunFolder(tiny_run)
     config, fabric = run.config(), make_fabric(accelerator="cpu")
+    config["evaluation"]["pictures"] = 2
     images = build(config["data"])
     with pytest.warns(UserWarning, match="RANDOM"):
         model = build_model(config, images.categories)
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
-    federation = build_federation(config, tiny_run, model, data, fabric)
+    evaluator = build_evaluator(config, data, model.method, fabric)
+    federation = build_federation(config, tiny_run, model, data.module, evaluator, fabric, data.digest)
     federation.resume()
     return federation, data, fabric
 
@@ -59,7 +65,8 @@ def restored(tiny_run):
 def run_of(federation, data, fabric, folder, pictures, calibration):
     config = {"evaluation": {"pictures": pictures, "alpha": 0.5}, "calibration": {"by": "client"}}
     display = Display(quiet=True)
-    return Run(config, RunFolder(folder), None, data, federation, fabric, display, calibration)
+    predictions = federation.predictions(federation.rounds)
+    return Run(config, RunFolder(folder), None, data, federation, fabric, display, calibration, predictions)
 
 
 def pictures(folder):
@@ -88,7 +95,7 @@ def test_images_that_come_task_after_task_are_drawn_by_task(restored, drawn, tmp
     _, data, _ = restored
     products = [sample.category for sample in data.images.train]
     partition = Partition.in_stages([[[0], [1, len(products) - 1]], [[2]]])
-    history_figures.draw_partition(SimpleNamespace(partition=partition, images=data.images), tmp_path)
+    history_figures.draw_partition(replace(data, partition=partition), tmp_path)
     ((counts, names),) = drawn["stages_figure"]
     expected = [[[0], [1, -1]], [[2]]]
     assert [own.tolist() for own in counts] == [
@@ -170,7 +177,10 @@ def test_a_task_that_does_not_localise_has_no_heatmaps(restored, monkeypatch, tm
     monkeypatch.setattr(
         federation.client, "predict_step", lambda batch: Prediction(batch["image"].flatten(1).mean(1))
     )
+    federation.evaluate(federation.rounds)
     anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, limits({})))
+    monkeypatch.undo()
+    federation.evaluate(federation.rounds)
     assert not (tmp_path / "figures").exists()
 
 
@@ -179,7 +189,7 @@ def test_scores_of_the_largest_clients_beside_what_they_ship(restored, monkeypat
     labels = torch.tensor([sample.label for sample in data.images.test])
     scores = torch.arange(len(labels)).float()
     run = run_of(federation, data, fabric, tmp_path, 2, limits({0: 5.25}))
-    run.scores = {1: scores + 1, 0: scores}
+    run.predictions = {1: Predicted(scores + 1), 0: Predicted(scores)}
     given = []
     original = calibration.client_scores_figure
     monkeypatch.setattr(
@@ -199,6 +209,6 @@ def test_scores_of_the_largest_clients_beside_what_they_ship(restored, monkeypat
 
 def test_a_process_that_is_not_the_first_draws_nothing(restored, drawn, tmp_path):
     federation, data, fabric = restored
-    elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, ask=lambda *_: {})
+    elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, predictions=lambda round: {})
     anomaly.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, limits({})))
     assert drawn == {}

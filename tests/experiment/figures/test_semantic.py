@@ -18,19 +18,20 @@ from torch.utils.data import DataLoader
 from lit_fedad.audits import distance_correlation as density_privacy
 from lit_fedad.audits.distance_correlation import distance_correlation_matrix
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.config import compose
 from lit_fedad.deployment.predict import predict
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import (
     build_data,
-    build_federation,
     build_images,
     build_model,
     build_partition,
     build_public,
 )
 from lit_fedad.experiment.calibration import with_calibration
+from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.federations import build_federation
 from lit_fedad.experiment.figures import capacities
 from lit_fedad.experiment.figures import predictions as semantic
 from lit_fedad.experiment.figures.predictions import Predictions
@@ -81,7 +82,8 @@ def run_of(federation, data, fabric, folder, calibration, alpha):
     """What callbacks are handed after the last round."""
     config = {"evaluation": {"pictures": 1, "alpha": alpha}}
     model = SimpleNamespace(task=federation.client.task)
-    return Run(config, RunFolder(folder), model, data, federation, fabric, Display(quiet=True), calibration)
+    parts = model, data, federation, fabric, Display(quiet=True)
+    return Run(config, RunFolder(folder), *parts, calibration, federation.predictions(federation.rounds))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,8 @@ def played(out, *overrides):
     model = build_model(config, images.categories, build_public(config, images))
     partition = with_calibration(config, images, build_partition(config, images), model.method)
     data = build_data(config, images, partition, model, fabric, Display(quiet=True))
-    federation = build_federation(config, out, model, data, fabric)
+    evaluator = build_evaluator(config, data, model.method, fabric)
+    federation = build_federation(config, out, model, data.module, evaluator, fabric, data.digest)
     federation.run()
     return federation, data, fabric
 
@@ -331,7 +334,7 @@ def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
     name = "projection.0.weight"
     mean = sum(size * server.last_merge.local[c][name] for c, size in enumerate(sizes))
     torch.testing.assert_close(server.last_merge.averaged[name], mean)
-    assert set(read_kept(server)) == {"weights", "statistics", "server_optimizer_state", "densities"}
+    assert set(state_of(server)) == {"weights", "statistics", "server_optimizer_state", "densities"}
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def play(stage: Stage, number: int, seed: int) -> Trial:
     else:
         message, what = lie(honest, draw)
         try:
-            forged = stage.receipt.link.pack(message, honest.spec, moment.context, "the client")
+            forged = stage.receiver.link.pack(message, honest.spec, moment.context, "the client")
         except UserError as error:
             found = Found(Verdict.REJECTED, str(error))
         else:

@@ -8,13 +8,14 @@ from typing import Any
 
 from helpers.pairs import IN_STAGES, OWN, STREAM, of_method
 from lit_fedad.contracts import Context, Exchange
-from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.core.config import call, compose
-from lit_fedad.experiment.train import build_run
+from lit_fedad.contracts.state import state_of
+from lit_fedad.core.building import call
+from lit_fedad.core.config import compose
+from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.message_check import outliers
 from lit_fedad.federation.processes import launch, make_fabric
-from lit_fedad.federation.receipt import Receipt
+from lit_fedad.federation.receiver import Receiver
 from lit_fedad.report.console import Display
 
 
@@ -61,26 +62,26 @@ class Recording:
 
 
 class _Recorder:
-    """A receipt that stores what it is given before it passes it on."""
+    """A receiver that stores what it is given before it passes it on."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.receipt: Receipt = recording.federation.receipt
+        self.receiver: Receiver = recording.federation.receiver
         self.blobs: dict[int, bytes] = {}
         self.sizes: dict[int, int] = {}
 
     def open(self, exchange, client, blob, num_samples):
         self.blobs[client], self.sizes[client] = blob, num_samples
-        return self.receipt.open(exchange, client, blob, num_samples)
+        return self.receiver.open(exchange, client, blob, num_samples)
 
     def merge(self, exchange, updates, clients, exchanges, context):
-        server, pool = self.receipt.server, self.recording.federation.pool
+        server, pool = self.receiver.server, self.recording.federation.pool
         personal = {client: pool.get(client) for client in self.blobs}
         self.recording.moments.append(
             Moment(
                 exchange,
                 context,
-                deepcopy(read_kept(server)),
+                deepcopy(state_of(server)),
                 dict(sorted(self.blobs.items())),
                 self.sizes,
                 personal,
@@ -89,9 +90,9 @@ class _Recorder:
         )
         self.blobs, self.sizes = {}, {}
         previous = exchange.broadcast(server, next(iter(updates)))
-        spec = exchange.upload_spec(self.receipt.client)
+        spec = exchange.upload_spec(self.receiver.client)
         self.recording.far = max(self.recording.far, _largest_ratio(updates, previous, spec))
-        return self.receipt.merge(exchange, updates, clients, exchanges, context)
+        return self.receiver.merge(exchange, updates, clients, exchanges, context)
 
 
 def _largest_ratio(updates, previous, spec) -> float:
@@ -125,14 +126,15 @@ def record(name: str, given: list[str]) -> Recording:
     def play(fabric) -> None:
         federation = build_run(fabric, config, Display(quiet=True)).federation
         recording = Recording(name, federation)
-        receipt, collecting = federation.receipt, federation.collecting
-        federation.receipt = _Recorder(recording)
-        federation.collecting = replace(collecting, receipt=federation.receipt)
+        receiver, collecting = federation.receiver, federation.collecting
+        federation.receiver = _Recorder(recording)
+        federation.collecting = replace(collecting, receiver=federation.receiver)
+        federation.server.register_clients({c: federation.data.sizes[c] for c in federation.clients})
         for round in range(federation.exchanges.first_round, federation.rounds + 1):
             report = federation.play(round)
             recording.refused += [f"{name}: {line}" for line in report.refused.values()]
             federation.history.append(report)
-        federation.receipt, federation.collecting = receipt, collecting
+        federation.receiver, federation.collecting = receiver, collecting
         found.append(recording)
 
     launch(fabric, play)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from helpers.fuzz.declared import Honest
 from helpers.fuzz.record import Moment, Recording
 from lit_fedad.contracts import Update
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.federation.turn import ordered_loader
+from lit_fedad.federation.client_runner import ordered_loader
 
 FLOOR = 1e-2
 """Magnitude below which values count as equally small, as on receipt."""
@@ -59,7 +59,7 @@ class Stage:
     def __init__(self, recording: Recording, turns: bool = True) -> None:
         self.recording, self.turns = recording, turns
         federation = recording.federation
-        self.federation, self.receipt = federation, federation.receipt
+        self.federation, self.receiver = federation, federation.receiver
         self.server, self.client = federation.server, federation.client
         self._honest: dict[int, State] = {}
         self._without: dict[tuple[int, int], State] = {}
@@ -69,7 +69,7 @@ class Stage:
         moment = self.recording.moments[index]
         self._restore(moment)
         spec = moment.exchange.upload_spec(self.client)
-        messages = {c: self.receipt.link.unpack(b, spec, "a client") for c, b in moment.blobs.items()}
+        messages = {c: self.receiver.link.unpack(b, spec, "a client") for c, b in moment.blobs.items()}
         own = messages.pop(client)
         return Honest(own, spec, list(messages.values()), moment.exchange.broadcast(self.server, client))
 
@@ -93,7 +93,7 @@ class Stage:
             return Found(Verdict.CRASHED, f"merge: {type(error).__name__}: {first_line(error)}")
         if set(merged.refused) - {client}:
             return Found(Verdict.BLAMED, str(merged.refused))
-        kept = deepcopy(read_kept(self.server))
+        kept = deepcopy(state_of(self.server))
         after = flat(kept)
         if client in merged.refused:
             same = _same(after, self._state_without(index, client))
@@ -106,22 +106,22 @@ class Stage:
         found = compare(_of_others(after, client), *self._baselines(index, client))
         if found.verdict == Verdict.POISONED:
             return found
-        write_kept(self.server, kept)
+        load_state(self.server, kept)
         return self._later(index, client) or found
 
     def _later(self, index: int, client: int) -> Found | None:
         """Plays honest turns and messages on top; returns what fails."""
         moments = self.recording.moments
         moment = moments[index]
-        state = deepcopy(read_kept(self.server))
+        state = deepcopy(state_of(self.server))
         try:
             if self.turns:
                 self._turn(moment, next((c for c in moment.blobs if c != client), client))
         except Exception as error:
             return Found(Verdict.UNUSABLE, f"honest turn: {type(error).__name__}: {first_line(error)}")
-        write_kept(self.server, state)
+        load_state(self.server, state)
         for later in moments[index + 1 : index + 3]:
-            self.server.begin(later.context)
+            self.server.context = later.context
             try:
                 updates, refused = self._open(later, later.blobs)
                 if not refused:
@@ -143,16 +143,16 @@ class Stage:
         context = federation.exchanges.after(moment.context)
         if context.round > federation.rounds:
             return
-        self.server.begin(context)
+        self.server.context = context
         exchange, data = federation.exchanges.at(context), federation.data.at(context.round)
-        blob = federation.outbox.pack(exchange, [number], context)[number]
+        blob = federation.sender.pack(exchange, [number], context)[number]
         own = replace(context, client=number, stage=data.stages[number])
         for scores in (True, False) if context.round > 1 else (False,):
-            federation.turn.activate(exchange, own, deepcopy(moment.personal[number]), blob)
+            federation.runner.activate(exchange, own, deepcopy(moment.personal[number]), blob)
             if scores and exchange.trains:
                 self._score(ordered_loader(data, number))
             else:
-                federation.turn.play(exchange, data)
+                federation.runner.play(exchange, data)
 
     def _score(self, loader) -> None:
         """Lets the live client score a batch of its images with what it has received."""
@@ -163,21 +163,21 @@ class Stage:
             raise UserError("scores are not finite")
 
     def _restore(self, moment: Moment) -> None:
-        write_kept(self.server, deepcopy(moment.before))
-        self.server.begin(moment.context)
+        load_state(self.server, deepcopy(moment.before))
+        self.server.context = moment.context
 
     def _open(self, moment: Moment, blobs: Mapping[int, bytes]) -> tuple[dict[int, Update], dict[int, str]]:
         updates, refused = {}, {}
         for client, blob in blobs.items():
             try:
-                updates[client] = self.receipt.open(moment.exchange, client, blob, moment.sizes[client])
+                updates[client] = self.receiver.open(moment.exchange, client, blob, moment.sizes[client])
             except UserError as error:
                 refused[client] = str(error)
         return updates, refused
 
     def _merge(self, moment: Moment, updates: Mapping[int, Update]):
         federation = self.federation
-        return self.receipt.merge(
+        return self.receiver.merge(
             moment.exchange, updates, moment.clients, federation.exchanges, moment.context
         )
 
@@ -190,7 +190,7 @@ class Stage:
             assert not refused, refused
             merged = self._merge(moment, updates)
             assert not merged.refused, merged.refused
-        return flat(deepcopy(read_kept(self.server)))
+        return flat(deepcopy(state_of(self.server)))
 
     def _baselines(self, index: int, client: int) -> tuple[State, State]:
         return (

@@ -15,7 +15,6 @@ import torch
 from helpers.site_faults.office import Fault, Kind, Office
 from helpers.sites import DEBUG, HERE, NAMES, Here, paint, three_sites
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.report.console import Display
 from lit_fedad.report.html import markdown_table
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.letters import Order, Reply
@@ -125,7 +124,7 @@ class Campaign:
             folder = self.folder / f"{method}{len(self._expected)}"
             paint(folder)
             carrier = Absent(three_sites(folder), lost, refused)
-            coordinate(_plan(method, folder), carrier, Display(quiet=True))
+            coordinate(_plan(method, folder), carrier, quiet=True)
             self._steps.setdefault(method, carrier.steps)
             self._expected[key] = outcome(folder)
         return self._expected[key]

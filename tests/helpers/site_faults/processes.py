@@ -93,7 +93,7 @@ class Mail:
 def play_coordinator(pipe: Any, plan: Plan) -> None:
     """Runs a federation, or what remains of it, and says how that ended."""
     try:
-        coordinate(plan, Mail(pipe), Display(quiet=True))
+        coordinate(plan, Mail(pipe), quiet=True)
         pipe.send(("complete", ""))
     except UserError as error:
         pipe.send(("ended", str(error)))

@@ -6,7 +6,7 @@ from helpers.creff import QUICK, WIDTH, K, images, make
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.creff import (
     BIAS,
@@ -53,7 +53,7 @@ def test_before_the_first_round_the_initial_classifier_predicts(exactly):
     client = CReFFClient(make())
     server = CReFFServer(client, **QUICK)
     for part in (client, server):
-        part.begin(Context(0, 1))
+        part.context = Context(0, 1)
     initial = client.shared_state()
     client.receive(server.broadcast(0))
     client.deploy()
@@ -80,7 +80,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(creff, exactly):
     whole = creff(rounds=3, fraction=0.5)
     creff(rounds=1, fraction=0.5, folder="halves")
     resumed = creff(rounds=3, fraction=0.5, folder="halves")
-    exactly(read_kept(resumed.server), read_kept(whole.server))
+    exactly(state_of(resumed.server), state_of(whole.server))
     exactly(resumed.history[-1].metrics, whole.history[-1].metrics)
     assert [r.scalars for r in resumed.history] == [r.scalars for r in whole.history]
 
@@ -92,7 +92,7 @@ def test_identical_clients_are_as_one(creff, exactly):
         creff(task=make(augment=False), data=dict.fromkeys(range(count), one), shuffle=False)
         for count in (1, 4)
     )
-    exactly(read_kept(several.server), read_kept(single.server))
+    exactly(state_of(several.server), state_of(single.server))
     assert several.server.seen.tolist() == [True, True, False, True]
 
 

@@ -69,7 +69,7 @@ def test_draws_are_of_distinct_images_of_one_class(data, monkeypatch):
     client = CReFFClient(task, draws=8, batch=2)
     server = CReFFServer(client)
     for part in (client, server):
-        part.begin(Context(0, 1))
+        part.context = Context(0, 1)
     client.receive(server.broadcast(0))
     monkeypatch.setattr(task, "view", lambda batch: seen.append(batch) or batch)
     message = client.send(data[0])

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.creff import (
     BIAS,
     CLASSES,
@@ -124,7 +124,7 @@ def test_features_live_on_and_classes_never_seen_are_left_out(exactly):
     first = torch.randn(K, 6, WIDTH, generator=Context(0, 1).generator("federated features"))
     initial = side_by_side(server.retrained).clone()
     wanted = rows(2, K, WIDTH + 1).float()
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     server.aggregate({0: update(server, wanted[:1], [1]), 1: update(server, wanted[1:], [3])})
     held, before, after = match(first[[1, 3]], torch.tensor([1, 3]), wanted, initial, 4, 0.1)
     exactly(server.features[[1, 3]], held)
@@ -141,7 +141,7 @@ def test_features_live_on_and_classes_never_seen_are_left_out(exactly):
 
     exactly(server.retrained, retrained(1, held, [1, 3]))
     # Class 1 is not held in this round: its features stay, and are trained on.
-    server.begin(Context(0, 2))
+    server.context = Context(0, 2)
     classifier = side_by_side(server.retrained)
     server.aggregate({2: update(server, wanted, [0, 3])})
     second = match(torch.stack([first[0], held[1]]), torch.tensor([0, 3]), wanted, classifier, 4, 0.1)[0]
@@ -158,7 +158,7 @@ def test_the_number_of_threads_does_not_matter(exactly):
         server = CReFFServer(
             CReFFClient(Classifier(Wide(), 10)), features_per_class=40, matching_steps=3, retraining_epochs=1
         )
-        server.begin(Context(0, 1))
+        server.context = Context(0, 1)
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
@@ -166,7 +166,7 @@ def test_the_number_of_threads_does_not_matter(exactly):
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(before)
-        return read_kept(server)
+        return state_of(server)
 
     exactly(learnt(2), learnt(1))
 
@@ -179,7 +179,7 @@ def test_a_classifier_of_federated_features_classifies_real_ones():
     real = rows(K, 40, WIDTH, seed=1) / 2 + 2 * torch.eye(K, WIDTH)[:, None]
     hands = {0: [0, 1, 2], 1: [0, 2, 3], 2: [3]}
     for round in range(1, 6):
-        server.begin(Context(0, round))
+        server.context = Context(0, round)
         gradients = cross_entropy_gradient(
             side_by_side(server.retrained).double(), real, F.one_hot(torch.arange(K), K)[:, None]
         )

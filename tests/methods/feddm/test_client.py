@@ -80,7 +80,7 @@ def test_the_disturbance_has_norm_rho_and_is_anew_each_step(data, exactly):
 
     task.classifier.register_forward_pre_hook(look)
     client = client_of(task, radius=radius, condensation=Condensation(2, 4))
-    client.begin(Context(0, 1, 0))
+    client.context = Context(0, 1, 0)
     client.condense(data[0], FABRIC)
     first, first_again, second, _ = seen  # real and synthetic images of two steps
     for under in (first, second):
@@ -95,7 +95,7 @@ def test_the_disturbance_has_norm_rho_and_is_anew_each_step(data, exactly):
 
 def test_without_steps_the_start_is_sent(data):
     client = client_of(init="noise", minimum=3)
-    client.begin(Context(0, 1, 0))
+    client.context = Context(0, 1, 0)
     assert client.condense(data[0], FABRIC) == {}
     noise = torch.randn(6, 3, 8, 8, generator=Context(0, 1, 0).generator("condensation"))
     sent = client.send(data[0])[IMAGES]
@@ -105,7 +105,7 @@ def test_without_steps_the_start_is_sent(data):
 @pytest.mark.parametrize(("minimum", "distinct"), [(2, 4), (7, 3 + 5)])
 def test_real_images_are_a_start_each_once_while_there_are_enough(data, minimum, distinct):
     client = client_of(init="real", minimum=minimum)
-    client.begin(Context(0, 1, 0))
+    client.context = Context(0, 1, 0)
     client.condense(data[0], FABRIC)
     message = client.send(data[0])
     own = [((255 * (row["image"] * std + mean)).round().byte(), row["label"]) for row in data[0].dataset]

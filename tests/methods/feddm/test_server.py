@@ -9,7 +9,7 @@ from helpers.feddm import FABRIC, K, loader, make, mean, pieces, server_of, std,
 from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES, joined
 
 
@@ -49,14 +49,14 @@ def test_the_order_of_clients_does_not_change_what_is_trained_on():
 
 def test_the_order_of_a_clients_images_does_not_matter(feddm, exactly):
     still, shuffled = feddm(shuffle=False), feddm(shuffle=True)
-    exactly(read_kept(shuffled.server), read_kept(still.server))
+    exactly(state_of(shuffled.server), state_of(still.server))
 
 
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(feddm, exactly):
     whole = feddm(rounds=3)
     feddm(rounds=1, folder="halted")
     resumed = feddm(rounds=3, folder="halted")
-    exactly(read_kept(resumed.server), read_kept(whole.server))
+    exactly(state_of(resumed.server), state_of(whole.server))
     assert [report.scalars for report in resumed.history] == [report.scalars for report in whole.history]
     assert {"knowledge_mmd", "knowledge_mmd_random"} <= whole.history[1].scalars.keys()
 
@@ -82,12 +82,12 @@ def test_knowledge_that_stays_is_at_distance_zero_and_other_knowledge_is_not():
     same = {0: Update(upload([0, 0, 1, 1]), 9), 1: Update(upload([1, 2], 1), 9)}
     server.aggregate(same)
     assert not {"knowledge_mmd", "knowledge_mmd_random"} & server.diagnostics().keys()
-    server.begin(Context(0, 2))
+    server.context = Context(0, 2)
     server.aggregate(same)
     told = server.diagnostics()
     assert told["knowledge_mmd"] == pytest.approx(0, abs=1e-9)
     assert told["knowledge_mmd_random"] == pytest.approx(0, abs=1e-9)
-    server.begin(Context(0, 3))
+    server.context = Context(0, 3)
     server.aggregate({0: Update(upload([0, 0, 1, 1], 5), 9)})
     told = server.diagnostics()
     assert told["knowledge_mmd"] > 1e-3
@@ -123,7 +123,7 @@ def test_knowledge_mmd_is_the_mean_over_classes_under_the_new_weights(feddm, tap
 def test_rounds_without_a_class_in_common_have_no_distance():
     server = server_of()
     server.aggregate({0: Update(upload([0, 0]), 9)})
-    server.begin(Context(0, 2))
+    server.context = Context(0, 2)
     server.aggregate({0: Update(upload([1, 1]), 9)})
     assert math.isnan(server.diagnostics()["knowledge_mmd"])
 
@@ -150,7 +150,7 @@ def test_an_observer_trains_the_received_model_on_one_upload(feddm, tap, exactly
     heard = feddm(channel=tap, after_round=listen)
     assert seen == [1, 2]
     quiet = feddm()
-    exactly(read_kept(heard.server), read_kept(quiet.server))
+    exactly(state_of(heard.server), state_of(quiet.server))
     assert [report.scalars for report in heard.history] == [report.scalars for report in quiet.history]
 
 

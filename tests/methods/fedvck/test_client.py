@@ -127,7 +127,7 @@ def test_a_client_by_hand(fedvck, data, tap, constraints):
 def test_condensation_leaves_the_received_model_as_it_is(data, exactly, constraints):
     task = make()
     client = FedVCKClient(task, **CLIENT, constraints=constraints)
-    client.begin(Context(0, 1, 0))
+    client.context = Context(0, 1, 0)
     client.eval()
     client.condense(data[0], FABRIC)
     exactly({**task.state_dict()}, {**make().state_dict()})
@@ -156,7 +156,7 @@ def test_an_image_that_the_model_gets_wrong_is_drawn_more_often(watched, data):
     task.classifier.weight.data.zero_()[0] = 1
     rows = [{"image": x, "label": 0, "index": i} for i, x in enumerate([bright, dark, bright])]
     client = FedVCKClient(task, **{**CLIENT, "condensation": condensation})
-    client.begin(Context(0, 1, 0))
+    client.context = Context(0, 1, 0)
     client.eval()
     client.condense(DataLoader(rows, 4), FABRIC)
     [[chances]] = seen

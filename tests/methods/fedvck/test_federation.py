@@ -6,7 +6,7 @@ from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer
 from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
 
@@ -49,7 +49,7 @@ def test_without_contrast_and_memory_the_server_is_feddm_s(exactly):
     for round in (1, 2, 3):
         updates = {0: upload([0, 0, 1], round), 1: upload([1, 2, 3], 10 + round)}
         for server in (ours, theirs):
-            server.begin(Context(0, round))
+            server.context = Context(0, round)
             server.aggregate(updates)
         exactly(ours.weights, theirs.weights)
         assert ours.diagnostics() == theirs.diagnostics()
@@ -60,7 +60,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(fedvck, exactly):
     whole = fedvck(rounds=4, fraction=0.5)
     fedvck(rounds=2, fraction=0.5, folder="halted")
     resumed = fedvck(rounds=4, fraction=0.5, folder="halted")
-    exactly(read_kept(resumed.server), read_kept(whole.server))
+    exactly(state_of(resumed.server), state_of(whole.server))
     assert sorted(resumed.server.knowledge) == [1, 2, 3, 4]
     for client in (0, 1):
         exactly(resumed.pool.get(client), whole.pool.get(client))
@@ -69,7 +69,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(fedvck, exactly):
 
 def test_the_order_of_a_clients_images_does_not_matter(fedvck, exactly):
     still, shuffled = fedvck(shuffle=False), fedvck(shuffle=True)
-    exactly(read_kept(shuffled.server), read_kept(still.server))
+    exactly(state_of(shuffled.server), state_of(still.server))
 
 
 def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
@@ -94,7 +94,7 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
         assert server.knowledge == knowledge
 
     heard, quiet = fedvck(channel=tap, after_round=listen, rounds=3), fedvck(rounds=3)
-    exactly(read_kept(heard.server), read_kept(quiet.server))
+    exactly(state_of(heard.server), state_of(quiet.server))
     assert [report.scalars for report in heard.history] == [report.scalars for report in quiet.history]
 
 

@@ -1,4 +1,4 @@
-"""FedVCK as released: each difference by itself, and FedVCK where none is left."""
+"""FedVCK as released: each difference by itself."""
 
 import numpy as np
 import pytest
@@ -8,30 +8,14 @@ from helpers.fedvck import CLIENT, FABRIC, SERVER, K, loader, make, upload
 from lit_fedad.condensation.relations import RelationalContrast
 from lit_fedad.contracts import Context
 from lit_fedad.methods.fedvck import FedVCKClient, FedVCKServer
-from lit_fedad.methods.fedvck_released import FedVCKReleasedClient, FedVCKReleasedServer
 
-NONE = {"constraints": "batch", "go_on": False, "softmax": False, "own_first_model": False}
 LABELS = [0, 0, 0, 1, 1, 1, 1]
 
 
-def client_of(round: int = 1, **settings) -> FedVCKReleasedClient:
-    client = FedVCKReleasedClient(make(), **{**CLIENT, **NONE, **settings})
-    client.begin(Context(0, round, 0))
+def client_of(round: int = 1, **settings) -> FedVCKClient:
+    client = FedVCKClient(make(), **{**CLIENT, **settings})
+    client.context = Context(0, round, 0)
     return client
-
-
-def test_without_the_differences_it_is_fedvck(federate, exactly):
-    data = {0: loader(LABELS), 1: loader([2, 2, 3, 3, 3], seed=1)}
-    plain = federate(FedVCKClient, FedVCKServer, task=make(), data=data, client=CLIENT, server=SERVER)
-    ours = federate(
-        FedVCKReleasedClient,
-        FedVCKReleasedServer,
-        task=make(),
-        data=data,
-        client={**CLIENT, **NONE},
-        server={**SERVER, "prior": False, "falling": False},
-    )
-    exactly(ours.server.weights, plain.server.weights)
 
 
 def test_images_go_on_where_they_ended():
@@ -42,7 +26,7 @@ def test_images_go_on_where_they_ended():
     starts = []
     start = client._start
     client._start = lambda *given: starts.append(start(*given)) or starts[-1]
-    client.begin(Context(0, 2, 0))
+    client.context = Context(0, 2, 0)
     client.condense(loader(LABELS), FABRIC)
     assert torch.equal(starts[0], ended)
     client.condense(loader([0, 0, 0]), FABRIC)  # other classes: from noise
@@ -65,7 +49,7 @@ def test_each_client_s_first_model_is_its_own_and_the_previous_one_of_round_two(
     models = []
     for number in (0, 1):
         client = client_of(own_first_model=True)
-        client.begin(Context(0, 1, number))
+        client.context = Context(0, 1, number)
         client.condense(loader(LABELS), FABRIC)
         client.send(loader(LABELS))
         models.append(client.previous)
@@ -79,11 +63,11 @@ def test_each_client_s_first_model_is_its_own_and_the_previous_one_of_round_two(
 
 @pytest.mark.parametrize("falling", [True, False])
 def test_the_contrast_falls_over_the_run(falling):
-    server = FedVCKReleasedServer(client_of(), **{**SERVER, "contrast": 0.5, "falling": falling})
+    server = FedVCKServer(client_of(), **{**SERVER, "contrast": 0.5, "falling": falling})
     server.fabric = FABRIC
     weights = []
     for number in (1, 2, 3):
-        server.begin(Context(0, number))
+        server.context = Context(0, number)
         update = upload([0, 0, 1, 1, 2, 2, 3], seed=number)
         extra = server._relate([update.message])
         weights.append(extra.weight if extra else None)

@@ -165,7 +165,7 @@ def test_a_class_that_nobody_reports_keeps_its_prototype():
     assert server.prototypes.isnan().all()
     updates = [upload([0, 0, 1, 1], 1), upload([1, 2, 2], 2)]
     for round, update in enumerate(updates, start=1):
-        server.begin(Context(0, round))
+        server.context = Context(0, round)
         server.aggregate({0: update})
     (first, second), found = (update.message[PROTOTYPES] for update in updates), server.prototypes
     assert torch.equal(found[0], first[0])
@@ -177,19 +177,19 @@ def test_a_class_that_nobody_reports_keeps_its_prototype():
 def test_prototypes_are_weighted_by_images():
     server = server_of()
     one, two = upload([0, 1], 1, size=30), upload([1, 3], 2, size=10)
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     server.aggregate({0: one, 1: two})
     nearly(server.prototypes[1], (3 * one.message[PROTOTYPES][1] + two.message[PROTOTYPES][0]) / 4)
 
 
 def test_equal_knowledge_is_at_distance_zero():
     server, same = server_of(), {0: upload([0, 0, 1, 1]), 1: upload([1, 2], 1)}
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     server.aggregate(same)
     assert "knowledge_mmd" not in server.diagnostics()
-    server.begin(Context(0, 2))
+    server.context = Context(0, 2)
     server.aggregate(same)
     assert server.diagnostics()["knowledge_mmd"] == pytest.approx(0, abs=1e-9)
-    server.begin(Context(0, 3))
+    server.context = Context(0, 3)
     server.aggregate({0: upload([0, 0, 1, 1], 5)})
     assert server.diagnostics()["knowledge_mmd"] > 1e-3

@@ -10,7 +10,7 @@ from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.condensation.condense import Descent
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedvck_sums import (
@@ -90,7 +90,7 @@ def test_what_a_client_sends_by_hand(known):
 def test_no_image_adds_more_than_the_bound_and_the_usual_clip_leaves_it_alone():
     client = FedVCKSumsClient(make(), **CLIENT)
     images = loader([0, 1, 2, 3, 3, 1], 4)
-    plain = list(ClassEmbeddings(client).parts(images))
+    plain = list(ClassEmbeddings(client).per_image(images))
     lengths = torch.cat(
         [(part[TOTAL].flatten(1).square().sum(1) + part[MASS].square().sum(1)).sqrt() for part in plain]
     )
@@ -128,11 +128,11 @@ def test_sums_of_parts_are_the_sum_of_all():
 def test_noise_hides_classes_of_few_images():
     sums = ClassEmbeddings(FedVCKSumsClient(make(), **CLIENT))
     total, mass = torch.ones(K, 5, dtype=torch.float64), torch.tensor([4.0, 2.5, 3.5, -1.0]).double()
-    found = sums.joined(None, {TOTAL: total, MASS: mass}, noise=1.0)
+    found = sums.from_sums(None, {TOTAL: total, MASS: mass}, noise=1.0)
     assert found[MASS].tolist() == [4.0, 0.0, 3.5, 0.0]
     assert found[TOTAL].sum(1).tolist() == [5.0, 0.0, 5.0, 0.0]
     with pytest.raises(HiddenByNoiseError):
-        sums.joined(None, {TOTAL: total, MASS: mass}, noise=2.0)
+        sums.from_sums(None, {TOTAL: total, MASS: mass}, noise=2.0)
 
 
 def test_condensed_images_approach_the_mean_embeddings():
@@ -141,7 +141,7 @@ def test_condensed_images_approach_the_mean_embeddings():
     losses = {}
     for steps in (1, 60):
         server = server_of(descent=Descent(steps, 20.0))
-        server.begin(Context(0, 1))
+        server.context = Context(0, 1)
         server.aggregate({0: Update(sent, 6)})
         losses[steps] = server.diagnostics()["condensation_loss"]
         (knowledge,) = server.knowledge.values()
@@ -156,7 +156,7 @@ def test_the_first_step_is_that_of_the_squared_distance_of_means():
     client = FedVCKSumsClient(make(), **CLIENT)
     sent = client.send(loader([0, 1, 1, 0], 4))
     server = server_of(descent=Descent(1, 3.0, momentum=0.0))
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     server.aggregate({0: Update(sent, 4)})
     noise = torch.randn(6, 3, 8, 8, generator=Context(0, 1).generator("condensation")).requires_grad_()
     encoder = make().encoder.eval()
@@ -179,7 +179,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(play, exactly):
     whole = play(rounds=4, fraction=0.5)
     play(rounds=2, fraction=0.5, folder="halted")
     resumed = play(rounds=4, fraction=0.5, folder="halted")
-    exactly(read_kept(resumed.server), read_kept(whole.server))
+    exactly(state_of(resumed.server), state_of(whole.server))
     for client in (0, 1):
         exactly(resumed.pool.get(client), whole.pool.get(client))
 
@@ -202,14 +202,14 @@ def test_an_observer_of_an_upload_trains_on_images_condensed_to_it(play, tap, ex
         message = tap.uploads(report.round)[0]
         found = adversary_view(federation, 0, Update(message, 9)).task.state_dict()
         alone = server_of()
-        alone.begin(federation.server.context)
+        alone.context = federation.server.context
         alone.weights = before
         alone.aggregate({0: Update(message, 9)})
         exactly({name: found[name] for name in before}, alone.weights)
         exactly(federation.server.weights, before)
 
     heard, quiet = play(channel=tap, after_round=listen), play()
-    exactly(read_kept(heard.server), read_kept(quiet.server))
+    exactly(state_of(heard.server), state_of(quiet.server))
 
 
 def test_classes_that_clients_hold_apart_are_learnt_from_sums(play):
@@ -248,7 +248,7 @@ def test_as_many_images_are_counted_as_there_can_be():
 
 def test_a_round_without_an_image_is_refused_in_one_line():
     server = server_of()
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     nothing = {TOTAL: torch.zeros(K, server.task.num_features), MASS: torch.zeros(K)}
     with pytest.raises(UserError, match="no client has sent the sum of an image"):
         server.aggregate({0: Update(nothing, 4)})

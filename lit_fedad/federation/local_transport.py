@@ -1,4 +1,4 @@
-"""The turns of clients in the processes of one Fabric, one after the other in each; a client's failure is its own."""
+"""The transport to clients in the processes of one Fabric, one after the other; a failure is the client's own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from lit_fedad.contracts import Client, Context, Exchange
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner, Mask, pose_client
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.processes import gather
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
-from lit_fedad.federation.turn import ClientData, ClientResult, Mask, Turn, pose_client
 
 GRACE_S = 5.0
-"""Seconds that a turn has to stop at its deadline before its process is ended."""
+"""Seconds that a client has to stop at its deadline before its process is ended."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def deadline(seconds: float | None, who: str) -> Iterator[None]:
 
     Args:
         seconds: Wall-clock time; None for no limit.
-        who: Whose turn it is, such as ``"client 3"``.
+        who: Who is limited, such as ``"client 3"``.
 
     Raises:
         UserError: In the block, at the deadline; or at once, where there are no alarms (outside the main thread, on
@@ -88,17 +88,17 @@ class Parties(Protocol):
         """Returns what a client masks its message with."""
 
 
-class Turns:
+class LocalTransport:
     """The transport to clients that one live object plays, their states in a pool.
 
     Args:
-        turn: The turn of the live client.
+        runner: Plays the live client.
         data: Training data by client.
         pool: States of the clients of this process.
         mine: Clients of this process.
         evaluator: Scores clients directly after training.
         skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
-        limit: Longest turn in seconds; None for no limit.
+        limit: Longest time of a client in seconds; None for no limit.
 
     Attributes:
         parties: The clients' parts in secure sums; None where there are none.
@@ -106,7 +106,7 @@ class Turns:
 
     def __init__(
         self,
-        turn: Turn,
+        runner: ClientRunner,
         data: ClientData,
         pool: ClientPool,
         mine: set[int],
@@ -114,10 +114,10 @@ class Turns:
         skips: bool,
         limit: float | None,
     ) -> None:
-        self.turn, self.data, self.pool, self.mine = turn, data, pool, mine
+        self.runner, self.data, self.pool, self.mine = runner, data, pool, mine
         self.evaluator, self.skips, self.limit = evaluator, skips, limit
         self.parties: Parties | None = None
-        self.progress = Progress(turn.fabric, mine)
+        self.progress = Progress(runner.fabric, mine)
 
     def play(
         self,
@@ -132,8 +132,8 @@ class Turns:
 
         def train(client: Client, number: int) -> ClientResult:
             mask = self.parties.mask(number, envelopes[number]) if self.parties and envelopes else None
-            result = self.turn.play(exchange, data, mask)
-            self.pool.hold(number, read_kept(client))
+            result = self.runner.play(exchange, data, mask)
+            self.pool.hold(number, state_of(client))
             if number in scored:
                 client.deploy()
                 result.trained = self.evaluator.score(client, number)
@@ -142,7 +142,7 @@ class Turns:
         return self._take(train, exchange, context, data, blobs)
 
     def settle(self, counted: Collection[int]) -> None:
-        """Has this process's clients go on from their last turns or from before; see `Transport.settle`."""
+        """Has this process's clients go on from their new states or from those before; see `Transport.settle`."""
         self.pool.settle(counted)
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
@@ -170,7 +170,7 @@ class Turns:
         def answer(client: Client, number: int) -> T:
             pose_client(client, pose.which, pose.lent, data)
             if pose.keep:
-                self.pool.put(number, read_kept(client))
+                self.pool.put(number, state_of(client))
             return query(client, number)
 
         return self._take(answer, exchange, context, data, blobs)
@@ -197,8 +197,8 @@ class Turns:
             own = replace(context, client=number, stage=data.stages[number])
             try:
                 with deadline(self.limit, f"client {number}"):
-                    self.turn.activate(exchange, own, self.pool.get(number), blobs[number])
-                    answers[number] = function(self.turn.client, number), None
+                    self.runner.activate(exchange, own, self.pool.get(number), blobs[number])
+                    answers[number] = function(self.runner.client, number), None
             except Exception as error:
                 if not self.skips and not is_expected(error):
                     raise
@@ -209,7 +209,7 @@ class Turns:
     def _gathered(self, answers: dict[int, tuple[Any, str | None]]) -> Outcome[Any]:
         """Gathers values and causes of all processes on the first."""
         outcome: Outcome[Any] = Outcome({}, {})
-        for number, (value, cause) in gather(self.turn.fabric, answers).items():
+        for number, (value, cause) in gather(self.runner.fabric, answers).items():
             if cause is None:
                 outcome.values[number] = value
             else:
@@ -223,6 +223,6 @@ def is_expected(error: Exception) -> bool:
 
 
 def cause_of(error: Exception) -> str:
-    """Returns why a client's turn failed, in one line."""
+    """Returns why a client failed, in one line."""
     _log.debug("a client failed", exc_info=error)
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

@@ -1,35 +1,37 @@
-"""The transport to clients whose turns are played by Ray workers, on this machine or on a cluster."""
+"""The transport to clients that Ray workers play, on this machine or on a cluster."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.extras import require
+from lit_fedad.experiment.run import Run
 from lit_fedad.federation.client_pool import ClientPool, State
+from lit_fedad.federation.client_runner import ClientResult
+from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.federation.transport import Outcome
-from lit_fedad.federation.turn import ClientResult
-from lit_fedad.federation.turns import Turns
 from lit_fedad.report.console import Display
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What plays the clients' turns.
+    """What plays the clients.
 
     Attributes:
-        workers: Number of processes, above 0; each plays one client's turn at a time.
+        workers: Number of processes, above 0; each plays one client at a time.
         address: Of a Ray cluster, such as ``auto``; None for workers on this machine alone.
         cpus: Cores of each, by which Ray places them.
         gpus: Devices of each; a fraction lets several share one.
@@ -48,27 +50,31 @@ class Simulation:
         require("simulation", "simulation.workers")
 
 
+Builder = Callable[[Fabric, Config, Display], Run]
+"""Builds all parts of a run in one process."""
+
 _PATIENCE = 300
-"""Seconds for which turns wait while no worker is left."""
+"""Seconds for which clients wait while no worker is left."""
 
 
-class RayTurns(Turns):
+class RayTransport(LocalTransport):
     """The transport to clients that Ray workers play; what is asked of clients is answered in this process.
 
-    A worker builds the run's data and live client once. A turn takes the server's bytes and the client's personal state
-    there, and brings its bytes and its new state back: the same `Turns` plays it, so digits are those of one process
-    with as many threads. A worker that ends, with its machine or alone, is a failure of the client whose turn it
-    played; it is started again wherever there is room, and has no turns until it is there.
+    A worker builds the run's data and live client once. The server's bytes and the client's personal state go there;
+    the client's bytes and its new state come back. A `LocalTransport` plays the exchange there, so digits are those of
+    one process with as many threads. A worker that ends, with its machine or alone, is a failure of the client that it
+    played; it is started again wherever there is room, and plays no client until it is there.
 
     Args:
         config: The run's configuration.
         simulation: The workers.
-        *turns: Those of `Turns`.
+        build: Builds the run's parts in a worker; a function of a module.
+        here: The transport to clients of this process.
     """
 
-    def __init__(self, config: Config, simulation: Simulation, *turns: Any) -> None:
-        super().__init__(*turns)
-        self.config, self.simulation = config, simulation
+    def __init__(self, config: Config, simulation: Simulation, build: Builder, here: LocalTransport) -> None:
+        super().__init__(here.runner, here.data, here.pool, here.mine, here.evaluator, here.skips, here.limit)
+        self.config, self.simulation, self.build = config, simulation, build
         self._workers: list[Any] = []
         self._returning: dict[Any, Any] = {}
 
@@ -99,7 +105,7 @@ class RayTurns(Turns):
             awaited = [*busy, *self._returning]
             ended = ray.wait(awaited, timeout=None if busy else _PATIENCE)[0] if awaited else []
             if not ended:
-                answers |= dict.fromkeys(waiting, (None, "no worker is left to play its turn"))
+                answers |= dict.fromkeys(waiting, (None, "no worker is left to play it"))
                 break
             (done,) = ended
             if done in self._returning:
@@ -154,31 +160,31 @@ class RayTurns(Turns):
                 )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(f"simulation.address={given.address}: {first_line(error)}") from error
-        # Turns are not played twice: what is lost with its worker is the client's failure.
+        # No client is played twice: what is lost with its worker is the client's failure.
         options = {"num_cpus": given.cpus, "num_gpus": given.gpus, "max_restarts": -1, "max_task_retries": 0}
         remote = ray.remote(**options)(Worker)
         config = ray.put(self.config)
-        return [remote.remote(config, torch.get_num_threads()) for _ in range(given.workers)]
+        threads = torch.get_num_threads()
+        return [remote.remote(config, self.build, threads) for _ in range(given.workers)]
 
 
 class Worker:
-    """A process that plays turns of any client, one at a time.
+    """A process that plays any client, one at a time.
 
     Args:
         config: The run's configuration.
+        build: Builds the run's parts.
         threads: Threads of torch, as in the process that asks: sums round alike.
     """
 
-    def __init__(self, config: Config, threads: int) -> None:
-        from lit_fedad.experiment.train import build_run  # which imports this module
-
+    def __init__(self, config: Config, build: Builder, threads: int) -> None:
         torch.set_num_threads(threads)
         self.folder = tempfile.TemporaryDirectory(prefix="lit_fedad_worker_")
         config = {**config, "simulation": {"workers": 0}, "callbacks": {}, "out": self.folder.name}
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
-        federation = build_run(fabric, config, Display(quiet=True)).federation
-        assert isinstance(federation.transport, Turns)
-        self.exchanges, self.turns = federation.exchanges, federation.transport
+        federation = build(fabric, config, Display(quiet=True)).federation
+        assert isinstance(federation.transport, LocalTransport)
+        self.exchanges, self.transport = federation.exchanges, federation.transport
 
     def ready(self) -> None:
         """Answers, once the worker is there."""
@@ -186,7 +192,7 @@ class Worker:
     def play(
         self, context: Context, blob: bytes, state: State, scored: bool
     ) -> tuple[ClientResult | None, str | None, State | None]:
-        """Plays one turn.
+        """Plays an exchange with one client.
 
         Args:
             context: Round, exchange, client and stage.
@@ -199,10 +205,10 @@ class Worker:
         """
         assert context.client is not None
         number = context.client
-        self.turns.pool = ClientPool(state, Path(self.folder.name))
-        outcome = self.turns.play(
+        self.transport.pool = ClientPool(state, Path(self.folder.name))
+        outcome = self.transport.play(
             self.exchanges.at(context), context, {number: blob}, {number} if scored else ()
         )
-        self.turns.settle({number})  # this worker's pool alone
-        changed = self.turns.pool.get(number) if number in self.turns.pool else None
+        self.transport.settle({number})  # this worker's pool alone
+        changed = self.transport.pool.get(number) if number in self.transport.pool else None
         return outcome.values.get(number), outcome.failures.get(number), changed

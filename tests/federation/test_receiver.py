@@ -16,7 +16,7 @@ FIVE = {client: [1.0 + client] * 2 for client in range(5)}
 
 def lying(federation: Federation, client: int, blob: bytes, round: int = 1) -> Federation:
     """Lets a client's bytes be forged after its own check, as on a wire."""
-    play = federation.turn.play
+    play = federation.runner.play
 
     def forge(exchange, data, mask=None):
         result = play(exchange, data)
@@ -24,7 +24,7 @@ def lying(federation: Federation, client: int, blob: bytes, round: int = 1) -> F
             result.blob = blob
         return result
 
-    object.__setattr__(federation.turn, "play", forge)
+    object.__setattr__(federation.runner, "play", forge)
     return federation
 
 

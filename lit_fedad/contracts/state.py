@@ -8,15 +8,15 @@ from typing import Any
 from torch import nn
 
 
-def kept_names(holder: object) -> tuple[str, ...]:
-    """Lists the attributes that the classes of an object declare in ``kept``, base classes first."""
+def all_state_names(holder: object) -> tuple[str, ...]:
+    """Lists the attributes that the classes of an object declare in ``state_names``, base classes first."""
     classes = reversed(type(holder).__mro__)
-    return tuple(dict.fromkeys(name for cls in classes for name in vars(cls).get("kept", ())))
+    return tuple(dict.fromkeys(name for cls in classes for name in vars(cls).get("state_names", ())))
 
 
-def read_kept(holder: object) -> dict[str, Any]:
+def state_of(holder: object) -> dict[str, Any]:
     """Returns the declared attributes by name: copies of the state of modules, other values as they are."""
-    values = {name: getattr(holder, name) for name in kept_names(holder)}
+    values = {name: getattr(holder, name) for name in all_state_names(holder)}
     return {
         name: {key: entry.detach().clone() for key, entry in value.state_dict().items()}
         if isinstance(value, nn.Module)
@@ -25,9 +25,9 @@ def read_kept(holder: object) -> dict[str, Any]:
     }
 
 
-def write_kept(holder: object, state: Mapping[str, Any]) -> None:
-    """Sets the declared attributes from a state that `read_kept` returned; properties are set by their setters."""
-    for name in kept_names(holder):
+def load_state(holder: object, state: Mapping[str, Any]) -> None:
+    """Sets the declared attributes from a state that `state_of` returned; properties are set by their setters."""
+    for name in all_state_names(holder):
         value, current = state[name], getattr(holder, name)
         if isinstance(current, nn.Module):
             current.load_state_dict(value)

@@ -1,4 +1,4 @@
-"""One client's turn in an exchange: from received bytes and local data to the bytes it sends."""
+"""What one client does in an exchange: from received bytes and local data to the bytes it sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Context, Exchange, Message
-from lit_fedad.contracts.kept_state import write_kept
+from lit_fedad.contracts.state import load_state
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_pool import State
 from lit_fedad.federation.local_training import own_scale
@@ -54,7 +54,7 @@ class Mask(Protocol):
 
 @dataclass
 class ClientResult:
-    """The result of a client's turn.
+    """What a client's part in an exchange gave.
 
     Attributes:
         blob: The serialised upload.
@@ -68,8 +68,8 @@ class ClientResult:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A runner of the live client's turns, independent of the server and of other clients.
+class ClientRunner:
+    """Plays the live client's part in exchanges, independently of the server and of other clients.
 
     Attributes:
         client: The live client.
@@ -97,8 +97,8 @@ class Turn:
             UserError: If the message differs from the declared form.
         """
         client = self.client
-        client.begin(context)
-        write_kept(client, state)
+        client.context, client.task.round = context, context.round
+        load_state(client, state)
         message = self.channel.down.unpack(blob, exchange.broadcast_spec(client), "the server")
         exchange.receive(client, message)
         client.to(self.fabric.device)
@@ -108,7 +108,7 @@ class Turn:
     def play(self, exchange: Exchange, data: ClientData, mask: Mask | None = None) -> ClientResult:
         """Trains the activated client where the exchange includes training, and serialises its upload.
 
-        The caller stores the client's new state (`read_kept`).
+        The caller stores the client's new state (`state_of`).
 
         Args:
             exchange: The current exchange.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,12 +18,12 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
-from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
 from lit_fedad.federation.local_training import own_scale
 from lit_fedad.federation.message_check import check, outliers
+from lit_fedad.federation.server_snapshot import ServerSnapshot
 
 FAR = 100.0
 """How many times larger than usual the values of a message may be; see `outliers`."""
@@ -65,7 +64,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class Receiver:
     """The receiver of the clients' messages.
 
     Attributes:
@@ -160,27 +159,28 @@ class _Attempt:
 
     def __init__(
         self,
-        receipt: Receipt,
+        receiver: Receiver,
         exchange: Exchange,
         clients: Sequence[int],
         exchanges: Exchanges,
         context: Context,
     ) -> None:
-        self.receipt, self.exchange, self.clients = receipt, exchange, clients
+        self.receiver, self.exchange, self.clients = receiver, exchange, clients
         self.exchanges, self.context = exchanges, context
-        self.before = deepcopy(read_kept(receipt.server))
+        self.before = ServerSnapshot(receiver.server)
 
     def __call__(self, updates: Mapping[int, Update]) -> Exception | None:
         """Merges updates; returns what went wrong, or None."""
         try:
             if not updates:
                 raise UserError("no message is left")
-            with own_scale(self.receipt.server.fabric):
-                self.exchange.aggregate(self.receipt.server, updates)
+            with own_scale(self.receiver.server.fabric):
+                self.exchange.aggregate(self.receiver.server, updates)
             self._check_next()
         except Exception as error:
             self.restore()
             return error
+        self.before.check()
         return None
 
     def at_fault(self, updates: Mapping[int, Update]) -> list[int]:
@@ -202,14 +202,14 @@ class _Attempt:
 
     def restore(self) -> None:
         """Returns the server to its state before the merge."""
-        write_kept(self.receipt.server, deepcopy(self.before))
-        self.receipt.server.begin(self.context)
+        self.before.restore()
+        self.receiver.server.context = self.context
 
     def _check_next(self) -> None:
         """Checks the server's next message to each client."""
-        server, client = self.receipt.server, self.receipt.client
+        server, client = self.receiver.server, self.receiver.client
         following = self.exchanges.after(self.context)
-        server.begin(following)
+        server.context = following
         exchange = self.exchanges.at(following)
         spec = exchange.broadcast_spec(client)
         checked: list[Any] = []
@@ -218,7 +218,7 @@ class _Attempt:
             if not any(_same(message, other) for other in checked):
                 check(message, spec, "the server")
                 checked.append(message)
-        server.begin(self.context)
+        server.context = self.context
 
 
 def _check_sum(validate: Callable[[], None], context: Context) -> None:

@@ -1,0 +1,160 @@
+"""Builds objects from sections of the configuration.
+
+``_target_`` names a class or function, whose signature is the schema of its section.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import extra_of, install
+
+T = TypeVar("T")
+
+# Names of types in error messages; a path is a string in the configuration.
+_CONFIG_TYPES: dict[Any, str] = {
+    int: "int", float: "float", bool: "bool", str: "str", Path: "str", types.NoneType: "null",
+    list: "list", tuple: "list", Sequence: "list",
+}  # fmt: skip
+
+# Values that are no built object.
+_PLAIN = (bool, int, float, str, types.NoneType, Mapping)
+
+
+def build(node: Any, **given: Any) -> Any:
+    """Builds the object that a configuration node describes.
+
+    Args:
+        node: A mapping with ``_target_`` (and ``_partial_: true`` for a factory), whose other keys are arguments;
+            nested nodes are built first. None stays None.
+        **given: Arguments that the configuration cannot hold, such as other objects.
+
+    Raises:
+        UserError: For a key that the target does not take, a value of the wrong type, or a key left out.
+    """
+    if node is None:
+        return None
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise UserError(f"a section with _target_ is needed, not {node!r}")
+    target = locate(node["_target_"])
+    arguments = {k: v for k, v in node.items() if k not in ("_target_", "_partial_")}
+    name = node["_target_"].rpartition(".")[2]
+    _check_signature(target, name, arguments, given, partial_=bool(node.get("_partial_")))
+    arguments = {k: _build_nested(v) for k, v in arguments.items()}
+    if node.get("_partial_"):
+        return partial(target, **arguments, **given)
+    return target(**arguments, **given)
+
+
+def takes(node: Mapping[str, Any], argument: str) -> bool:
+    """Tells whether the target of a configuration node takes an argument of this name."""
+    return argument in inspect.signature(locate(node["_target_"])).parameters
+
+
+def call(target: Callable[..., T], section: Mapping[str, Any], name: str, **given: Any) -> T:
+    """Calls a function or class with a section that has no ``_target_``, and what the section cannot hold.
+
+    Raises:
+        UserError: As `build`.
+    """
+    _check_signature(target, name, section, given, partial_=False)
+    return target(**section, **given)
+
+
+def _build_nested(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return build(value) if "_target_" in value else {k: _build_nested(v) for k, v in value.items()}
+    return [_build_nested(v) for v in value] if isinstance(value, list) else value
+
+
+def locate(path: str) -> Any:
+    """Imports the class or function that a ``_target_`` names.
+
+    Raises:
+        UserError: If it does not exist.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        extra = extra_of(error.name or "") if isinstance(error, ImportError) else None
+        advice = f"; {install(extra)}" if extra else ""
+        raise UserError(f"_target_ '{path}' cannot be imported: {error}{advice}") from error
+
+
+def _check_signature(
+    target: Callable[..., Any],
+    name: str,
+    arguments: Mapping[str, Any],
+    given: Mapping[str, Any],
+    partial_: bool,
+) -> None:
+    parameters = inspect.signature(target).parameters
+    check_keys(arguments, set(parameters) - set(given), name)
+    for key, value in arguments.items():
+        check_type(value, _annotation(target, key), f"{name}.{key}")
+    if not partial_:
+        missing = [
+            key
+            for key, parameter in parameters.items()
+            if parameter.default is parameter.empty and key not in arguments and key not in given
+        ]
+        if missing:
+            raise UserError(f"{name} needs '{missing[0]}'")
+
+
+def _annotation(target: Callable[..., Any], key: str) -> Any:
+    function = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
+    try:
+        return typing.get_type_hints(function).get(key, Any)
+    except (NameError, TypeError):
+        return Any
+
+
+def check_type(value: Any, annotation: Any, where: str) -> None:
+    """Refuses scalars, paths and lists of the wrong type; everything more complicated is checked by the target."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    allowed = typing.get_args(annotation) if union else (annotation,)
+    if typing.get_origin(annotation) is typing.Literal:
+        if value not in allowed[0].__args__:
+            raise UserError(f"{where}={value!r} must be one of {list(allowed[0].__args__)}")
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{where}={value} must be a finite number")
+    kinds = {_CONFIG_TYPES.get(typing.get_origin(a) or a) for a in allowed}
+    if isinstance(value, Mapping) and "_target_" in value:
+        return
+    if None in kinds:
+        classes = [typing.get_origin(a) or a for a in allowed]
+        built = all(inspect.isclass(c) and c not in (Any, object) for c in classes)
+        checked = tuple(c for c in classes if not getattr(c, "_is_protocol", False))
+        if built and isinstance(value, _PLAIN) and not isinstance(value, checked):
+            raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")
+        return
+    kind = _CONFIG_TYPES.get(type(value))
+    if kind not in kinds and not (kind == "int" and "float" in kinds):
+        raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}")
+
+
+def check_keys(mapping: Mapping[str, Any], known: set[str], where: str) -> None:
+    """Refuses the first key that is not known, naming the nearest that is."""
+    for key in mapping:
+        if key not in known:
+            raise UserError(f"{where} has no key '{key}'{nearest(key, known)}")
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """Returns the end of a message: the key that was perhaps meant, or all there are."""
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; valid keys: {', '.join(names)}"

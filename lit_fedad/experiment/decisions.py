@@ -1,0 +1,132 @@
+"""Calibrates a run's decisions, and judges them on its test images."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config
+from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
+from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, decide, product_rates, summarise_rates
+from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.calibration import alphas, calibration_scores
+from lit_fedad.experiment.run import Run
+from lit_fedad.metrics.conformal import Calibration, needed_images
+
+_DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""Promised rates of the figure."""
+
+
+def judge(run: Run) -> None:
+    """Calibrates all clients after the last round, and judges their decisions; in every process.
+
+    Sets `Run.calibration`, `Run.predictions` and `Run.decisions`, and what `ship` sets.
+    """
+    federation, config, data = run.federation, run.config, run.local
+    scores = calibration_scores(
+        config, data.images, data.partition, data.module, run.fabric, run.federation.method
+    )
+    query = CalibrationQuery(data.images.categories, scores)
+    run.calibration = calibrate(federation, federation.rounds, query)
+    promised = alphas(config)
+    run.predictions = federation.predictions(federation.rounds)
+    run.decisions = decisions(run.predictions, config, data, run.calibration, {*promised, *_DRAWN})
+    if run.fabric.is_global_zero:
+        ship(run)
+
+
+def ship(run: Run) -> None:
+    """Ships the decisions of a run that has been judged.
+
+    Writes ``calibration.json``, adds the rates to `Run.rates` and ``decisions`` to ``result.json``, and warns where
+    nothing can be promised.
+
+    Args:
+        run: The run, with its calibration and decisions, on the first process.
+    """
+    run.folder.save_json("calibration.json", run.calibration.to_json())
+    promised = alphas(run.config)
+    shipped = run.decisions[promised[0]]
+    run.rates = summarise_rates(shipped)
+    _warn(run, shipped, promised[0])
+    run.extras["decisions"] = {
+        f"{alpha:g}": {
+            **summarise_rates(run.decisions[alpha]),
+            "products": {
+                side: {product: rate.to_json() for product, rate in rates.items()}
+                for side, rates in product_rates(run.decisions[alpha]).items()
+            },
+            "clients": {client: _plain(own) for client, own in run.decisions[alpha].items()},
+        }
+        for alpha in promised
+    }
+
+
+def decisions(
+    predictions: Mapping[int, Predicted],
+    config: Config,
+    data: Data,
+    calibration: Calibration,
+    promised: Iterable[float],
+) -> dict[float, dict[int, dict[str, Any]]]:
+    """Judges the decisions of all clients by their predictions of the test images (`decide`), by promised rate."""
+    scores = {client: predicted.scores for client, predicted in predictions.items()}
+    images = evaluated_images(config, data)
+    return {alpha: decide(scores, images, calibration, alpha) for alpha in promised}
+
+
+def evaluated_images(config: Config, data: Data) -> EvaluatedImages:
+    """Describes a run's test images as its decisions are judged by them."""
+    images, partition = data.images, data.partition
+    everyone = partition.calibration or ((),) * len(partition.clients)
+    held = {
+        client: Counter(images.train[index].category for index in (*own, *kept))
+        for client, (own, kept) in enumerate(zip(partition.clients, everyone, strict=True))
+    }
+    if isinstance(images, LabelledSet):
+        normal = images.normal_classes if isinstance(images, SemanticSet) else len(images.classes)
+        labels = images.test_labels
+        names: Sequence[str | None] = [images.classes[n] if n < normal else None for n in labels.tolist()]
+        return EvaluatedImages((labels >= normal).long(), names, held, known=False)
+    return EvaluatedImages(
+        torch.tensor([sample.label for sample in images.test]),
+        [sample.category for sample in images.test],
+        held,
+        known=config["calibration"]["by"] == "product",
+    )
+
+
+def _plain(judged: Mapping[str, Any]) -> dict[str, Any]:
+    products = {product: rate.to_json() for product, rate in judged["products"].items()}
+    sides = {side: rate.to_json() for side, rate in judged.items() if isinstance(rate, Rate)}
+    lists = {name: judged[name] for name in ("held", "without_promise")}
+    return {**sides, "products": products, **lists}
+
+
+def _warn(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: float) -> None:
+    silent = [client for client, own in judged.items() if own["without_promise"]]
+    if silent:
+        most = max(_most(run.calibration, client, alpha) for client in silent)
+        run.display.warn(
+            f"evaluation.alpha={alpha:g} needs {needed_images(alpha)} calibration images, and"
+            f" {_have(silent, run.federation.names)} at most {most}: what cannot be promised is not called anomalous;"
+            " give a larger evaluation.alpha, or more images"
+        )
+
+
+def _most(calibration: Calibration, client: int, alpha: float) -> int:
+    return calibration.source(client, alpha).scores.total
+
+
+def _have(clients: Sequence[int], names: ClientNames) -> str:
+    """Begins a sentence about what clients have, by name; of many by their number alone."""
+    if len(clients) > 8:
+        return f"{len(clients)} clients have"
+    return f"{', '.join(map(names.title, clients))} {'has' if len(clients) == 1 else 'have'}"

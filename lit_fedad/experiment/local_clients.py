@@ -1,0 +1,97 @@
+"""Clients whose images are on this machine: in the processes of one Fabric, or in those of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from lightning.fabric import Fabric
+
+from lit_fedad.core.building import call
+from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.build import (
+    build_data,
+    build_images,
+    build_model,
+    build_partition,
+    build_public,
+    build_server_labelled,
+)
+from lit_fedad.experiment.calibration import with_calibration
+from lit_fedad.experiment.decisions import judge
+from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.federations import build_federation, shared_key
+from lit_fedad.experiment.figures.predictions import Predictions
+from lit_fedad.experiment.ray_transport import RayTransport, Simulation
+from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.local_transport import LocalTransport
+from lit_fedad.federation.transport import Transport
+from lit_fedad.report.console import Display
+
+
+class LocalClients:
+    """The clients of this machine (`Participants`)."""
+
+    fabric: Mapping[str, Any] = {}
+
+    @property
+    def callbacks(self) -> Sequence[RunCallback]:
+        """Figures of decisions and scores."""
+        return [Predictions()]
+
+    def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
+        """Builds all parts of a run; see `Participants.build`."""
+        return build_run(fabric, config, display)
+
+    def judge(self, run: Run) -> None:
+        """Judges decisions about the common test images; see `Participants.judge`."""
+        judge(run)
+
+
+def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
+    """Builds all parts of a run whose images are here; see `Participants.build`."""
+    images = build_images(config)
+    partition = build_partition(config, images)
+    public = build_public(config, images)
+    server_labelled = build_server_labelled(config, images, partition)
+    model = build_model(config, images.categories, public, server_labelled)
+    partition = with_calibration(config, images, partition, model.method)
+    data = build_data(config, images, partition, model, fabric, display)
+    folder = RunFolder.of(config)
+    federation = build_federation(
+        config,
+        folder.path,
+        model,
+        data.module,
+        build_evaluator(config, data, model.method, fabric),
+        fabric,
+        data.digest,
+        transport=workers(config, fabric),
+        key=shared_key(folder.path, config, data.digest, fabric),
+    )
+    return Run(config, folder, model, data, federation, fabric, display)
+
+
+def workers(config: Config, fabric: Fabric) -> Callable[[LocalTransport], Transport] | None:
+    """Returns the maker of the way to Ray workers; None where clients are played in the processes of the Fabric.
+
+    Raises:
+        UserError: If the run has several processes, or sums that are masked or noised, which workers do not play.
+    """
+    settings = config.get("simulation") or {}
+    if not settings.get("workers"):
+        return None
+    if fabric.world_size > 1:
+        raise UserError(
+            "simulation.workers: Ray starts the processes; give fabric.devices=1 fabric.num_nodes=1"
+        )
+    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
+        raise UserError(
+            "simulation.workers: Ray workers neither mask nor noise sums yet; leave federation=secure and"
+            " federation/privacy out, or simulation.workers=0"
+        )
+    simulation: Simulation = call(Simulation, settings, "simulation")
+    return partial(RayTransport, config, simulation, build_run)

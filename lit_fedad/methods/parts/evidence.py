@@ -1,0 +1,187 @@
+"""What banks, moments, weights and images in messages show of single images (`Evidence`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_fedad.contracts import Client, Message, MessageSpec, Task
+from lit_fedad.contracts.evidence import (
+    ChangedLayer,
+    Invertible,
+    SentBank,
+    SentImages,
+    SentWeights,
+    SharedBank,
+    SharedModel,
+    SharedMoments,
+    SharedSubspace,
+    Shown,
+)
+from lit_fedad.memory.moments import Moments, symmetric
+from lit_fedad.memory.subspace import folds_of
+from lit_fedad.methods.parts.condensed_images import IMAGES
+from lit_fedad.tasks.classifier import Classifier
+from lit_fedad.tasks.memory_bank import MemoryBank
+from lit_fedad.tasks.patches import PatchTask
+
+# ------------------------------------------------------------------------------------------- banks and moments
+
+
+def bank_sent(client: Client, received: Message, sent: Message) -> list[Shown]:
+    """Lists a client's own vectors of the bank in an upload, and its moments."""
+    task, shown = client.task, list[Shown]()
+    assert isinstance(task, MemoryBank)
+    if len(sent.get("memory", ())):
+        vectors = own_vectors(task, received, sent, client.context.round)
+        if len(vectors):
+            shown.append(SharedBank(vectors.to(task.device), task))
+    return [*shown, *moments_sent(client, received, sent)]
+
+
+def bank_received(client: Client, received: Message) -> list[Shown]:
+    """Lists the bank and the subspace in the server's message."""
+    task = client.task
+    assert isinstance(task, MemoryBank)
+    bank = [SharedBank(task.memory, task)] if len(received.get("memory", ())) else []
+    return [*bank, *subspace_received(client, received)]
+
+
+def moments_sent(client: Client, received: Message, sent: Message) -> list[Shown]:
+    """Lists the moments of a client's patches in an upload: of a bank, those of its subspace, where it has one."""
+    task = client.task
+    assert isinstance(task, PatchTask)
+    if "covariance" not in sent or not len(sent["count"]):
+        return []
+    rows = zip(sent["count"].tolist(), sent["mean"].double(), sent["covariance"].double(), strict=True)
+    sets = [Moments(count, mean, symmetric(triangle, len(mean))) for count, mean, triangle in rows]
+    share = task.subspace if isinstance(task, MemoryBank) else None
+    moments = Moments.union(sets if share is None else sets[-folds_of(share) :])
+    pool = None if share is None else True
+    return [
+        SharedMoments(
+            moments.mean, moments.covariance, lambda batch: task.embed(batch, average_pool=pool).cpu()
+        )
+    ]
+
+
+def subspace_received(client: Client, received: Message) -> list[Shown]:
+    """Lists the subspace of normal features in the server's message."""
+    task = client.task
+    assert isinstance(task, PatchTask)
+    if "basis" not in received:
+        return []
+    pool = True if isinstance(task, MemoryBank) else None
+    return [
+        SharedSubspace(
+            received["centre"], received["basis"], lambda batch: task.embed(batch, average_pool=pool)
+        )
+    ]
+
+
+def own_vectors(task: MemoryBank, received: Message, sent: Message, round: int) -> Tensor:
+    """Computes a client's own vectors of the bank that it sent, as the server can.
+
+    Where the client moved its bank towards the shared one, FedDyMem Eq. 16 is undone: ``m = own / (t + 1) +
+    (1 - 1 / (t + 1)) m'``. Slots without patches stay m' and are left out.
+
+    Args:
+        task: The task.
+        received: The message that the client had received.
+        sent: Its upload.
+        round: The round t.
+
+    Returns:
+        Vectors [up to slots, C].
+    """
+    bank = sent["memory"]
+    filled = sent["counts"] > 0 if "counts" in sent else torch.ones(len(bank), dtype=torch.bool)
+    if "memory" not in received:
+        return bank[filled]
+    steps = 1 if task.reduce.adds_up else round + 1
+    filled &= (bank != received["memory"]).any(1)
+    return (received["memory"] + steps * (bank - received["memory"]))[filled]
+
+
+def invertible_bank(client: Client, sent: MessageSpec, ordered: bool = False) -> Invertible | None:
+    """Says that images can be sought for the bank in an upload, if it holds one.
+
+    Args:
+        client: The client.
+        sent: The declared form of the upload.
+        ordered: Whether the bank keeps the positions of patches.
+    """
+    task = client.task
+    assert isinstance(task, MemoryBank)
+    if "memory" not in sent:
+        return None
+
+    def encode(images: Tensor) -> Tensor:
+        # The layers themselves: as a whole, the frozen backbone gives no gradients.
+        return task({"pyramid": task.backbone.features(images)})
+
+    return SentBank(
+        lambda received, sent: own_vectors(task, received, sent, client.context.round),
+        encode,
+        lambda loader, context: task.reduce_memory(loader, context, None).memory.float(),
+        ordered,
+        task.grid,
+    )
+
+
+# ------------------------------------------------------------------------------------------- weights and images
+
+
+def weights_sent(client: Client, received: Message, sent: Message) -> list[Shown]:
+    """Lists how a classifier's last layer changed, and that the weights in an upload predict."""
+    shown, change = list[Shown](), _last_layer(client.task, received, sent)
+    if change is not None:
+        shown.append(change)
+    return [*shown, SharedModel()] if _predicts(client.task, received, sent) else shown
+
+
+def weights_received(client: Client, received: Message) -> list[Shown]:
+    """Lists that the weights in the server's message predict."""
+    return [SharedModel()] if _predicts(client.task, received, received) else []
+
+
+def invertible_model(client: Client, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
+    """Says that images in an upload are seen, or can be sought for the change of a classifier's weights."""
+    task = client.task
+    if IMAGES in sent:
+        return SentImages(_as_pixels)
+    if isinstance(task, Classifier) and not sent.keys().isdisjoint(_weights(task) & received.keys()):
+        return SentWeights(lambda images: task.classifier(task({"image": images})), task.classes)
+    return None
+
+
+def _as_pixels(sent: Message) -> Tensor:
+    images = sent[IMAGES]
+    return images / 255 if images.dtype == torch.uint8 else images.clamp(0, 1)
+
+
+def _weights(task: Task) -> set[str]:
+    return {name for name, _ in task.named_parameters()}
+
+
+def _predicts(task: Task, received: Message, message: Mapping[str, Any]) -> bool:
+    """Whether a message holds weights, and what else predictions depend on (a bank, say) crosses too."""
+    lacks = task.prepares and received.keys().isdisjoint(task.local_buffers)
+    return not lacks and not message.keys().isdisjoint(_weights(task))
+
+
+def _last_layer(task: Task, received: Message, sent: Message) -> ChangedLayer | None:
+    """Finds how weight and bias of the last layer changed; None where they did not cross, one for one."""
+    if not isinstance(task, Classifier) or not isinstance(task.classifier, nn.Linear):
+        return None
+    shapes = {f"classifier.{name}": value.shape for name, value in task.classifier.named_parameters()}
+    if not all(
+        n in side and side[n].shape == shape for side in (received, sent) for n, shape in shapes.items()
+    ):
+        return None
+    changes = [(sent[name] - received[name]).to(task.device) for name in shapes]
+    bias = changes[1] if len(changes) > 1 else changes[0].new_zeros(len(changes[0]))
+    return ChangedLayer(changes[0], bias, task, lambda batch: task.classifier(task(batch)))
