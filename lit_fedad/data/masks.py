@@ -235,9 +235,9 @@ class MaskReport:
         lines = []
         if empty:
             lines.append(some(empty, "mark no pixel; their images still count as anomalous"))
-        if 2 * len(inverted) > number:
+        if 2 * len(inverted) > number > 1:
             lines.append(some(inverted, "mark most of their image and all its corners; are they inverted?"))
-        elif full:
+        elif full and number > 1:
             lines.append(some(full, "mark their whole image"))
         if unsure:
             lines.append(
