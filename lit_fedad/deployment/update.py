@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -171,6 +171,7 @@ class _NewImages:
     partition: Partition
     memo: Path | None
     display: Display
+    unreadable: list[UserError] = field(default_factory=list)
 
     def find(self) -> Addition:
         """Lists the new images of each client that has some.
@@ -191,6 +192,8 @@ class _NewImages:
             if new:
                 found[client] = tuple(new)
         if not found:
+            if self.unreadable:
+                raise self.unreadable[0]
             has = f"; the {old} there are part of the detector already" if old else ""
             kind = (
                 "new image"
@@ -219,9 +222,11 @@ class _NewImages:
                 raise UserError(f"{path}: is a test image of the run; give others")
             if content in known:
                 again += 1
-            elif self._readable(path):
-                new.append(Sample(path.resolve(), self._product(path, folder)))
-                known.add(content)
+            else:
+                sample = Sample(path.resolve(), self._product(path, folder))
+                if self._readable(path):
+                    new.append(sample)
+                    known.add(content)
         return new, again
 
     def _hashes(self, paths: Sequence[Path]) -> dict[Path, bytes]:
@@ -233,6 +238,7 @@ class _NewImages:
             read_picture(path)
         except UserError as error:
             self.display.warn(f"{error}; it is left out")
+            self.unreadable.append(error)
             return False
         return True
 
