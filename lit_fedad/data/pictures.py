@@ -301,7 +301,7 @@ def caution(picture: Picture) -> str | None:
     """Says what may be wrong with a picture that can be read; None for nothing."""
     image = picture.image
     if picture.full == 65535 and image.mode.startswith("I"):
-        brightest, darkest_told = int(image.getextrema()[1]), 1  # type: ignore[arg-type]
+        brightest, darkest_told = int(np.asarray(image).max()), 1
     elif picture.cut:
         bands: list[Any] = list(image.getextrema())
         colours = bands[:-1] if "A" in image.mode else bands
