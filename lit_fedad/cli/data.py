@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import choices, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import split
+from lit_fedad.data.auto import recognise
 from lit_fedad.data.cards import CARDS, Counts
 from lit_fedad.data.check import Problem, check, count
 from lit_fedad.data.sample import ImageSet
@@ -22,8 +24,8 @@ def data(options: Sequence[str]) -> None:
     """Lists the data configurations, or checks one of them.
 
     Args:
-        options: ``list`` or nothing; or ``check``, a configuration's name, and overrides of its section, with or
-            without ``data.`` before the key.
+        options: ``list`` or nothing; ``check``, a configuration's name, and overrides of its section, with or without
+            ``data.`` before the key; or ``init`` and a folder.
 
     Raises:
         UserError: For bad input, or if something is wrong with the data.
@@ -34,8 +36,10 @@ def data(options: Sequence[str]) -> None:
         case ["check", name, *overrides] if "=" not in name:
             given = dict(split(override.removeprefix("data.")) for override in overrides)
             check_data(name, given, Display())
+        case ["init", folder]:
+            init_data(Path(folder.removeprefix("root=")).expanduser(), Display())
         case _:
-            raise UserError("the data command is: data list, or data check NAME root=DIR")
+            raise UserError("the data command is: data list, data check NAME root=DIR, or data init DIR")
 
 
 def list_data(display: Display) -> None:
@@ -49,6 +53,28 @@ def list_data(display: Display) -> None:
             row["from"] = ", ".join(source.address for source in card.sources)
         rows.append(row)
     display.table(rows)
+
+
+def init_data(folder: Path, display: Display) -> None:
+    """Prints how the images of a folder are laid out, their counts, and the command that reads them.
+
+    Args:
+        folder: The folder.
+        display: Prints it.
+
+    Raises:
+        UserError: No layout is recognised, or its reader refuses the files.
+    """
+    layout = recognise(folder)
+    images = layout.read()
+    display.note(f"{folder}: {layout.seen}")
+    display.table(_products(images, {}, []))
+    display.where_next(
+        [
+            ("train", f"lit-fedad train method=feddymem {layout.command}"),
+            ("check", "lit-fedad data check " + layout.command.removeprefix("data=")),
+        ]
+    )
 
 
 def check_data(name: str, overrides: Mapping[str, str], display: Display) -> None:

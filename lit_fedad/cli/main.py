@@ -280,6 +280,7 @@ COMMANDS = {
             "check NAME root=DIR [any data key=value]": (
                 "read every file of a download: broken images, wrong masks, leaks, missing images"
             ),
+            "init DIR": "recognise how your own images are laid out, and print the command that trains on them",
         },
     ),
 }

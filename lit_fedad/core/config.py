@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,6 +25,7 @@ from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import redact, redacted
+from lit_fedad.core.typed_words import advice, as_typed
 
 
 def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., Any]) -> None:
@@ -127,6 +128,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
+    overrides = [as_typed(override) for override in overrides]
     named = {override.lstrip("+") for override in overrides}
     if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & named]:
         raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
@@ -295,6 +297,9 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         if group == "method" and name in RENAMED:
             return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
         return f"{group} has no option '{name}'{nearest(name, choices(group))}"
+    if isinstance(error, OverrideParseException):
+        override = str(error.override)
+        return f"{override} cannot be read; {advice(override)}"
     return text
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.content import content_hashes
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 
@@ -79,20 +80,24 @@ def grow(images: ImageSet, partition: Partition, additions: Iterable[Addition]) 
     return replace(images, train=tuple(train)), replace(grown, calibration=partition.calibration)
 
 
-def grown_digest(digest: str, additions: Iterable[Addition]) -> str:
-    """Hashes additions together with the hash of the images before: product, name and size of each file.
+def grown_digest(digest: str, additions: Sequence[Addition], memo: Path | None = None) -> str:
+    """Hashes additions together with the hash of the images before: product, name and content of each file.
+
+    Args:
+        digest: Hash of the images before.
+        additions: The additions, in their order.
+        memo: As for `content_hashes`.
 
     Raises:
         UserError: If a file is gone.
     """
+    added = [sample.path for addition in additions for own in addition.images.values() for sample in own]
+    content = content_hashes(added, memo)
     for addition in additions:
         known = hashlib.sha256(digest.encode())
         for client, own in sorted(addition.images.items()):
             for sample in own:
-                try:
-                    size = sample.path.stat().st_size
-                except OSError as error:
-                    raise UserError(f"image {sample.path} cannot be read: {error.strerror}") from error
-                known.update(json.dumps([client, sample.category, sample.name, size]).encode())
+                what = [client, sample.category, sample.name, content[sample.path].hex()]
+                known.update(json.dumps(what).encode())
         digest = known.hexdigest()[:32]
     return digest

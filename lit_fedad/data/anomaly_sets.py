@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from PIL import Image
-
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.folders import images_in
-from lit_fedad.data.input_files import check_pixels, check_regular, read_json, require_files
+from lit_fedad.data.image_files import LeftOut, images_in
+from lit_fedad.data.input_files import read_json, require_files
+from lit_fedad.data.masks import marked_pixels
 from lit_fedad.data.mvtec import mvtec_mixture
+from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import subset
@@ -52,7 +52,9 @@ def kolektor_sdd2(
         UserError: A folder or a mask is missing, or a mask cannot be read.
     """
     root = Path(root).expanduser()
-    train, test = _samples(root / "train"), _samples(root / "test")
+    left = LeftOut()
+    train, test = _samples(root / "train", left), _samples(root / "test", left)
+    left.warn(root)
     normal = [sample for sample in train if not sample.label]
     if len(normal) < len(train):
         warnings.warn(
@@ -63,8 +65,8 @@ def kolektor_sdd2(
     return subset(whole, train_per_product, test_per_product, seed)
 
 
-def _samples(folder: Path) -> list[Sample]:
-    files = images_in(folder)
+def _samples(folder: Path, left: LeftOut) -> list[Sample]:
+    files = images_in(folder, left)
     masks = {path.stem.removesuffix(_MASK): path for path in files if path.stem.endswith(_MASK)}
     images = [path for path in files if not path.stem.endswith(_MASK)]
     missing = [path for path in images if path.stem not in masks]
@@ -75,21 +77,10 @@ def _samples(folder: Path) -> list[Sample]:
         )
     return [
         Sample(path, _PRODUCT, "defect", masks[path.stem])
-        if _marks(masks[path.stem])
+        if marked_pixels(open_picture(masks[path.stem]), masks[path.stem]).any()
         else Sample(path, _PRODUCT)
         for path in images
     ]
-
-
-def _marks(mask: Path) -> bool:
-    """Whether a mask marks any pixel."""
-    try:
-        check_regular(mask)
-        with Image.open(mask) as opened:
-            check_pixels(*opened.size)
-            return opened.convert("L").getbbox() is not None
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"{mask}: cannot be read as an image ({' '.join(str(error).split())})") from error
 
 
 def texture_ad(

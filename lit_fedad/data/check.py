@@ -1,17 +1,17 @@
 """Checks of an image set: every file that training would read, and the split."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
-
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import sha256
 from lit_fedad.data.cards import Counts
-from lit_fedad.data.folders import images_in
+from lit_fedad.data.image_files import images_in
+from lit_fedad.data.masks import MaskFacts, MaskReport, marked_pixels, measure, read_marks
+from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.transform import ImageTransform
@@ -60,48 +60,70 @@ def check(
     samples = [*images.train, *images.test]
     problems: list[Problem] = []
     digests: dict[Path, bytes] = {}
+    masks: dict[str, dict[Path, MaskFacts]] = {}
     with ThreadPoolExecutor() as pool:
         readings = zip(samples, pool.map(_read, samples), strict=True)
-        for done, (sample, (digest, messages)) in enumerate(readings, 1):
-            problems += [Problem(sample.category, message) for message in messages]
-            if digest is not None:
-                digests[sample.path] = digest
+        for done, (sample, reading) in enumerate(readings, 1):
+            problems += [Problem(sample.category, message) for message in reading.messages]
+            if reading.digest is not None:
+                digests[sample.path] = reading.digest
+            if reading.marks is not None and sample.mask is not None:
+                masks.setdefault(sample.category, {})[sample.mask] = reading.marks
             progress(done, len(samples))
-    return [*problems, *_leaks(images, digests), *_sizes(count(images), official or {})]
+    together = [problem for product, marks in masks.items() for problem in _of_all_masks(product, marks)]
+    return [*problems, *together, *_leaks(images, digests), *_sizes(count(images), official or {})]
 
 
-def _read(sample: Sample) -> tuple[bytes | None, list[str]]:
-    """The hash of an image file, None if it cannot be decoded, and what is wrong with image and mask."""
-    digest, messages = None, []
+class _Reading(NamedTuple):
+    """What is found in the files of a sample.
+
+    Attributes:
+        digest: Hash of the image file; None if it cannot be decoded.
+        messages: What is wrong with image and mask.
+        marks: Facts of the mask, if it marks something.
+    """
+
+    digest: bytes | None
+    messages: list[str]
+    marks: MaskFacts | None
+
+
+def _read(sample: Sample) -> _Reading:
+    digest, messages, marks = None, [], None
     try:
         _READER.raw(sample.path)
-        with sample.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
+        digest = bytes.fromhex(sha256(sample.path))
     except UserError as error:
         messages.append(str(error))
     if sample.mask is not None:
         try:
-            files = images_in(sample.mask) if sample.mask.is_dir() else [sample.mask]
-            # Without its image, a mask can still be checked for everything but its size.
-            found = [_marks(file, file if messages else sample.path) for file in files]
-            marks = any(found)
-            if not messages:
+            if messages:  # without its image, a mask can still be checked for everything but its size
+                files = images_in(sample.mask) if sample.mask.is_dir() else [sample.mask]
+                marked = any(list(map(_marks, files)))
+            else:
+                pixels = read_marks(sample.mask, sample.path)
+                marked = bool(pixels.pixels.any())
+                marks = measure(pixels, 1, pixels.pixels.size) if marked else None
                 saturation_areas(sample, _READER)
-            if sample.label and not marks:
+            if sample.label and not marked:
                 messages.append(f"{sample.mask}: marks no pixel of the anomalous image {sample.path}")
-            if marks and not sample.label:
+            if marked and not sample.label:
                 messages.append(f"{sample.mask}: marks pixels of {sample.path}, which counts as good")
         except UserError as error:
             messages.append(str(error))
-    return digest, messages
+    return _Reading(digest, messages, marks)
 
 
-def _marks(mask: Path, image: Path) -> bool:
-    """Whether a mask that fits its image marks any pixel."""
-    _READER.mask(mask, image)  # refuses what training would refuse
-    with Image.open(mask) as opened:
-        side = max(opened.size)  # scaled up, if at all: no marked pixel is lost
-    return bool(ImageTransform(side).mask(mask, image).any())
+def _marks(mask: Path) -> bool:
+    return bool(marked_pixels(open_picture(mask), mask).any())
+
+
+def _of_all_masks(product: str, marks: Mapping[Path, MaskFacts]) -> Iterator[Problem]:
+    """What the masks of a product say together."""
+    try:
+        yield from (Problem(product, f"{product}: {line}") for line in MaskReport(marks, (1, 1)).lines())
+    except UserError as error:
+        yield Problem(product, str(error))
 
 
 def _leaks(images: ImageSet, digests: Mapping[Path, bytes]) -> Iterator[Problem]:

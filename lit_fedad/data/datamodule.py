@@ -1,6 +1,7 @@
 """Batches of the clients' training images and of the test set, for Fabric and for a plain Trainer."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypedDict, cast
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.masks import MaskReport
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -61,8 +63,15 @@ class Targets:
         self._shape = transform.shape
         self._masks: np.ndarray | None = None
         if with_masks:
-            masks = [np.packbits(transform.mask(sample.mask, sample.path).numpy()) for sample in samples]
-            self._masks = np.stack(masks) if masks else np.empty((0, 0), np.uint8)
+            packed, facts = [], {}
+            for sample in samples:
+                mask = transform.mask(None, sample.path)
+                if sample.mask is not None:
+                    mask, facts[sample.mask] = transform.measured_mask(sample.mask, sample.path)
+                packed.append(np.packbits(mask.numpy()))
+            self._masks = np.stack(packed) if packed else np.empty((0, 0), np.uint8)
+            for line in MaskReport(facts, transform.shape).lines():
+                warnings.warn(line, stacklevel=3)
         self._regions: list[Tensor] = []
         if with_masks and any(sample.saturation for sample in samples):
             self._regions = [saturation_areas(sample, transform).to_sparse() for sample in samples]

@@ -18,6 +18,10 @@ _DEFLATED = "1.2.840.10008.1.2.1.99"  # would be inflated as a whole before anyt
 _NATIVE = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")
 _MOST_WORDS = 1_000_000  # bytes, of a file that came from anywhere
 _GREY = ("MONOCHROME1", "MONOCHROME2")
+_WORDS = (
+    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
+    *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
+)
 
 
 def read_dicom(path: Path) -> Image.Image:
@@ -89,24 +93,67 @@ def _check(file: Any) -> None:
         raise ValueError("holds no pixels")
     if int(file.get("NumberOfFrames") or 1) != 1:
         raise ValueError("holds several frames; save each as a file")
-    if file.get("SamplesPerPixel") != 1 or file.get("PhotometricInterpretation") not in _GREY:
+    if int(file.get("SamplesPerPixel") or 1) != 1 or file.get("PhotometricInterpretation") not in _GREY:
         raise ValueError("is no grey image (MONOCHROME1 or MONOCHROME2)")
     check_pixels(int(file.Columns), int(file.Rows))
+
+
+def _prepare(file: Any) -> None:
+    """Brings the words of a frame to the top, and takes away empty ones, which say nothing."""
+    for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        for group in (file.get(groups) or [])[:1]:
+            for part in ("FrameVOILUTSequence", "PixelValueTransformationSequence"):
+                for item in (group.get(part) or [])[:1]:
+                    file.update(item)
+    for name in _WORDS:
+        if name in file and (
+            file[name].VM == 0 or (name.endswith("Sequence") and not file[name].value[0].get("LUTData"))
+        ):
+            del file[name]
+    if "RescaleSlope" in file or "RescaleIntercept" in file:  # pydicom takes both or none
+        file.RescaleSlope = file.get("RescaleSlope", 1)
+        file.RescaleIntercept = file.get("RescaleIntercept", 0)
+
+
+def _stored(file: Any) -> np.ndarray:
+    """Stored values, without what old files keep in the bits above them."""
+    try:
+        values: np.ndarray = file.pixel_array
+    except (RuntimeError, NotImplementedError, ImportError) as error:
+        syntax = file.file_meta.TransferSyntaxUID.name
+        raise ValueError(
+            f"is compressed as {syntax}, which no installed decoder of pydicom reads; install one (pylibjpeg), or save"
+            " it uncompressed"
+        ) from error
+    bits, allocated = int(file.BitsStored), int(file.BitsAllocated)
+    if int(file.get("HighBit", bits - 1)) != bits - 1:
+        raise ValueError(f"its {bits} bits end at bit {file.HighBit}; save it with the stored bits lowest")
+    if bits < allocated and file.file_meta.TransferSyntaxUID in _NATIVE:
+        values = values & (2**bits - 1)
+        if file.PixelRepresentation:
+            values = (values.astype(np.int64) ^ 2 ** (bits - 1)) - 2 ** (bits - 1)
+    return values
 
 
 def _eight_bits(file: Any) -> np.ndarray:
     """Pixels by the file's window, uint8 [Rows, Columns]."""
     from pydicom.pixels import apply_modality_lut, apply_voi
 
-    values = apply_modality_lut(file.pixel_array, file)
+    stored = _stored(file)
+    _prepare(file)
+    values = apply_modality_lut(stored, file)
     if "WindowCenter" in file and "WindowWidth" in file:
         shares = _windowed(np.asarray(values, np.float64), file)
     elif "VOILUTSequence" in file:
-        shares = apply_voi(values, file) / (2 ** int(file.VOILUTSequence[0].LUTDescriptor[2]) - 1)
+        shares = apply_voi(np.rint(values).astype(np.int64), file) / (
+            2 ** int(file.VOILUTSequence[0].LUTDescriptor[2]) - 1
+        )
     else:
         bits = int(file.BitsStored)
         ends = [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if file.PixelRepresentation else [0, 2**bits - 1]
         low, high = sorted(float(end) for end in apply_modality_lut(np.array(ends), file))
+        if low == high:
+            raise ValueError("its rescaling makes all values the same")
         shares = (values - low) / (high - low)
     shares = np.clip(shares, 0, 1)
     if file.PhotometricInterpretation == "MONOCHROME1":  # its least value is white
@@ -117,8 +164,8 @@ def _eight_bits(file: Any) -> np.ndarray:
 def _windowed(values: np.ndarray, file: Any) -> np.ndarray:
     """Values in the file's first window, as shares of its range: DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3."""
     center, width = (float(np.ravel(file[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
-    function = file.get("VOILUTFunction", "LINEAR")
-    if width < 1 or not np.isfinite([center, width]).all():
+    function = file.get("VOILUTFunction") or "LINEAR"
+    if width <= 0 or (function == "LINEAR" and width < 1) or not np.isfinite([center, width]).all():
         raise ValueError(f"has a window of centre {center:g} and width {width:g}")
     if function == "SIGMOID":
         return 1 / (1 + np.exp(-4 * (values - center) / width))

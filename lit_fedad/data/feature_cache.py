@@ -4,8 +4,7 @@ import hashlib
 import json
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,11 +14,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import Batch, Targets, unbatched
-from lit_fedad.data.input_files import check_regular, read_json
-from lit_fedad.data.row_store import RowStore, Shapes, write_json
+from lit_fedad.data.row_store import RowStore, Shapes
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
+
+HASHES = "hashes.json"
+"""Name of the file of known hashes, in the folder of all caches."""
 
 _FORMAT = 1  # raise it when the same images, transform and backbone begin to give other rows
 
@@ -90,6 +92,7 @@ class FeatureCache:
         identity = {"format": _FORMAT, "transform": transform.fingerprint, "backbone": fingerprint}
         self.folder = Path(folder) / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         self._store = RowStore(self.folder, identity)
+        self._hashes = Path(folder) / HASHES
         self._image: dict[Path, bytes] = {}
 
     def fill(
@@ -113,7 +116,7 @@ class FeatureCache:
         """
         paths = dict.fromkeys(sample.path for sample in samples)
         with self._store.locked():
-            self._image |= image_digests(paths, self.folder / "hashes.json")
+            self._image |= content_hashes(paths, self._hashes)
             path_of = {self._image[path]: path for path in paths}
             missing = self._store.missing(path_of)
             if not missing:
@@ -178,46 +181,3 @@ class FeatureCache:
             for following in [*batches[1:], []]:
                 current, ahead = ahead, submit(following)
                 yield torch.stack([image.result() for image in current])
-
-
-def image_digests(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, bytes]:
-    """Computes SHA-256 of each file's bytes; a file whose times of change and size the memo knows is not read again.
-
-    Args:
-        paths: The files.
-        memo_file: File of what is known, which is written anew where something is not; None for none.
-
-    Raises:
-        UserError: If a file cannot be read.
-    """
-    memo: dict[str, tuple[int, int, int, str]] = {}
-    try:
-        if memo_file is not None and memo_file.exists():
-            memo = {
-                path: (int(m), int(c), int(n), h)
-                for path, (m, c, n, h) in read_json(memo_file).items()
-                if len(bytes.fromhex(h)) == 32
-            }
-    except (OSError, ValueError, TypeError, AttributeError):
-        warnings.warn(f"feature cache file {memo_file} is damaged: images are hashed again", stacklevel=3)
-        memo = {}
-    digests = {}
-    changed = False
-    for path in paths:
-        try:
-            check_regular(path)
-            stat = path.stat()
-            # Copying tools set the time of modification back, nobody that of the last change.
-            now = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
-            known = memo.get(str(path.absolute()))
-            if known is None or known[:3] != now:
-                with path.open("rb") as file:
-                    known = (*now, hashlib.file_digest(file, "sha256").hexdigest())
-                memo[str(path.absolute())], changed = known, True
-        except OSError as error:
-            raise UserError(f"image {path} cannot be read: {error.strerror}") from error
-        digests[path] = bytes.fromhex(known[3])
-    if changed and memo_file is not None:
-        memo_file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(memo_file, memo)
-    return digests

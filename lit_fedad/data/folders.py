@@ -1,12 +1,13 @@
 """Image sets that are sorted into folders by label, such as Kermany's chest X-rays or Kaggle's brain tumours."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.extras import require
-from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
-from lit_fedad.data.subset import resplit
+from lit_fedad.data.image_files import LeftOut, images_in
+from lit_fedad.data.masks import find_masks
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.subset import resplit, split_normals
 
 
 def folders(
@@ -16,6 +17,8 @@ def folders(
     test_anomalous: Sequence[str],
     name: str | None = None,
     split_seed: int | None = None,
+    masks: str | None = None,
+    train_share: float | None = None,
 ) -> ImageSet:
     """Reads a set whose folders say which images are normal.
 
@@ -26,9 +29,11 @@ def folders(
         test_anomalous: Folders of anomalous test images; a defect is called after its folder.
         name: Name of the set and of its one product; by default the name of ``root``.
         split_seed: Seed of another split of the normal images (`resplit`); None keeps that of the folders.
+        masks: Folder of masks, called as those of MVTec AD, with a folder for each of ``test_anomalous`` or without.
+        train_share: Share of the normal images that is for training where ``test_normal`` is empty; None for all.
 
     Returns:
-        The image set, folders in the order given, images by name. It has no masks.
+        The image set, folders in the order given, images by name.
 
     Raises:
         UserError: A folder is missing, holds no image, or is given both for training and for testing.
@@ -38,30 +43,26 @@ def folders(
         if folder in (*test_normal, *test_anomalous):
             raise UserError(f"{root / folder}: is given for training and for testing; use each folder once")
     product = name or root.absolute().name
-    train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder)]
-    normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder)]
+    left = LeftOut()
+    train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder, left)]
+    normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder, left)]
     anomalous = [
-        Sample(path, product, Path(folder).name)
+        Sample(path, product, Path(folder).name, mask)
         for folder in test_anomalous
-        for path in images_in(root / folder)
+        for path, mask in _masked(root / folder, root / masks if masks is not None else None, left)
     ]
-    return resplit(ImageSet(product, tuple(train), (*normal, *anomalous)), split_seed)
+    left.warn(root)
+    images = ImageSet(product, tuple(train), (*normal, *anomalous))
+    if not test_normal and train_share is not None:
+        return split_normals(images, train_share, split_seed or 0)
+    return resplit(images, split_seed)
 
 
-def images_in(folder: Path) -> list[Path]:
-    """Lists the images directly inside a folder, by name; hidden files and other types are left out.
-
-    DICOM files count where there are no others: beside PNG files of the same names they are the originals of these.
-
-    Raises:
-        UserError: There is no such folder, or no image in it, or pydicom is missing for DICOM files.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; correct its name under data, or make a link of that name")
-    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
-    if not images and (images := [path for path in files if path.suffix.lower() in DICOM_SUFFIXES]):
-        require("dicom", f"{folder}: DICOM")
-    if not images:
-        raise UserError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)})")
-    return images
+def _masked(folder: Path, masks: Path | None, left: LeftOut) -> Iterator[tuple[Path, Path | None]]:
+    """The images of a defect, with their masks where there are some."""
+    images = images_in(folder, left)
+    if masks is None:
+        return zip(images, [None] * len(images), strict=True)
+    if (own := masks / folder.name).is_dir():
+        return zip(images, find_masks(own, images, left, folder), strict=True)
+    return zip(images, find_masks(masks, images, LeftOut(), folder), strict=True)

@@ -2,17 +2,20 @@
 
 import csv
 import difflib
+import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.folders import images_in
 from lit_fedad.data.hold_out import image_groups
-from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.image_files import image_suffixes, images_in
+from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample
+
+_NO_LABEL = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null", "-"})
 
 
 def labelled_csv(
@@ -42,9 +45,9 @@ def labelled_csv(
         root: The folder that ``labels`` and ``images`` are relative to.
         labels: The CSV file, with a header.
         images: The folder of images; images without a row are left out.
-        id_column: Column of file names, with or without suffix. Leading zeros of a number do not matter: HeadCT's
-            ``0`` is ``000.png``.
-        label_column: Column of labels.
+        id_column: Column of file names, with or without suffix and folders. They are compared as written; a number that
+            no file is called may lack leading zeros: HeadCT's ``0`` is ``000.png``.
+        label_column: Column of labels. An empty cell, or what pandas writes for one, is no label: the row is left out.
         normal: Labels of normal rows.
         anomalous: Labels of anomalous rows; None takes all that are not normal. Images with neither are left out.
         train_share: Share of the normal images that is for training, between 0 and 1.
@@ -63,9 +66,10 @@ def labelled_csv(
         raise UserError(f"train_share={train_share}: give a number between 0 and 1")
     root = Path(root).expanduser()
     table = root / labels
-    found = _labels(table, id_column, label_column)
-    known = set().union(*found.values())
     good = {str(label) for label in normal}
+    named = good | {str(label) for label in anomalous or ()}
+    found = _labels(table, id_column, label_column, named)
+    known = set().union(*found.values())
     bad = known - good if anomalous is None else {str(label) for label in anomalous}
     for label in sorted(good | bad):
         _require(label, known, f"{table}: no '{label}' in column '{label_column}'")
@@ -111,24 +115,42 @@ def _for_training(
     return train
 
 
-def _labels(table: Path, id_column: str, label_column: str) -> dict[str, Counter[str]]:
-    """How often every image has which label."""
+def _labels(
+    table: Path, id_column: str, label_column: str, named: Collection[str]
+) -> dict[str, Counter[str]]:
+    """How often every image has which label; rows without one are left out, unless it is one of those named."""
     if not table.is_file():
         raise UserError(f"{table}: no such file; correct its name under data, or put it there")
     try:
         # HeadCT's header reads "id, hemorrhage".
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="", skipinitialspace=True, strict=True)
-            columns, rows = reader.fieldnames or (), list(reader)
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+            columns, rows = reader.fieldnames, list(reader)
     except (ValueError, csv.Error) as error:
         raise UserError(f"{table}: cannot be read as CSV: {' '.join(str(error).split())}") from error
+    if twice := [
+        name for name, count in Counter(columns).items() if count > 1 and name in (id_column, label_column)
+    ]:
+        raise UserError(f"{table}: has two columns '{twice[0]}'; rename one")
     for column in (id_column, label_column):
         _require(column, columns, f"{table}: no column '{column}'")
     counts: dict[str, Counter[str]] = {}
+    empty = []
     for number, row in enumerate(rows, 1):
         if None in row:  # more fields than columns
             raise UserError(f"{table}: cannot be read as CSV: row {number} has more fields than the header")
-        counts.setdefault(_stem(row[id_column]), Counter())[row[label_column]] += 1
+        image, label = row[id_column].strip(), row[label_column].strip()
+        if not image or (label.lower() in _NO_LABEL and label not in named):
+            empty.append(number)
+        else:
+            counts.setdefault(image, Counter())[label] += 1
+    if empty:
+        warnings.warn(
+            f"{table}: {len(empty)} of {len(rows)} rows have no '{label_column}' or no '{id_column}' and are left out,"
+            f" first row {empty[0]}",
+            stacklevel=3,
+        )
     return counts
 
 
@@ -139,20 +161,59 @@ def _require(word: str, known: Collection[str], problem: str) -> None:
         raise UserError(problem + (f"; the nearest is '{nearest[0]}'" if nearest else "; it is empty"))
 
 
-def _paths(wanted: Mapping[str, str], folder: Path, table: Path) -> dict[str, Path]:
+def _paths(wanted: Collection[str], folder: Path, table: Path) -> dict[str, Path]:
     """The file of every image in the table."""
-    files = {_stem(path.name): path for path in images_in(folder)}
-    missing = [image for image in wanted if image not in files]
-    if missing:
+    files = images_in(folder)
+    names = _names(files, folder)
+    found = {image: path for image in wanted if (path := _file(image, names, table)) is not None}
+    if missing := [image for image in wanted if image not in found]:
         raise UserError(
             f"{table}: no image '{missing[0]}' in {folder} ({len(missing)} of {len(wanted)} missing);"
             " add them, or remove their rows"
         )
-    return files
+    ids: dict[Path, str] = {}
+    for image, path in found.items():
+        if (other := ids.setdefault(path, image)) != image:
+            raise UserError(f"{table}: '{other}' and '{image}' both are {path}; write each image in one way")
+    return found
 
 
-def _stem(name: str) -> str:
-    """What an id and its file have in common: no image suffix, no leading zeros of a number."""
-    path = Path(name)
-    stem = path.stem if path.suffix.lower() in (*IMAGE_SUFFIXES, *DICOM_SUFFIXES) else name
-    return str(int(stem)) if stem.isdecimal() else stem
+def matches(ids: Sequence[str], files: Sequence[Path], folder: Path) -> bool:
+    """Tells whether words name files of a folder, nine of ten at least."""
+    names = _names(files, folder)
+    try:
+        known = sum(_file(word.strip(), names, folder) is not None for word in ids)
+    except UserError:
+        return False
+    return bool(ids) and 10 * known >= 9 * len(ids)
+
+
+_Names = list[dict[str, list[Path]]]
+
+
+def _names(files: Sequence[Path], folder: Path) -> _Names:
+    """What files may be called, most exact first: path, name, both without suffix, number without leading zeros."""
+    names: _Names = [{} for _ in range(5)]
+    for path in files:
+        below = path.relative_to(folder)
+        number = str(int(path.stem)) if path.stem.isdecimal() else path.stem
+        words = (below.as_posix(), path.name, below.with_suffix("").as_posix(), path.stem, number)
+        for kind, word in zip(names, words, strict=True):
+            kind.setdefault(word, []).append(path)
+    return names
+
+
+def _file(image: str, names: _Names, table: Path) -> Path | None:
+    """The file that an id names; None for none."""
+    suffix = Path(image).suffix
+    stem = image.removesuffix(suffix) if suffix.lower() in (*image_suffixes(), *DICOM_SUFFIXES) else image
+    number = str(int(stem)) if stem.isdecimal() else stem
+    for kind, word in zip(names, (image, image, stem, stem, number), strict=True):
+        paths = kind.get(word, ())
+        if len(paths) > 1:
+            raise UserError(
+                f"{table}: '{image}' may be {paths[0]} or {paths[1]}; write it with folder and suffix"
+            )
+        if paths:
+            return paths[0]
+    return None

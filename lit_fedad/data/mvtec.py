@@ -5,22 +5,24 @@ A product folder holds ``train/good``, ``test/<good|defect>`` and, where there a
 """
 
 import difflib
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.image_files import LeftOut, entries, images_in
+from lit_fedad.data.masks import find_masks
+from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import resplit, subset
 
-_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
+NORMAL_NAMES = ("good", "normal", "ok")
+"""What folders of normal images are called, in lower case; in this layout the first alone."""
 
 
 def mvtec_mixture(
     root: str | Path,
-    products: Sequence[str] | None = None,
+    products: Sequence[str | int] | None = None,
     name: str | None = None,
     train_per_product: int | None = None,
     test_per_product: int | None = None,
@@ -52,34 +54,30 @@ def mvtec_mixture(
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that holds the product folders")
 
-    stray: list[Path] = []
+    left = LeftOut()
     train: list[Sample] = []
     test: list[Sample] = []
     folders = _product_folders(root, products)
     for product, folder in folders.items():
-        train += _train_samples(folder, product, stray)
-        test += _test_samples(folder, product, stray)
-    if stray:
-        warnings.warn(
-            f"{root}: skipped {len(stray)} files or folders that are no images of the set, first {stray[0]}",
-            stacklevel=2,
-        )
+        train += _train_samples(folder, product, left)
+        test += _test_samples(folder, product, left)
+    left.warn(root)
     default_name = next(iter(folders)) if len(folders) == 1 else root.resolve().name
     whole = ImageSet(name or default_name, tuple(train), tuple(test))
     return subset(resplit(whole, split_seed), train_per_product, test_per_product, seed)
 
 
-def _product_folders(root: Path, products: Sequence[str] | None) -> dict[str, Path]:
+def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[str, Path]:
     """Product name -> product folder, in the order given (or sorted)."""
     if products is None:
         if (root / "train").is_dir() or (root / "test").is_dir():
             return {root.resolve().name: root}
-        products = [path.name for path in _entries(root) if (path / "train").is_dir()]
+        products = [path.name for path in entries(root) if (path / "train").is_dir()]
         if not products:
             nested = _known_products(root)
             hint = f"name them in products, for example {nested[0]}" if nested else "check the path"
             raise UserError(f"{root}: no product folder with train/good directly inside; {hint}")
-    relative = [Path(product) for product in ([products] if isinstance(products, str) else products)]
+    relative = [Path(str(product)) for product in ([products] if isinstance(products, str) else products)]
     if not relative:
         raise UserError("products: the list is empty; name at least one product folder, or leave it out")
     for path in relative:
@@ -110,72 +108,35 @@ def _unknown_product(root: Path, product: str) -> str:
     return f"{root}: no product folder '{product}'; {hint}"
 
 
-def _train_samples(folder: Path, product: str, stray: list[Path]) -> list[Sample]:
+def _train_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
     good = folder / "train" / "good"
     if not good.is_dir():
         raise UserError(f"{folder}: no train/good; put the normal training images there (MVTec layout)")
-    stray += [path for path in _entries(folder / "train") if path != good]
-    return [Sample(path, product) for path in _images(good, stray)]
+    left.add("outside of train/good", [path for path in entries(folder / "train") if path != good])
+    return [Sample(path, product) for path in images_in(good, left)]
 
 
-def _test_samples(folder: Path, product: str, stray: list[Path]) -> list[Sample]:
-    defects = [path for path in _entries(folder / "test") if path.is_dir()]
+def _test_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
+    defects = [path for path in entries(folder / "test") if path.is_dir()]
     if not defects:
         raise UserError(
             f"{folder}: no folder test/good or test/<defect>; put the test images there (MVTec layout)"
         )
-    stray += [path for path in _entries(folder / "test") if not path.is_dir()]
-    masked = (folder / "ground_truth").is_dir()
+    left.add("beside the folders of test", [path for path in entries(folder / "test") if not path.is_dir()])
+    for path in defects:
+        if path.name != "good" and path.name.casefold() in NORMAL_NAMES:
+            raise UserError(f"{path}: normal test images lie in a folder called good; rename it")
+    masked = folder / "ground_truth"
     samples = []
     for defect in defects:
-        images = _images(defect, stray)
-        if masked and defect.name != "good":
-            masks = find_masks(folder / "ground_truth" / defect.name, images)
+        images = images_in(defect, left)
+        if masked.is_dir() and defect.name != "good":
+            masks = find_masks(masked / defect.name, images, left, defect)
         else:
             masks = [None] * len(images)
         samples += [
             Sample(path, product, defect.name, mask) for path, mask in zip(images, masks, strict=True)
         ]
+    known = {path.name for path in defects}
+    left.add("masks of no images", [path for path in entries(masked) if path.name not in known])
     return samples
-
-
-def find_masks(folder: Path, images: list[Path]) -> list[Path | None]:
-    """Finds the mask of every image: ``<image>_mask`` or the image's own name, with any suffix of images.
-
-    Args:
-        folder: Folder of the masks.
-        images: The images.
-
-    Returns:
-        Their masks, in order.
-
-    Raises:
-        UserError: An image has none.
-    """
-    found = {path.stem: path for path in _entries(folder) if path.suffix.lower() in IMAGE_SUFFIXES}
-    masks = [found.get(f"{path.stem}_mask", found.get(path.stem)) for path in images]
-    missing = [path for path, mask in zip(images, masks, strict=True) if mask is None]
-    if missing:
-        raise UserError(
-            f"{missing[0]}: no mask {folder / missing[0].stem}_mask.png"
-            f" ({len(missing)} of {len(images)} missing); add them, or remove the folder of masks"
-        )
-    return masks
-
-
-def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder, sorted; none if there is no such folder."""
-    if not folder.is_dir():
-        return []
-    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
-    return sorted(path for path in visible if path.name.lower() not in _SYSTEM_FILES)
-
-
-def _images(folder: Path, stray: list[Path]) -> list[Path]:
-    """The images in a folder, sorted; everything else is added to ``stray``."""
-    entries = _entries(folder)
-    images = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
-    if not images:
-        raise UserError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)}); add some or remove it")
-    stray += sorted(set(entries) - set(images))
-    return images

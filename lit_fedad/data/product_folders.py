@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.folders import images_in
-from lit_fedad.data.mvtec import find_masks
+from lit_fedad.data.image_files import LeftOut, images_in
+from lit_fedad.data.masks import find_masks
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import subset
@@ -60,25 +60,28 @@ def product_folders(
         )
     learnt: list[Sample] = []
     tested: list[Sample] = []
+    left = LeftOut()
     for product in choose_products(products, known, root):
         folder = root / product
-        learnt += [Sample(path, product) for path in images_in(_present(folder, train))]
-        tested += [Sample(path, product) for path in images_in(_present(folder, normal))]
+        learnt += [Sample(path, product) for path in images_in(_present(folder, train), left)]
+        tested += [Sample(path, product) for path in images_in(_present(folder, normal), left)]
         defects = {defect: forms for defect, forms in anomalous.items() if _any(folder, forms)}
         if not defects:
             wanted = " or ".join(form for forms in anomalous.values() for form in forms)
             raise UserError(f"{folder}: no {wanted}; unpack the download again")
         for defect, forms in defects.items():
-            paths = images_in(_present(folder, forms))
+            defect_folder = _present(folder, forms)
+            paths = images_in(defect_folder, left)
             place = folder / masks[defect] if defect in masks else None
             if place is None or not place.is_dir():
                 tested += [Sample(path, product, defect) for path in paths]
             elif saturation is None:
-                marks = zip(paths, find_masks(place, paths), strict=True)
+                marks = zip(paths, find_masks(place, paths, left, defect_folder), strict=True)
                 tested += [Sample(path, product, defect, mask) for path, mask in marks]
             else:
                 areas = _found(folder / saturation)
                 tested += [Sample(path, product, defect, _found(place / path.stem), areas) for path in paths]
+    left.warn(root)
     whole = ImageSet(name, tuple(learnt), tuple(tested))
     return subset(whole, train_per_product, test_per_product, seed)
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import draw, read_images, resized
+from lit_fedad.data.image_files import images_in
 from lit_fedad.data.labelled import HALF, LabelledSet
 from lit_fedad.data.packed import packed_images
-from lit_fedad.data.sample import IMAGE_SUFFIXES
 
 
 def image_folder(
@@ -54,8 +54,8 @@ def image_folder(
     training, testing = (
         [files[i] for i in draw(len(files), limit, key, seed)]
         for files, limit, key in (
-            (images_below(root / train) if train else [], train_images, "train_images"),
-            (images_below(root / test), test_images, "test_images"),
+            (images_in(root / train) if train else [], train_images, "train_images"),
+            (images_in(root / test), test_images, "test_images"),
         )
     )
     name = name or root.absolute().name
@@ -66,25 +66,6 @@ def image_folder(
         *(read_images(testing, size), torch.zeros(len(testing), dtype=torch.int64)),
         *(mean, std),
     )
-
-
-def images_below(folder: Path) -> list[Path]:
-    """Lists the images in a folder and in those below it, by path; hidden files and folders are left out.
-
-    Raises:
-        UserError: There is no such folder, or no image in it.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; correct its name, or make a link of that name")
-    images = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGE_SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
-    if not images:
-        raise UserError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)})")
-    return images
 
 
 _CHUNK = 250  # images drawn at once: bounds memory, and makes a smaller set part of a larger one
@@ -127,7 +108,7 @@ def folder(root: str | Path, size: int, count: int | None = None, seed: int = 0)
     Raises:
         UserError: The folder is missing or holds no image, an image cannot be read, or ``count`` is below 1.
     """
-    files = images_below(Path(root).expanduser())
+    files = images_in(Path(root).expanduser())
     return read_images([files[i] for i in _drawn(len(files), count, seed)], size)
 
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.folders import images_in
-from lit_fedad.data.input_files import check_pixels, check_regular, read_json
+from lit_fedad.data.image_files import images_in
+from lit_fedad.data.input_files import read_json
+from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 
@@ -110,11 +110,9 @@ def saturation_areas(sample: Sample, transform: ImageTransform) -> Tensor:
 
 def _value_and_area(path: Path) -> tuple[int, int]:
     """The value of a region's pixels, and their number in the file."""
-    check_regular(path)
-    with Image.open(path) as image:
-        check_pixels(*image.size)
-        values, counts = np.unique(np.asarray(image), return_counts=True)
-        grey = image.mode == "L"
+    image = open_picture(path).image
+    values, counts = np.unique(np.asarray(image), return_counts=True)
+    grey = image.mode == "L"
     inside = values > 0
     if not grey or inside.sum() != 1:
         raise UserError(

@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-"""Suffixes of image files, in lower case."""
-
 DICOM_SUFFIXES = (".dcm", ".dicom")
 """Suffixes of DICOM files, which the extra ``dicom`` reads."""
 

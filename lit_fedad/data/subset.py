@@ -47,6 +47,31 @@ def resplit(images: ImageSet, seed: int | None) -> ImageSet:
     )
 
 
+def split_normals(images: ImageSet, train_share: float, seed: int) -> ImageSet:
+    """Makes test images of a random share of the training images, for sets that have no normal test images.
+
+    Args:
+        images: The set.
+        train_share: Share that stays for training; at least one image does either, where there are two.
+        seed: Seed of the draw, which for a product does not depend on the others.
+
+    Raises:
+        UserError: The share is out of range.
+    """
+    if not 0 < train_share < 1:
+        raise UserError(f"train_share={train_share}: give a number between 0 and 1")
+    pools: dict[str, list[Sample]] = defaultdict(list)
+    for sample in images.train:
+        pools[sample.category].append(sample)
+    tested: set[Sample] = set()
+    for product, pool in pools.items():
+        number = min(len(pool) - 1, max(1, round((1 - train_share) * len(pool))))
+        chosen = numpy_generator(seed, "train share", product).permutation(len(pool))[:number]
+        tested.update(pool[place] for place in chosen)
+    train = tuple(sample for sample in images.train if sample not in tested)
+    return ImageSet(images.name, train, (*(one for one in images.train if one in tested), *images.test))
+
+
 def subset(
     images: ImageSet, train_per_product: int | None = None, test_per_product: int | None = None, seed: int = 0
 ) -> ImageSet:

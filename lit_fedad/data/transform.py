@@ -1,40 +1,31 @@
 """Transforms of image files, and of their masks by the same geometry, to tensors."""
 
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
 from lit_fedad.core.bounds import pair
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.dicom import read_dicom
-from lit_fedad.data.folders import images_in
-from lit_fedad.data.input_files import check_pixels, check_regular
-from lit_fedad.data.sample import DICOM_SUFFIXES
+from lit_fedad.data.masks import MaskFacts, measure, read_marks, resized_marks
+from lit_fedad.data.pictures import read_picture
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Fit = Literal["squeeze", "pad", "crop"]
 
-_TWELVE_BITS = 4095
-_DARK = (
-    "has images of 16 bits that are nearly black, with no value above 4095 of 65535; if they hold 8 or 12 bits, save"
-    " them with 8, or scaled to 16"
-)
-
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Resizes (bicubic), crops and normalises images; masks follow with nearest-neighbour sampling.
+    """Resizes (bicubic), crops and normalises images; masks follow: a pixel is anomalous where any share of it is.
 
     Attributes:
         size: Side of the square output in pixels, or its height and width.
@@ -101,13 +92,13 @@ class ImageTransform:
         Raises:
             UserError: The file cannot be read as an image.
         """
-        return self.tensor(to_rgb(_open(path), path))
+        return self.tensor(read_picture(path))
 
     def tensor(self, image: Image.Image) -> Tensor:
         """Normalises a decoded image.
 
         Args:
-            image: From `to_rgb`.
+            image: In eight-bit RGB, as `read_picture` returns it.
 
         Returns:
             Normalised image, float32 [channels, H, W].
@@ -126,13 +117,13 @@ class ImageTransform:
         Raises:
             UserError: The file cannot be read as an image.
         """
-        return self.shown(to_rgb(_open(path), path))
+        return self.shown(read_picture(path))
 
     def shown(self, image: Image.Image) -> Tensor:
         """Brings a decoded image to the geometry of `tensor`, without normalisation.
 
         Args:
-            image: From `to_rgb`.
+            image: In eight-bit RGB, as `read_picture` returns it.
 
         Returns:
             RGB image, uint8 [H, W, 3].
@@ -142,59 +133,49 @@ class ImageTransform:
     def mask(self, path: Path | None, image_path: Path) -> Tensor:
         """Reads the mask of an image.
 
-        Every value above 0 is anomalous; in a JPEG, which smears edges, every value from 128.
-
         Args:
             path: The mask, or a folder of masks, whose union counts; None for an image without anomalous pixels.
             image_path: The image it belongs to, whose size it must have.
 
         Returns:
-            1 where the pixel is anomalous, uint8 [H, W].
+            1 where any share of the pixel is anomalous, uint8 [H, W].
 
         Raises:
-            UserError: The file cannot be read, or its size is not that of the image.
+            UserError: As `read_marks`.
         """
         if path is None:
             return torch.zeros(self.shape, dtype=torch.uint8)
-        if path.is_dir():
-            return torch.stack([self.mask(part, image_path) for part in images_in(path)]).amax(0)
-        mask, image_size = _open(path), _open(image_path).size
-        if mask.size != image_size:
-            raise UserError(
-                f"{path}: the mask is {mask.width}x{mask.height} but its image {image_path} is"
-                f" {image_size[0]}x{image_size[1]}; save the mask at the size of the image"
-            )
-        # Opacity and palette indices say nothing about anomalies, colours do.
-        values = np.asarray(mask.convert("RGB") if mask.mode == "P" or "A" in mask.mode else mask)
-        brightest = values.max(axis=2) if values.ndim == 3 else values
-        anomalous = brightest >= 128 if Path(path).suffix.lower() in {".jpg", ".jpeg"} else brightest > 0
-        return self._fit(Image.fromarray(anomalous.astype(np.uint8)), InterpolationMode.NEAREST)
+        return self._fit_mask(read_marks(path, image_path).pixels)
+
+    def measured_mask(self, path: Path, image_path: Path) -> tuple[Tensor, MaskFacts]:
+        """Reads the mask of an image as `mask`, with what is counted of it."""
+        marks = read_marks(path, image_path)
+        mask = self._fit_mask(marks.pixels)
+        return mask, measure(marks, int(mask.sum()), mask.numel())
 
     def _fit(self, image: Image.Image, interpolation: InterpolationMode) -> Tensor:
-        """The geometry, the same for images and masks: uint8 [H, W] or [H, W, channels]."""
-        shape = list(self.shape)
-        if self.fit == "squeeze":
-            return torch.from_numpy(np.array(tvf.resize(image, shape, interpolation)))
-        height, width = (self.resize, self.resize) if self.resize else shape
-        # The ratio of the sides is kept: either the height decides, or the width.
-        by_height = (height * image.width <= width * image.height) == (self.fit == "pad")
-        if by_height:
-            width = max(1, int(height * image.width / image.height))
-        else:
-            height = max(1, int(width * image.height / image.width))
+        """Brings an image to the geometry: uint8 [H, W] or [H, W, channels]."""
+        height, width = self._scaled(image.height, image.width)
+        image = tvf.resize(image, [height, width], interpolation)
         # center_crop pads what is smaller than the crop with zeros.
-        image = tvf.center_crop(tvf.resize(image, [height, width], interpolation), shape)
-        return torch.from_numpy(np.array(image))
+        return torch.from_numpy(
+            np.array(image if self.fit == "squeeze" else tvf.center_crop(image, list(self.shape)))
+        )
 
+    def _fit_mask(self, pixels: np.ndarray) -> Tensor:
+        """Brings marked pixels to the same geometry: uint8 [H, W]."""
+        marked = torch.from_numpy(resized_marks(pixels, *self._scaled(*pixels.shape)).astype(np.uint8))
+        return marked if self.fit == "squeeze" else tvf.center_crop(marked[None], list(self.shape))[0]
 
-def emptied_masks(pairs: Iterable[tuple[Path, Path]], transform: ImageTransform) -> list[Path]:
-    """Lists the images whose defect a transform leaves out.
-
-    Args:
-        pairs: Mask and image of anomalous samples.
-        transform: The transform.
-    """
-    return [image for mask, image in pairs if not transform.mask(mask, image).any()]
+    def _scaled(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of an image before it is cropped or padded."""
+        if self.fit == "squeeze":
+            return self.shape
+        scaled_height, scaled_width = (self.resize, self.resize) if self.resize else self.shape
+        # The ratio of the sides is kept: either the height decides, or the width.
+        if (scaled_height * width <= scaled_width * height) == (self.fit == "pad"):
+            return scaled_height, max(1, int(scaled_height * width / height))
+        return max(1, int(scaled_width * height / width)), scaled_width
 
 
 def each_channel(
@@ -220,51 +201,3 @@ def each_channel(
         raise UserError(f"{name} mean={list(mean)}, std={list(std)}: give {numbers}, std above 0")
     means, deviations = (tuple(map(float, (*values,) * channels))[:channels] for values in (mean, std))
     return means, deviations
-
-
-def _open(path: Path) -> Image.Image:
-    """The decoded image, turned the way its EXIF orientation says."""
-    try:
-        check_regular(path)
-        if Path(path).suffix.lower() in DICOM_SUFFIXES:
-            return read_dicom(Path(path))
-        with Image.open(path) as image:
-            check_pixels(*image.size)
-            image.load()
-            return ImageOps.exif_transpose(image)
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such image file; was it moved after the set was read?") from None
-    # Pillow reports damage through exceptions of many kinds, a decompression bomb among them.
-    except Exception as error:
-        raise UserError(
-            f"{path}: cannot be read as an image ({error}); replace the file or remove it"
-        ) from error
-
-
-def to_rgb(image: Image.Image, path: Path) -> Image.Image:
-    """Converts a decoded image to eight-bit RGB: transparent pixels become white, sixteen bits are scaled to eight.
-
-    Args:
-        image: The image.
-        path: Its file, for messages.
-
-    Raises:
-        UserError: Its pixels have no fixed range.
-    """
-    if image.mode == "F" or image.mode.startswith("I"):
-        values = np.asarray(image)
-        # Pillow opens some 16-bit files with 32-bit pixels, so it is the values that count.
-        if image.mode == "F" or values.min() < 0 or values.max() > 65535:
-            raise UserError(
-                f"{path}: its pixels are float or 32-bit, of no fixed range; save it with 8 or 16 bits"
-            )
-        if 0 < values.max() <= _TWELVE_BITS:
-            # The same text for all images of a folder: it is shown once.
-            warnings.warn(f"{Path(path).parent}: {_DARK}", stacklevel=2)
-        image = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
-    if image.has_transparency_data:
-        background = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(background, image.convert("RGBA"))
-    return image.convert("RGB")

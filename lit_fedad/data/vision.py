@@ -22,9 +22,10 @@ from skimage.draw import polygon
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.input_files import check_pixels, read_json
 from lit_fedad.data.products import choose_products
-from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import subset
 
 _LONGEST_RUN = 60  # bits of a length
@@ -73,11 +74,12 @@ class AnnotatedImage:
         return mask.astype(np.uint8) * 255
 
 
-def read_coco(file: Path) -> list[AnnotatedImage]:
-    """Reads an annotation file whose images lie beside it.
+def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
+    """Reads an annotation file.
 
     Args:
         file: The JSON file.
+        folder: Folder of its images; None for its own.
 
     Returns:
         Its images, by name.
@@ -95,7 +97,7 @@ def read_coco(file: Path) -> list[AnnotatedImage]:
             annotations[annotation["image_id"]].append(annotation)
         images = [
             AnnotatedImage(
-                file.parent / image["file_name"],
+                (folder or file.parent) / _inside(image["file_name"]),
                 *_size(image["width"], image["height"]),
                 _defect(categories[a["category_id"]] for a in annotations[image["id"]]),
                 tuple(annotations[image["id"]]),
@@ -112,6 +114,13 @@ def read_coco(file: Path) -> list[AnnotatedImage]:
             " unpack the archive again"
         )
     return sorted(images, key=lambda image: image.path)
+
+
+def _inside(name: str) -> str:
+    """A name that leads nowhere else."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{name} lies outside of the folder of images")
+    return name
 
 
 def _size(width: Any, height: Any) -> tuple[int, int]:
@@ -220,14 +229,14 @@ def vision(
     known = sorted(path.parents[1].name for path in root.glob(f"*/train/{_ANNOTATIONS}"))
     if not known:
         raise UserError(f"{root}: no folder <set>/train/{_ANNOTATIONS}; give the folder that holds the sets")
-    masks = Path(mask_folder).expanduser() if mask_folder else _cache_folder()
+    masks = Path(mask_folder).expanduser() if mask_folder else mask_cache()
     train: list[Sample] = []
     test: list[Sample] = []
     drawings: dict[Path, AnnotatedImage] = {}
     for product in choose_products(products, known, root):
         train += [Sample(path, product) for path in _train_images(root / product / "train")]
         annotated, good = _test_images(root / product / "val")
-        folder = masks / f"{product}-{_key(root / product / 'val')}"
+        folder = masks / f"{product}-{annotations_key(root / product / 'val' / _ANNOTATIONS)}"
         for image in annotated:
             mask = folder / f"{image.path.name}.png"
             drawings[mask] = image
@@ -235,7 +244,7 @@ def vision(
         test += [Sample(path, product) for path in good]
     whole = ImageSet(name, tuple(train), tuple(test))
     chosen = subset(whole, train_per_product, test_per_product, seed)
-    _write({sample.mask: drawings[sample.mask] for sample in chosen.test if sample.mask})
+    write_masks({sample.mask: drawings[sample.mask] for sample in chosen.test if sample.mask})
     return chosen
 
 
@@ -262,20 +271,23 @@ def _test_images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
 
 def _sorted_out(folder: Path) -> list[Path]:
     """The normal images that a person has put into ``good``."""
-    paths = sorted((folder / "good").glob("[!.]*"))
-    return [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]
+    good, left = folder / "good", LeftOut()
+    images = find_images(good, left) if good.is_dir() else []
+    left.warn(good)
+    return images
 
 
-def _cache_folder() -> Path:
+def mask_cache() -> Path:
+    """Returns the folder that masks are drawn into."""
     return Path(os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad").expanduser() / "masks"
 
 
-def _key(folder: Path) -> str:
-    """Other annotations, other masks."""
-    return hashlib.sha256(f"{_VERSION}".encode() + (folder / _ANNOTATIONS).read_bytes()).hexdigest()[:12]
+def annotations_key(file: Path) -> str:
+    """Hashes an annotation file: other annotations, other masks."""
+    return hashlib.sha256(f"{_VERSION}".encode() + file.read_bytes()).hexdigest()[:12]
 
 
-def _write(drawings: dict[Path, AnnotatedImage]) -> None:
+def write_masks(drawings: dict[Path, AnnotatedImage]) -> None:
     """Writes the masks that are not there yet; each appears complete or not at all."""
     for path, image in drawings.items():
         if path.is_file():

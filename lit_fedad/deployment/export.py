@@ -215,14 +215,14 @@ def export(
     number, names = choose_client(client, result, calibration.clients), ClientNames.of(result)
     rules = {n: decision_rule(calibration, n, alphas(config)[0], product) for n in calibration.clients}
     destination = Path(out) if out else folder.path / "export" / f"client_{names.label(number)}"
-    paths = image_files(Path(images), destination) if images else []
-    normal_paths = _normal_images(chosen, normal, destination)
+    display = Display()
+    paths = image_files(Path(images), destination, display) if images else []
+    normal_paths = _normal_images(chosen, normal, destination, display)
     fabric = one_process({**config, "fabric": _ANYWHERE})
     load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
     transform = image_transform(config, model.task)
     detector = Detector(model.client, transform, rules.get(number))
     program = trace(detector, transform)
-    display = Display()
     try:
         destination.mkdir(parents=True, exist_ok=True)
         batches = chain(
@@ -301,7 +301,7 @@ def _pixels(paths: Sequence[Path], transform: ImageTransform, batch: int) -> Ite
         yield torch.stack([plain.image(path) for path in paths[start : start + batch]])
 
 
-def _normal_images(formats: Sequence[str], folder: str | None, out: Path) -> list[Path]:
+def _normal_images(formats: Sequence[str], folder: str | None, out: Path, display: Display) -> list[Path]:
     """Lists normal images for the formats that need some, evenly over all where they are many."""
     if not any(FORMATS[name].by_images for name in formats):
         if folder is not None:
@@ -309,7 +309,7 @@ def _normal_images(formats: Sequence[str], folder: str | None, out: Path) -> lis
         return []
     if folder is None:
         raise UserError("format=openvino_int8 needs normal=FOLDER, normal images of the client")
-    paths = image_files(Path(folder), out)
+    paths = image_files(Path(folder), out, display)
     return paths[:: -(-len(paths) // MOST_IMAGES)]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell
-from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES
+from lit_fedad.data.image_files import SOME, LeftOut, find_images
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import DecisionRule, decision_rule
 from lit_fedad.evaluation.decisions import summarise_rates
@@ -37,6 +39,10 @@ from lit_fedad.report.overlay import save_heatmap
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")
 CLASS_COLUMNS = ("path", "class", "probability")
+
+_LONGEST_NAME = (
+    180  # bytes of a heatmap's name; what writes it adds some of its own, and file systems take 255
+)
 
 
 def evaluate(
@@ -119,8 +125,8 @@ def predict(
     number = choose_client(client, result, calibration.clients)
     destination = Path(out) if out else folder.path / "predictions"
     root = Path(images)
-    paths = image_files(root, destination)
     display, fabric = Display(), one_process(config)
+    paths = image_files(root, destination, display)
     load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
     transform = image_transform(config, model.task)
     scorer: _Detect | _Classify
@@ -256,19 +262,30 @@ class _Detect:
     def _draw(self, path: Path, anomaly_map: np.ndarray, p_value: float) -> str:
         """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
-        name = Path("heatmaps") / folder / f"{path.stem}_{path.suffix[1:]}.png"
+        name = Path("heatmaps") / folder / _heatmap_name(path)
         image = self.transform.raw(path).numpy()
         span, caption = (self.rule.colour / 2, 2 * self.rule.colour), p_value_text(p_value)
         save_heatmap(self.destination / name, image, anomaly_map, *span, caption)
         return name.as_posix()
 
 
-def image_files(root: Path, destination: Path) -> list[Path]:
+def _heatmap_name(path: Path) -> str:
+    """Names a heatmap after its image; a name that is too long for a file is cut, and its hash tells it apart."""
+    name = f"{path.stem}_{path.suffix[1:]}" if path.suffix else path.name
+    content = os.fsencode(name)
+    if len(content) > _LONGEST_NAME:
+        name = os.fsdecode(content[:_LONGEST_NAME]).encode(errors="ignore").decode()
+        name += f"_{hashlib.sha256(content).hexdigest()[:12]}"
+    return f"{name}.png"
+
+
+def image_files(root: Path, destination: Path, display: Display) -> list[Path]:
     """Lists the images in a folder, without heatmaps of an earlier call.
 
     Args:
         root: The folder, or one image.
         destination: Folder that the call writes to.
+        display: Shows what is left out.
 
     Returns:
         Their paths, in alphabetical order.
@@ -277,33 +294,31 @@ def image_files(root: Path, destination: Path) -> list[Path]:
         UserError: If there is no image.
     """
     made = destination.resolve() / "heatmaps"
-    found = [path for path in find_images(root) if not path.resolve().is_relative_to(made)]
-    if not found:
-        raise UserError(f"images={root}: no image there ({', '.join(IMAGE_SUFFIXES)})")
-    return found
+    paths, left_out = listed(root)
+    own = {path for path in paths if made.is_dir() and path.resolve().is_relative_to(made)}
+    if left_out:
+        display.warn(left_out)
+    if len(own) == len(paths):
+        raise UserError(f"images={root}: no image there ({SOME})")
+    return [path for path in paths if path not in own]
 
 
-def find_images(root: Path) -> list[Path]:
+def listed(root: Path) -> tuple[list[Path], str | None]:
     """Lists the images in a folder, of which there may be none, and those in all folders within it.
 
     Args:
         root: The folder, or one image.
 
     Returns:
-        Their paths, in alphabetical order.
+        Their paths, in alphabetical order; and one line of what is left out, None for nothing.
 
     Raises:
         UserError: If there is no such folder or file.
     """
     if not root.exists():
         raise UserError(f"images={root}: no such file or folder")
-    return [
-        path
-        for path in ([root] if root.is_file() else sorted(root.rglob("*")))
-        if path.suffix.lower() in (*IMAGE_SUFFIXES, *DICOM_SUFFIXES)
-        and not path.name.startswith(".")
-        and path.is_file()
-    ]
+    left_out = LeftOut()
+    return find_images(root, left_out), left_out.line(root)
 
 
 def named_version(result: Mapping[str, Any]) -> str:

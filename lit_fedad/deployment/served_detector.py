@@ -76,13 +76,14 @@ class ServedDetector:
         """Scores an image.
 
         Args:
-            image: In eight-bit RGB.
+            image: In eight-bit RGB; a ``caution`` in its ``info`` becomes a word of the verdict.
         """
         pixels = self._transform.tensor(image).numpy()[None]
         values = self._session.run(self._outputs, {"pixels": pixels})
         outputs = {name: value[0] for name, value in zip(self._outputs, values, strict=True)}
         shown = self._transform.shown(image).numpy()
-        return Verdict(self._words(outputs), shown, outputs.get("anomaly_map"))
+        words = self._words(outputs) | {key: image.info[key] for key in ("caution",) if key in image.info}
+        return Verdict(words, shown, outputs.get("anomaly_map"))
 
     def heatmap(self, verdict: Verdict) -> bytes:
         """Draws a heatmap.

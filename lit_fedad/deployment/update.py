@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition, grow, grown_digest
+from lit_fedad.data.content import content_hashes
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
+from lit_fedad.data.pictures import read_picture
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.deployment.predict import find_images
+from lit_fedad.deployment.predict import listed
 from lit_fedad.deployment.reviews import Reviews
 from lit_fedad.experiment.build import (
     Model,
@@ -27,6 +29,7 @@ from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation, open_checkpoints
 from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model
+from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import flat_metrics, flat_summaries
@@ -82,7 +85,9 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         partition = with_calibration(config, images, build_partition(config, images), model.method)
         additions, display = folder.additions(), Display()
         clients = sorted(folder.calibration().clients)
-        new = _NewImages(options, clients, *grow(images, partition, additions), display).find()
+        new = _NewImages(
+            options, clients, *grow(images, partition, additions), hashes_file(config), display
+        ).find()
         number = home.versions()[-1] + 1
         made = RunFolder(home.path / "versions" / f".partial_{number}")
         try:
@@ -132,7 +137,8 @@ def _play(
     stored |= {"rounds": stored["rounds"] + 1, "federation": {**stored["federation"], "sampler": sampler}}
     shutil.rmtree(made.path, ignore_errors=True)
     made.claim(stored)
-    digest = grown_digest(data_digest(images, partition), additions[:-1])
+    memo = hashes_file(config)
+    digest = grown_digest(data_digest(images, partition, memo), additions[:-1], memo)
     before = open_checkpoints(folder.path, folder.config(), model, digest)
     progress = Progress()
     fabric = one_process(config, [progress])
@@ -163,7 +169,9 @@ class _NewImages:
     clients: Sequence[int]
     images: ImageSet
     partition: Partition
+    memo: Path | None
     display: Display
+    unreadable: list[UserError] = field(default_factory=list)
 
     def find(self) -> Addition:
         """Lists the new images of each client that has some.
@@ -172,26 +180,20 @@ class _NewImages:
             UserError: If there is none, a folder or client is unknown, or one is a test image of the run.
         """
         held = [self.images.train[index] for own in self.partition.clients for index in own]
-        known = {sample.path.resolve() for sample in held}
-        tested = {sample.path.resolve() for sample in self.images.test}
+        known = set(self._hashes([sample.path for sample in held]).values())
+        tested = set(self._hashes([sample.path for sample in self.images.test]).values())
         reviews = None if self.options.reviews is None else Reviews(Path(self.options.reviews))
         found, old = {}, 0
         for client, folder in self._folders().items():
             if client not in self.clients:
                 raise UserError(f"client={client}: the run has clients {', '.join(map(str, self.clients))}")
-            new = []
-            for path in find_images(folder):
-                if reviews and reviews.of(path, folder) != "false alarm":
-                    continue
-                if path.resolve() in tested:
-                    raise UserError(f"{path}: is a test image of the run; give others")
-                if path.resolve() in known:
-                    old += 1
-                else:
-                    new.append(Sample(path.resolve(), self._product(path, folder)))
+            new, again = self._new(folder, known, tested, reviews)
+            old += again
             if new:
                 found[client] = tuple(new)
         if not found:
+            if self.unreadable:
+                raise self.unreadable[0]
             has = f"; the {old} there are part of the detector already" if old else ""
             kind = (
                 "new image"
@@ -204,6 +206,41 @@ class _NewImages:
         if fresh := {s.category for own in found.values() for s in own} - {s.category for s in held}:
             self.display.note(f"new products: {', '.join(sorted(fresh))}")
         return Addition(found)
+
+    def _new(
+        self, folder: Path, known: set[bytes], tested: set[bytes], reviews: Reviews | None
+    ) -> tuple[list[Sample], int]:
+        """Lists the new images in a client's folder, which are known from then on; and counts the others."""
+        paths, left_out = listed(folder)
+        if left_out:
+            self.display.warn(left_out)
+        new, again = [], 0
+        for path, content in self._hashes(paths).items():
+            if reviews and reviews.of(path, folder) != "false alarm":
+                continue
+            if content in tested:
+                raise UserError(f"{path}: is a test image of the run; give others")
+            if content in known:
+                again += 1
+            else:
+                sample = Sample(path.resolve(), self._product(path, folder))
+                if self._readable(path):
+                    new.append(sample)
+                    known.add(content)
+        return new, again
+
+    def _hashes(self, paths: Sequence[Path]) -> dict[Path, bytes]:
+        return content_hashes(paths, self.memo)
+
+    def _readable(self, path: Path) -> bool:
+        """Whether training could read an image; warns where it could not."""
+        try:
+            read_picture(path)
+        except UserError as error:
+            self.display.warn(f"{error}; it is left out")
+            self.unreadable.append(error)
+            return False
+        return True
 
     def _folders(self) -> dict[int, Path]:
         """Returns the folder of each client."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.extras import install
-from lit_fedad.data.dicom import read_native_dicom
-from lit_fedad.data.transform import to_rgb
+from lit_fedad.data.pictures import caution, decode_upload, sniff, to_rgb
 
 FORMATS = {
     "image/png": "PNG",
@@ -23,6 +21,16 @@ FORMATS = {
     "application/dicom": "DICOM",
 }
 """Format of each content type: Pillow's, or DICOM by pydicom. No other decoder ever sees an upload."""
+
+_ALSO = {
+    "image/jpg": "JPEG",
+    "image/pjpeg": "JPEG",
+    "image/x-png": "PNG",
+    "image/x-ms-bmp": "BMP",
+    "image/x-bmp": "BMP",
+    "image/tif": "TIFF",
+    "application/dicom+octet-stream": "DICOM",
+}  # other names of the same types, as clients send them
 
 
 class RefusedError(Exception):
@@ -68,11 +76,12 @@ def image_format(content_type: str | None) -> str:
         'PNG'
     """
     named = (content_type or "").partition(";")[0].strip().lower()
-    if named not in FORMATS:
+    form = FORMATS.get(named) or _ALSO.get(named)
+    if form is None:
         raise RefusedError(415, f"give a Content-Type of {', '.join(FORMATS)}")
-    if FORMATS[named] == "DICOM" and find_spec("pydicom") is None:
+    if form == "DICOM" and find_spec("pydicom") is None:
         raise RefusedError(415, f"DICOM is not read here: {install('dicom')}")
-    return FORMATS[named]
+    return form
 
 
 def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
@@ -84,29 +93,25 @@ def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
         most_pixels: Largest width times height.
 
     Returns:
-        The image in eight-bit RGB, upright.
+        The image in eight-bit RGB, upright; its ``info`` has nothing but ``caution``, what may be wrong with it.
 
     Raises:
         RefusedError: 413, if it has more pixels; 422, if it is no image of this format.
     """
     try:
-        if form == "DICOM":
-            return to_rgb(read_native_dicom(content, most_pixels), Path("upload"))
-        with Image.open(BytesIO(content), formats=(form,)) as image:
-            if image.width * image.height > most_pixels:
-                raise RefusedError(
-                    413, f"{image.width}x{image.height} pixels, and at most {most_pixels} are read"
-                )
-            image.load()
-            return to_rgb(ImageOps.exif_transpose(image), Path("upload"))
+        if sniff(content) != form:
+            raise RefusedError(422, f"is no {form} file")
+        picture = decode_upload(content, form, most_pixels)
+        image = to_rgb(picture, Path("upload"))
+        words = caution(picture)
+        image.info = {"caution": words} if words else {}
+        return image
     except RefusedError:
         raise
     except Image.DecompressionBombError:  # Pillow's own limit
         raise RefusedError(413, f"far more pixels than the {most_pixels} that are read") from None
     except OverflowError as error:
         raise RefusedError(413, str(error)) from error
-    except UnidentifiedImageError:
-        raise RefusedError(422, f"is no {form} file") from None
     except UserError as error:
         raise RefusedError(422, str(error)) from error
     # Pillow and pydicom report damage through exceptions of many kinds.

@@ -24,7 +24,7 @@ from lit_fedad.deployment.predict import (
     NORMAL,
     UNREADABLE,
     choose_client,
-    find_images,
+    listed,
     readable,
 )
 from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
@@ -228,6 +228,7 @@ class _Watcher:
     display: Display
     run: RunFolder
     place: str
+    left_out: str | None = None
 
     def __post_init__(self) -> None:
         rows = self.log.rows()
@@ -256,7 +257,11 @@ class _Watcher:
     def _new(self) -> dict[Path, Key]:
         """Lists files that have not been looked at, in the order of their last change."""
         own, found = self.log.folder.resolve(), {}
-        for path in find_images(self.root):
+        paths, left_out = listed(self.root)
+        if left_out and left_out != self.left_out:
+            self.display.warn(left_out)
+        self.left_out = left_out
+        for path in paths:
             try:
                 key = key_of(path, self.root)
             except OSError:  # it is gone again

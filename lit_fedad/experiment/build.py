@@ -26,7 +26,7 @@ from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import build_datasets, check_form
-from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, pooled_folder
+from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, hashes_file, pooled_folder
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
 from lit_fedad.experiment.run_data import Record
 from lit_fedad.experiment.run_folder import RunFolder
@@ -308,4 +308,5 @@ def build_data(
         if partition.stages is None
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
-    return Data(images, partition, transform, module, data_digest(images, partition))
+    digest = data_digest(images, partition, hashes_file(config))
+    return Data(images, partition, transform, module, digest)

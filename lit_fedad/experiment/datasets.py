@@ -13,7 +13,7 @@ from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticDataset, SemanticSet
-from lit_fedad.data.transform import ImageTransform, emptied_masks
+from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.frozen_data import cache_folder, frozen_datasets, frozen_encoder, pooled_folder
 from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.tiles import Backbone, TiledPyramid
@@ -40,8 +40,6 @@ def build_datasets(
         fabric: Device and processes.
         display: Shows progress and warnings.
     """
-    if isinstance(images, ImageSet) and transform.fit == "crop" and fabric.is_global_zero:
-        _warn_of_crop(images, transform, display)
     if frozen_encoder(task) is not None:
         return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
     if isinstance(images, LabelledSet):
@@ -67,15 +65,6 @@ def check_form(config: Config, images: Images) -> None:
         raise UserError(
             f"image.channels={config['image']['channels']}, but the images of {images.name} have"
             f" {images.channels}; give image.channels={images.channels}"
-        )
-
-
-def _warn_of_crop(images: ImageSet, transform: ImageTransform, display: Display) -> None:
-    marked = [(sample.mask, sample.path) for sample in images.test if sample.mask is not None]
-    if lost := emptied_masks(marked, transform):
-        display.warn(
-            f"image.fit=crop leaves out all of the defect in {len(lost)} of {len(marked)} test images, such as"
-            f" {lost[0]}; they still count as anomalous; image.fit=squeeze keeps the whole image"
         )
 
 

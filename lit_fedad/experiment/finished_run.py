@@ -27,6 +27,7 @@ from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation
+from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
@@ -119,7 +120,8 @@ def build_grown_data(
     data = build_data(config, grown, Partition.of_clients(stages.clients), model, fabric, display)
     sizes = data.module.batch_size, data.module.eval_batch_size
     module = LastStages(data.module.train, data.module.test, stages.by_stage, *sizes)
-    digest = grown_digest(data_digest(images, partition), additions)
+    memo = hashes_file(config)
+    digest = grown_digest(data_digest(images, partition, memo), additions, memo)
     return replace(data, partition=stages, module=module, digest=digest)
 
 

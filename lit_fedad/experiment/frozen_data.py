@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.config import Config
+from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import ImageDataset, Targets
-from lit_fedad.data.feature_cache import image_digests
+from lit_fedad.data.feature_cache import HASHES
 from lit_fedad.data.frozen_features import (
     FrozenDataset,
     FrozenFeatures,
@@ -63,6 +64,11 @@ def cache_folder(config: Config) -> Path:
     return Path(folder).expanduser() / "features"
 
 
+def hashes_file(config: Config) -> Path | None:
+    """Returns the file of known hashes of image files; None where nothing is kept."""
+    return cache_folder(config) / HASHES if config["cache"]["enabled"] else None
+
+
 def pooled_folder(config: Config) -> Path | None:
     """Returns the folder of pooled frozen features; None where nothing is kept."""
     return cache_folder(config) / "pooled" if config["cache"]["enabled"] else None
@@ -96,8 +102,7 @@ class _Extractor:
         """Returns the features of image files."""
         images = ImageDataset(samples, transform)
         paths = [sample.path for sample in samples]
-        memo = self.folder / "hashes.json" if self.folder else None
-        digests = image_digests(paths, memo)
+        digests = content_hashes(paths, self.folder.parent / HASHES if self.folder else None)
         return self._find(
             [digests[path] for path in paths],
             (transform.fingerprint,),

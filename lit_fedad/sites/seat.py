@@ -30,6 +30,7 @@ from lit_fedad.experiment.calibration import calibration_scores, with_calibratio
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.client_query import ClientQuery
@@ -107,7 +108,7 @@ class Seat:
         states = States(
             settings.folder / "states" / order.run,
             initial,
-            images=data_digest(images, partition),
+            images=data_digest(images, partition, hashes_file(config)),
             model=f"{model.fingerprint[:16]} {begins}",
         )
         data = build_data(config, images, partition, model, fabric, display)

@@ -164,9 +164,9 @@ def test_labelled_sets_are_counted(say, tmp_path):
         (("check", "mpdd", "rot=x"), "unknown key 'data.rot'; did you mean 'data.root'?"),
         (("check", "mpdd", "x"), "'x' is not of the form key=value"),
         (("check", "mpdd"), "'data.root' must be given: data.root=..."),
-        (("check",), "the data command is: data list, or data check NAME root=DIR"),
-        (("check", "root=x"), "the data command is: data list, or data check NAME root=DIR"),
-        (("chek", "mpdd"), "the data command is: data list, or data check NAME root=DIR"),
+        (("check",), "the data command is: data list, data check NAME root=DIR, or data init DIR"),
+        (("check", "root=x"), "the data command is: data list, data check NAME root=DIR, or data init DIR"),
+        (("chek", "mpdd"), "the data command is: data list, data check NAME root=DIR, or data init DIR"),
     ],
 )
 def test_bad_input_is_one_line(say, arguments, message):

@@ -27,13 +27,14 @@ def test_official_sizes_are_those_of_the_configured_products(name):
 
 
 def test_only_configurations_for_images_of_ones_own_have_no_card():
-    own = {"mvtec_mixture", "folders", "labelled_csv", "packed", "semantic_cifar10_packed"}
+    own = {"auto", "coco", "mvtec_mixture", "folders", "labelled_csv", "packed", "semantic_cifar10_packed"}
     assert set(choices("data")) - set(CARDS) <= own
 
 
 @pytest.mark.parametrize(
     ("name", "totals"),
     [
+        ("mvtec", (3629, 467, 1258)),
         ("mvtec_textures", (1266, 133, 382)),
         ("mpdd", (888, 176, 282)),  # MPDD's published totals
         ("pcb", (3614, 402, 400)),  # normal: 1,004 + 1,001 + 1,006 + 1,005

@@ -6,7 +6,7 @@ import pytest
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.dicom import read_dicom
-from lit_fedad.data.folders import images_in
+from lit_fedad.data.image_files import images_in
 from lit_fedad.data.transform import ImageTransform
 
 pydicom = pytest.importorskip("pydicom")
@@ -97,7 +97,63 @@ def test_dicom_counts_where_there_are_no_other_images(tmp_path, monkeypatch):
         write(tmp_path / name)
     assert [path.name for path in images_in(tmp_path)] == ["a.DICOM", "b.dcm"]
     (tmp_path / "a.png").touch()
-    assert [path.name for path in images_in(tmp_path)] == ["a.png"]
+    with pytest.warns(UserWarning, match="1 originals in DICOM of other images"):
+        assert [path.name for path in images_in(tmp_path)] == ["a.png", "b.dcm"]
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"DICOM needs pydicom: pip install 'lit-fedad\[dicom\]'"):
         read_dicom(tmp_path / "b.dcm")
+
+
+def test_empty_words_say_nothing(tmp_path):
+    plain = np.asarray(read_dicom(write(tmp_path / "plain.dcm")))
+    words = {"WindowCenter": None, "WindowWidth": None, "RescaleSlope": None, "RescaleIntercept": None}
+    path = write(tmp_path / "empty.dcm", NumberOfFrames=None, VOILUTFunction="", **words)
+    assert np.array_equal(np.asarray(read_dicom(path)), plain)
+    path = write(tmp_path / "half.dcm", RescaleIntercept=0, RescaleSlope=None)
+    assert np.array_equal(np.asarray(read_dicom(path)), plain)
+
+
+def test_signed_values_and_what_lies_above_the_stored_bits(tmp_path):
+    signed = np.array([[-2048, -1, 0], [1, 1000, 2047]], np.int16)
+    path = write(tmp_path / "signed.dcm", signed, PixelRepresentation=1)
+    expected = np.rint((signed.astype(float) + 2048) / 4095 * 255)
+    assert np.array_equal(np.asarray(read_dicom(path)), expected)
+    overlaid = write(tmp_path / "overlay.dcm", STORED | 0xF000)
+    assert np.array_equal(
+        np.asarray(read_dicom(overlaid)), np.asarray(read_dicom(write(tmp_path / "plain.dcm")))
+    )
+
+
+def test_the_window_of_a_single_frame_is_applied(tmp_path):
+    item, group = pydicom.Dataset(), pydicom.Dataset()
+    item.WindowCenter, item.WindowWidth = 500, 1000
+    group.FrameVOILUTSequence = [item]
+    path = write(tmp_path / "enhanced.dcm", NumberOfFrames=1, SharedFunctionalGroupsSequence=[group])
+    windowed = write(tmp_path / "plain.dcm", WindowCenter=500, WindowWidth=1000)
+    assert np.array_equal(np.asarray(read_dicom(path)), np.asarray(read_dicom(windowed)))
+
+
+def test_it_is_told_by_its_content_and_a_picture_called_dicom_is_a_picture(tmp_path):
+    from PIL import Image
+
+    from lit_fedad.data.pictures import read_picture
+
+    path = write(tmp_path / "IM000001.dcm").rename(tmp_path / "IM000001")
+    assert np.array_equal(np.asarray(read_picture(path))[..., 0], np.asarray(read_dicom(path)))
+    Image.new("RGB", (4, 4), (1, 2, 3)).save(tmp_path / "a.png")
+    (tmp_path / "a.png").rename(tmp_path / "a.dcm")
+    assert np.asarray(read_picture(tmp_path / "a.dcm"))[0, 0].tolist() == [1, 2, 3]
+
+
+def test_a_compressed_file_without_its_decoder_names_one(tmp_path):
+    from lit_fedad.core.errors import UserError
+    from lit_fedad.data.pictures import read_picture
+
+    path = write(tmp_path / "a.dcm")
+    file = pydicom.dcmread(path)
+    file.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
+    file.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xd9"])
+    file.save_as(path)
+    with pytest.raises(UserError, match="is compressed as JPEG-LS Lossless .* install one") as caught:
+        read_picture(path)
+    assert "\n" not in str(caught.value)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data import feature_cache, row_store
+from lit_fedad.data import content, row_store
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -98,8 +98,9 @@ def test_reads_back_what_was_extracted(tmp_path, samples):
 
 
 def test_second_opening_computes_and_reads_no_image(tmp_path, samples, monkeypatch):
+    monkeypatch.setattr(content, "_TICK_NS", 0)  # files that were written just now are known too
     before = values(filled(tmp_path, samples), samples)
-    monkeypatch.setattr(feature_cache.hashlib, "file_digest", forbidden)
+    monkeypatch.setattr(content, "_hash", forbidden)
     again = make(tmp_path, extractor=forbidden)
     again.fill(samples)
     assert all(torch.equal(a, b) for a, b in zip(values(again, samples), before, strict=True))
@@ -253,10 +254,11 @@ def test_content_that_changes_within_the_same_time_and_size_is_hashed_again(tmp_
 
 
 def test_a_damaged_memo_is_written_again(tmp_path, samples):
-    memo = filled(tmp_path, samples).folder / "hashes.json"
-    for content in ("{", "[1]", json.dumps({str(samples[0].path): [1, 2, "no hash"]})):
-        memo.write_text(content)
-        with pytest.warns(UserWarning, match=r"hashes\.json is damaged"):
+    memo = filled(tmp_path, samples).folder.parent / "hashes.json"
+    memo.touch()
+    for damaged in ("{", "[1]", json.dumps({str(samples[0].path): [1, 2, "no hash"]})):
+        memo.write_text(damaged)
+        with pytest.warns(UserWarning, match=r"hashes\.json: is damaged"):
             make(tmp_path, extractor=forbidden).fill(samples)
 
 

@@ -127,11 +127,27 @@ def test_ids_may_carry_suffixes_and_images_may_have_no_row(table):
     assert labels(images) == {"1.2.840.5": "good", "scan": "Mass", "7": "Mass"}
 
 
-def test_spellings_of_one_number_are_one_image(table):
-    """Else an image could be on both sides."""
-    images = table([("07", "No finding"), ("7", "Mass")], files=["007.png"])
-    assert labels(images) == {"007": "Mass"}
-    assert len(images.train) + len(images.test) == 1
+def test_ids_are_compared_as_written_and_collisions_are_one_line(table):
+    with pytest.raises(UserError, match=r"'07' and '7' both are .*007\.png"):
+        table([("07", "No finding"), ("7", "Mass")], files=["007.png"])
+    images = table([("07", "No finding"), ("7", "Mass")], files=["007.png", "7.png", "07.png"])
+    assert labels(images) == {"07": "good", "7": "Mass"}
+    with pytest.raises(UserError, match=r"'a' may be .*a\.jpg or .*a\.png"):
+        table([("a", "No finding")], files=["a.png", "a.jpg"])
+
+
+@pytest.mark.parametrize("label", ["", " ", "NaN", "nan", "None", "null", "NA"])
+def test_an_empty_label_is_no_label(table, label):
+    with pytest.warns(UserWarning, match=r"1 of 2 rows have no .* left out, first row 2"):
+        images = table([("a", "No finding"), ("b", label)], files=["a.png", "b.png"])
+    assert labels(images) == {"a": "good"}
+
+
+def test_blanks_around_a_label_do_not_matter(table):
+    assert labels(table([("a", "No finding "), ("b", "Mass")], files=["a.png", "b.png"])) == {
+        "a": "good",
+        "b": "Mass",
+    }
 
 
 def test_a_missing_table_is_named(head_ct):

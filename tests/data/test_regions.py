@@ -50,9 +50,9 @@ def test_an_area_is_a_number_of_pixels_or_a_share_and_at_most_the_region(sample)
 def test_pixels_of_the_file_are_scaled_with_the_image(sample):
     areas = saturation_areas(sample, ImageTransform((16, 32)))
     assert [(int((part > 0).sum()), int(part.max())) for part in areas] == [(128, 48), (64, 32), (16, 16)]
-    assert (
-        len(saturation_areas(sample, ImageTransform((1, 2)))) < 3
-    )  # what no pixel is left of is not counted
+    assert saturation_areas(sample, ImageTransform((1, 2))).tolist() == [[[1, 0]], [[1, 1]], [[0, 1]]]
+    cut = ImageTransform(4, fit="crop")  # the middle half: of the third region nothing is left
+    assert len(saturation_areas(sample, cut)) == 2
 
 
 def test_the_mask_of_other_metrics_is_the_union(sample):

@@ -149,7 +149,10 @@ def test_a_set_as_published_has_no_normal_images(tmp_path):
     Image.new("L", (16, 12)).save(root / "PCB_1/train/good/n.png")
     (root / "PCB_1/train/good/.hidden.png").touch()
     (root / "PCB_1/train/good/notes.txt").touch()
-    with pytest.warns(UserWarning, match=r"no normal test image; sort some into .*val/good"):
+    with (
+        pytest.warns(UserWarning, match=r"no normal test image; sort some into .*val/good"),
+        pytest.warns(UserWarning, match=r"1 no images, first .*notes\.txt"),
+    ):
         images = vision(root)
     assert [sample.path.name for sample in images.train] == ["n.png"]
     assert all(sample.label for sample in images.test)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -168,9 +169,25 @@ def test_an_unreadable_image_costs_only_itself(tiny_run, photos, tmp_path, capsy
     assert [row["path"] for row in kept] == [row["path"] for row in intact]
     before, after = ([float(row["score"]) for row in table] for table in (intact, kept))
     assert after == pytest.approx(before, rel=1e-5)
-    warnings = capsys.readouterr().err.splitlines()
-    assert len(warnings) == 1
-    assert "broken.png" in warnings[0]
+    left_out, lost = capsys.readouterr().err.splitlines()
+    assert "skipped 1 files or folders: 1 no images" in left_out
+    assert "broken.png" in lost
+
+
+def test_long_names_cost_nothing_and_linked_folders_are_taken(tiny_run, photos, tmp_path):
+    name = "m" * 240
+    (photos / "top.bmp").rename(photos / f"{name}.bmp")
+    shutil.copy(photos / "b" / "one.png", photos / f"{name}.png")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(photos / "a" / "one.jpg", tmp_path / "elsewhere" / "IM000001")
+    (photos / "linked").symlink_to(tmp_path / "elsewhere")
+    rows = table(predict(str(tiny_run), str(photos), out=str(tmp_path / "out")))
+    assert len(rows) == 6
+    by_path = {Path(row["path"]).relative_to(photos).as_posix(): row for row in rows}
+    assert len({row["heatmap"] for row in rows}) == 6
+    assert all((tmp_path / "out" / row["heatmap"]).is_file() for row in rows)
+    scored = [float(by_path[path]["score"]) for path in ("a/one.jpg", "linked/IM000001")]
+    assert scored[0] == pytest.approx(scored[1], rel=1e-5)
 
 
 def test_a_folder_of_unreadable_images_is_told(tiny_run, tmp_path):

@@ -40,7 +40,10 @@ def two_products(tmp_path: Path) -> Path:
             mask = part == "ground_truth"
             for number in range(4):
                 pixels = draw.integers(0, 255, (32, 32, 3), dtype=np.uint8)
-                picture = Image.fromarray(pixels).convert("L" if mask else "RGB")
+                if mask:
+                    pixels = np.zeros((32, 32), np.uint8)
+                    pixels[4:9, 4:9] = 255
+                picture = Image.fromarray(pixels)
                 picture.save(folder / f"{number}{'_mask' if mask else ''}.png")
     (tmp_path / "data" / "nut" / "train" / "good" / "2.png").write_bytes(b"no image")
     return tmp_path / "data"

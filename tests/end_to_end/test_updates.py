@@ -166,9 +166,20 @@ def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
     with pytest.raises(UserError, match=r"no new image there; the 1 there are part of the detector already"):
         fold(run, images)
     desk.images("new", {0: [16, 17]})
+    (folder,) = {path.parent for path in images.rglob("016.*")}
+    (image,) = images.rglob("016.*")
+    hidden = folder / ".ipynb_checkpoints"
+    hidden.mkdir()
+    shutil.copy(image, hidden / "n1-checkpoint.png")
+    shutil.copy(image, folder / "copy.png")
+    (folder / "damaged.png").write_text("no image")
+    (folder / "notes.txt").write_text("no image")
     capsys.readouterr()
     version = fold(run, images)
-    assert "1 images are part of the detector already" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "2 images are part of the detector already" in said.out
+    assert "damaged.png: cannot be read as an image" in said.err
+    assert "skipped 1 files or folders: 1 no images" in said.err
     assert [len(addition.images[0]) for addition in RunFolder(version).additions()] == [1, 2]
 
 

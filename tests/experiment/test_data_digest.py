@@ -43,6 +43,7 @@ def test_the_same_images_in_another_place_are_the_same(images, tmp_path):
     [
         lambda images: images.train[0].path.write_bytes(b"x" * 11),
         lambda images: images.test[0].path.write_bytes(b""),
+        lambda images: images.test[0].path.write_bytes(b"y" * 10),  # as large as before
     ],
 )
 def test_a_changed_file_is_noticed(images, change):

@@ -161,8 +161,10 @@ def test_sixteen_bits_and_transparency_are_read_as_in_training():
     Image.fromarray(np.ones((4, 4), np.float32)).save(file, "TIFF")
     with pytest.raises(RefusedError, match="float or 32-bit"):
         read_upload(file.getvalue(), "TIFF", 100)
-    clear = png(np.zeros((4, 4, 4), np.uint8))
-    assert np.asarray(read_upload(clear, "PNG", 100)).min() == 255
+    half = png(np.full((4, 4, 4), (0, 0, 0, 102), np.uint8))
+    assert np.asarray(read_upload(half, "PNG", 100)).min() == 153
+    with pytest.raises(RefusedError, match="transparent"):
+        read_upload(png(np.zeros((4, 4, 4), np.uint8)), "PNG", 100)
     assert image_format("IMAGE/JPEG") == "JPEG"
 
 

@@ -12,21 +12,14 @@ from typing import Any
 
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
+from lit_fedad.data.pictures import sniff
 from lit_fedad.deployment.detector_sheet import SHEET
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import p_value_text
 
 _MOST_BYTES, _MOST_PIXELS = 20_000_000, 25_000_000
-_FORMATS = {
-    ".png": "PNG",
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".webp": "WEBP",
-    ".bmp": "BMP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-}
 
 # On a phone, tables scroll sideways; Gradio breaks words between any two letters.
 _STYLE = ".table-wrap :is(th, td, span) { overflow-wrap: normal !important; word-break: normal !important }"
@@ -110,11 +103,13 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
         from PIL import Image
 
         from lit_fedad.deployment.served_detector import ServedDetector
-        from lit_fedad.deployment.uploads import RefusedError, read_upload
+        from lit_fedad.deployment.uploads import FORMATS, RefusedError, read_upload
 
-        form = _FORMATS.get(Path(name).suffix.lower())
-        if form is None:
-            raise UserError(f"{name}: give an image ({', '.join(_FORMATS)})")
+        form = sniff(content)
+        if form is None or form not in FORMATS.values():
+            raise UserError(f"{name}: give an image ({', '.join(FORMATS.values())})")
+        if form == "DICOM":
+            require("dicom", f"{name}: DICOM")
         if not loaded:
             folders = sorted(path.parent for path in (run / "export").glob(f"*/{SHEET}"))
             if not folders:
@@ -127,9 +122,13 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
             raise UserError(f"{name}: {error.reason}") from error
         picture = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None
         words = verdict.words
+        doubt = f"; it {words['caution']}" if "caution" in words else ""
         if "class" in words:
-            return picture, f"**{words['class']}** ({words['probability']:.3f}), by {detector.sheet.name}"
+            return (
+                picture,
+                f"**{words['class']}** ({words['probability']:.3f}), by {detector.sheet.name}{doubt}",
+            )
         said = f"**{words['decision']}**, score {words['score']:.4g}, {p_value_text(words['p_value'])}"
-        return picture, f"{said}, by {detector.sheet.name}"
+        return picture, f"{said}, by {detector.sheet.name}{doubt}"
 
     return attempt

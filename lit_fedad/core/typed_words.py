@@ -1,0 +1,97 @@
+"""Words of the command line, taken as they are typed where Hydra's grammar would read something else in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
+
+_TEXTS = frozenset(
+    {
+        *(
+            "folder",
+            "group",
+            "id_column",
+            "images",
+            "label_column",
+            "labels",
+            "mask_folder",
+            "name",
+            "out",
+            "path",
+        ),
+        *("root", "split", "split_csv", "start", "uri", "weights"),
+    }
+)
+"""Last words of keys whose values are paths or names."""
+
+_LISTS = frozenset(
+    {"annotations", "anomalous", "normal", "products", "test_anomalous", "test_normal", "train_normal"}
+)
+"""Last words of keys of ``data`` whose values are lists of names."""
+
+_ELEMENT = re.compile(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]*?)\s*(?:,|$)""")
+
+
+def as_typed(override: str) -> str:
+    r"""Quotes the value of an override where it is a name, or where it cannot be read otherwise.
+
+    Values that are quoted, empty, ``null`` or interpolated stay as they are.
+
+    Example:
+        >>> as_typed("data.root=my data (1)"), as_typed("data.products=[10,1_0]"), as_typed("rounds=3")
+        ("data.root='my data (1)'", "data.products=['10','1_0']", 'rounds=3')
+    """
+    key, equals, value = override.partition("=")
+    if not equals or _settled(value):
+        return override
+    leaf = key.rpartition(".")[2]
+    if leaf in _LISTS and key.lstrip("+").startswith("data."):
+        if value.startswith("[") and value.endswith("]"):
+            return f"{key}=[{','.join(map(_quoted_element, _elements(value[1:-1])))}]"
+        return override if _read(override) == value else f"{key}={_quoted(value)}"
+    read = _read(override)
+    if leaf in _TEXTS:
+        return override if read == value else f"{key}={_quoted(value)}"
+    # A list or section that is not closed is a mistake.
+    return override if read is not None or value[0] in "[{" else f"{key}={_quoted(value)}"
+
+
+def advice(override: str) -> str:
+    """Returns the form in which an override is taken as typed, in quotes for the shell."""
+    key, _, value = override.partition("=")
+    return f'give "{key}={_quoted(value)}" to take it as typed'
+
+
+def shell_word(word: str) -> str:
+    """Quotes a word for a shell where it needs it."""
+    if any(letter in word for letter in '"$`\\!'):
+        return shlex.quote(word)
+    return f'"{word}"' if any(letter in word for letter in " '[]()&;#*?~|<>") else word
+
+
+def _settled(value: str) -> bool:
+    return value in ("", "null", "???") or value[0] in "'\"" or "${" in value
+
+
+def _read(override: str) -> object:
+    """What Hydra reads; None for nothing."""
+    try:
+        return OverridesParser.create().parse_override(override).value()
+    except (HydraException, ValueError):
+        return None
+
+
+def _quoted(text: str) -> str:
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def _elements(text: str) -> list[str]:
+    return [match[1] for match in _ELEMENT.finditer(text) if match[1]]
+
+
+def _quoted_element(element: str) -> str:
+    return element if _settled(element) else _quoted(element)

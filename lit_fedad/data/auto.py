@@ -1,0 +1,399 @@
+"""``data=auto``: recognises how the images of a folder are laid out, and says which command it stands for."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lit_fedad.core.building import build
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.typed_words import as_typed, shell_word
+from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suffixes
+from lit_fedad.data.input_files import read_json
+from lit_fedad.data.labelled_csv import matches
+from lit_fedad.data.mixture import mixture
+from lit_fedad.data.sample import ImageSet
+
+NORMAL = frozenset(
+    {
+        *(
+            "good",
+            "normal",
+            "ok",
+            "healthy",
+            "negative",
+            "intact",
+            "clean",
+            "pass",
+            "passed",
+            "gut",
+            "io",
+            "undamaged",
+        ),
+        *(
+            "nodefect",
+            "defectfree",
+            "nondefective",
+            "notdefective",
+            "notumor",
+            "nofinding",
+            "nocrack",
+            "uncracked",
+        ),
+        *("normals", "goods", "okfront", "nonanomalous", "noanomaly", "nodamage"),
+    }
+)
+"""What folders and labels of normal images are called, in lower case, without blanks, ``-`` and ``_``."""
+
+_MASKS = frozenset(
+    {"groundtruth", "gt", "mask", "masks", "labelmasks", "annotations", "labels", "segmentations"}
+)
+_MOST_CLASSES = 20
+_TRAIN, _TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
+_LABELS = ("label", "class", "target", "defect", "anomaly", "category", "is_anomaly", "diagnosis", "y")
+_ZERO = frozenset({"0", "false", "no"})
+_READERS = {
+    "mvtec_mixture": "lit_fedad.data.mvtec.mvtec_mixture",
+    "folders": "lit_fedad.data.folders.folders",
+    "labelled_csv": "lit_fedad.data.labelled_csv.labelled_csv",
+    "coco": "lit_fedad.data.coco.coco",
+    "vision": "lit_fedad.data.vision.vision",
+    "visa": "lit_fedad.data.anomaly_sets.visa",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the images of a folder are laid out.
+
+    Attributes:
+        seen: What was seen, in one line.
+        data: The data configuration that reads it; ``auto`` for several products of different layouts.
+        root: Its folder.
+        settings: Other keys of it.
+        parts: Layouts of single products by their folders, where there are several.
+    """
+
+    seen: str
+    data: str
+    root: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Keys of the configuration."""
+        return {"root": str(self.root), **self.settings}
+
+    @property
+    def command(self) -> str:
+        """The words of a command line that it stands for."""
+        words = [f"data={self.data}", *(f"data.{key}={_text(value)}" for key, value in self.keys.items())]
+        return " ".join(shell_word(as_typed(word)) for word in words)
+
+    def read(self, name: str | None = None) -> ImageSet:
+        """Reads the images."""
+        named = {} if name is None else {"name": name}
+        if self.parts:
+            readers = {product: _reader(part) for product, part in self.parts.items()}
+            return mixture(self.root, readers, name or self.root.absolute().name)
+        images: ImageSet = build({"_target_": _READERS[self.data], **self.keys, **named})
+        return images
+
+
+def _reader(part: Layout) -> Any:
+    def read(folder: Path) -> ImageSet:
+        images = part.read()
+        if len(images.categories) != 1:
+            return images
+        product = folder.name
+        train, test = (
+            tuple(replace(one, category=product) for one in half) for half in (images.train, images.test)
+        )
+        return ImageSet(product, train, test)
+
+    return read
+
+
+def auto(root: str | Path, name: str | None = None, train_share: float = 0.8, seed: int = 0) -> ImageSet:
+    """Reads a folder of images whose layout it recognises, and warns of what it took it for.
+
+    Args:
+        root: The folder.
+        name: Name of the set; by default that of its reader.
+        train_share: Share of the normal images that is for training where there are no normal test images.
+        seed: Seed of that split.
+
+    Raises:
+        UserError: No layout is recognised, or its reader refuses the files.
+    """
+    layout = recognise(Path(root).expanduser(), train_share, seed)
+    warnings.warn(f"data=auto saw {layout.seen}; the same as {layout.command}", stacklevel=2)
+    return layout.read(name)
+
+
+def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
+    """Recognises how the images of a folder are laid out.
+
+    Args:
+        root: The folder.
+        train_share: As for `auto`.
+        seed: As for `auto`.
+
+    Raises:
+        UserError: No layout is recognised; the line says what was seen, and what to give.
+    """
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; give the folder of your images as data.root")
+    split = {"train_share": train_share, "seed": seed}
+    for look in (_annotated, _table, _mvtec, _divided, _classes, _flat):
+        if layout := look(root, split):
+            return layout
+    folders = [path for path in entries(root) if path.is_dir()]
+    if len(folders) == 1:
+        return recognise(folders[0], train_share, seed)
+    if folders and (layout := _products(root, folders, split)):
+        return layout
+    names = ", ".join(path.name for path in folders[:5])
+    if any(_images(path) for path in folders):
+        raise UserError(
+            f"{root}: has folders of images ({names}), and none is called as normal images are (good, normal, ok);"
+            f" give data=folders data.train_normal=[{folders[0].name}], or rename it"
+        )
+    raise UserError(
+        f"{root}: holds no images" + (f" in its folders {names}" if names else "") + "; check data.root"
+    )
+
+
+def _annotated(root: Path, split: Mapping[str, Any]) -> Layout | None:
+    """COCO annotation files."""
+    if sorted(root.glob("*/train/_annotations.coco.json")):
+        return Layout("sets of VISION, with COCO annotations", "vision", root)
+    parts = [path for path in _folders(root) if path.name.lower() in (*_TRAIN, *_TEST)]
+    places = (root, root / "annotations", *parts)
+    files = [
+        file for place in dict.fromkeys(places) for file in sorted(place.glob("*.json")) if _is_coco(file)
+    ]
+    if not files:
+        return None
+    names = [file.relative_to(root).as_posix() for file in files]
+    seen = f"COCO annotations in {', '.join(names)}; images without are normal, and a share of them is kept for tests"
+    return Layout(seen, "coco", root, {"annotations": names, **split})
+
+
+def _is_coco(file: Path) -> bool:
+    try:
+        content = read_json(file)
+        return {"images", "annotations", "categories"} <= content.keys()
+    except (OSError, UserError, ValueError, AttributeError):
+        return False
+
+
+def _table(root: Path, split: Mapping[str, Any]) -> Layout | None:
+    """One CSV file that names images and labels them."""
+    if (root / "split_csv" / "1cls.csv").is_file():
+        return Layout("VisA with its split files", "visa", root)
+    files = [path for path in entries(root) if path.suffix.lower() == ".csv"]
+    found = [layout for file in files if (layout := _labels(root, file, split))]
+    if len(found) > 1:
+        raise UserError(
+            f"{root}: has {len(found)} tables of labels, {files[0].name} and more; move all but one away"
+        )
+    return found[0] if found else None
+
+
+def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            rows = list(islice(csv.DictReader(lines, restval="", skipinitialspace=True), 100_000))
+    except (OSError, ValueError, csv.Error):
+        return None
+    columns = [column for column in rows[0] if column] if rows else []
+    where = next((name for name in ("images", "image", "imgs", "img") if (root / name).is_dir()), ".")
+    images = find_images(root / where, LeftOut())
+    words = {column: [str(row[column]).strip() for row in rows[:50]] for column in columns}
+    ids = [column for column in columns if matches(words[column], images, root / where)]
+    if not ids:
+        return None
+    image = max(ids, key=lambda column: len(set(words[column])))  # numbers of classes may name files too
+    values = {
+        column: {str(row[column]).strip() for row in rows} - {""} for column in columns if column != image
+    }
+    likely = sorted(values, key=lambda column: (_place(column, _LABELS), len(values[column])))
+    for column in likely:
+        normal = sorted(value for value in values[column] if _bare(value) in NORMAL) or sorted(
+            value
+            for value in values[column]
+            if value.lower() in _ZERO and len(values[column]) <= _MOST_CLASSES
+        )
+        if normal:
+            settings = {"labels": file.name, "images": where, "id_column": image, "label_column": column}
+            seen = f"labels in {file.name}: column {image} names images, {column}={' or '.join(normal)} is normal"
+            return Layout(seen, "labelled_csv", root, {**settings, "normal": normal, **split})
+    raise UserError(
+        f"{file}: no value of its columns {', '.join(likely) or '(none)'} is called as normal images are; give"
+        " data=labelled_csv data.label_column=... data.normal=[...]"
+    )
+
+
+def _place(word: str, order: Sequence[str]) -> int:
+    return order.index(word.lower()) if word.lower() in order else len(order)
+
+
+def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
+    """The layout of MVTec AD: one product, several, or several in folders of collections."""
+
+    def whole(product: Path) -> bool:
+        test = [path for path in entries(product / "test") if path.is_dir()]
+        return (product / "train" / "good").is_dir() and any(_images(path) for path in test)
+
+    if whole(root):
+        return (
+            None
+            if _misnamed(root)
+            else Layout("one product in the layout of MVTec AD", "mvtec_mixture", root)
+        )
+    found = sorted(
+        {path.parents[1] for level in ("*/", "*/*/", "*/*/*/") for path in root.glob(f"{level}train/good")}
+    )
+    products = [
+        path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts)
+    ]
+    if not products or not all(whole(path) and not _misnamed(path) for path in products):
+        return None
+    others = [path for path in _folders(root) if not any(one.is_relative_to(path) for one in products)]
+    if any(_images(path) for path in others):
+        return None
+    seen = f"{len(products)} products in the layout of MVTec AD"
+    if all(path.parent == root for path in products):
+        return Layout(seen, "mvtec_mixture", root)
+    return Layout(
+        seen, "mvtec_mixture", root, {"products": [path.relative_to(root).as_posix() for path in products]}
+    )
+
+
+def _misnamed(product: Path) -> bool:
+    return any(path.name != "good" and _bare(path.name) in NORMAL for path in entries(product / "test"))
+
+
+def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
+    """Folders for training and testing, with normal images in folders of their own, or training images alone."""
+    train = _called(root, _TRAIN)
+    if train is None:
+        return None
+    normal = [path for path in _folders(train) if _bare(path.name) in NORMAL]
+    others = [path for path in _folders(train) if path not in normal and _images(path)]
+    if not normal and others:
+        return None
+    test = _called(root, _TEST)
+    tested = [path for path in _folders(test) if _images(path)] if test else []
+    good = [path for path in tested if _bare(path.name) in NORMAL]
+    bad = [path for path in tested if path not in good and _bare(path.name) not in _MASKS]
+    masks = _masks(root, bad) or (_masks(test, bad) if test else None)
+    parts = [f"training images in {_names(normal or [train], root)}"]
+    parts += [
+        f"normal test images in {_names(good, root)}" if good else "no normal test images, so a share is kept"
+    ]
+    parts += [f"anomalous ones in {_names(bad, root)}"] if bad else ["no anomalous ones"]
+    if others:
+        parts.append(f"and leaves out {_names(others, root)}, for it trains on normal images alone")
+    if test and not tested and _images(test):
+        parts.append(f"and leaves out {test.name}, whose images have no labels")
+    return _by_folder(", ".join(parts), root, (normal or [train], good, bad), masks, split)
+
+
+def _classes(root: Path, split: Mapping[str, Any]) -> Layout | None:
+    """A folder for each class, of which some are called as normal images are."""
+    base = _called(root, ("images", "image", "imgs", "data")) or root
+    folders = _folders(base)
+    normal = [path for path in folders if _bare(path.name) in NORMAL and _images(path)]
+    if not normal:
+        return None
+    bad = [
+        path for path in folders if path not in normal and _bare(path.name) not in _MASKS and _images(path)
+    ]
+    masks = _masks(root, bad) or _masks(base, bad)
+    seen = f"normal images in {_names(normal, root)}, anomalous ones in {_names(bad, root) or 'no folder'}"
+    return _by_folder(seen, root, (normal, [], bad), masks, split)
+
+
+def _flat(root: Path, split: Mapping[str, Any]) -> Layout | None:
+    """Images without folders: they all count as normal."""
+    if not (direct := [path for path in find_images(root, LeftOut()) if path.parent == root]):
+        return None
+    if inside := [path for path in _folders(root) if _images(path)]:
+        raise UserError(
+            f"{root}: has images beside folders of images ({_names(inside, root)}); which are normal? Give"
+            " data=folders data.train_normal=[...] data.test_anomalous=[...]"
+        )
+    seen = f"{len(direct)} images in one folder, all normal: scores of anomalous images cannot be judged"
+    return _by_folder(seen, root, ([root], [], []), None, split)
+
+
+def _by_folder(
+    seen: str,
+    root: Path,
+    folders: tuple[list[Path], list[Path], list[Path]],
+    masks: Path | None,
+    split: Mapping[str, Any],
+) -> Layout:
+    train, good, bad = ([path.relative_to(root).as_posix() for path in part] for part in folders)
+    settings: dict[str, Any] = {"train_normal": train, "test_normal": good, "test_anomalous": bad}
+    if masks is not None:
+        settings["masks"] = masks.relative_to(root).as_posix()
+        seen += f", masks in {settings['masks']}"
+    if not good:
+        settings |= {"train_share": split["train_share"], "split_seed": split["seed"]}
+    return Layout(seen, "folders", root, settings)
+
+
+def _products(root: Path, folders: Sequence[Path], split: Mapping[str, Any]) -> Layout | None:
+    """Folders of products, each of a layout of its own."""
+    with_images = [path for path in folders if _images(path)]
+    if not all(_folders(path) or any(path.glob("*.csv")) or any(path.glob("*.json")) for path in with_images):
+        return None
+    parts = {path.name: recognise(path, split["train_share"], split["seed"]) for path in with_images}
+    if not parts:
+        return None
+    seen = "; ".join(f"{product} has {part.seen}" for product, part in parts.items())
+    return Layout(f"{len(parts)} products: {seen}", "auto", root, parts=parts)
+
+
+def _masks(place: Path, defects: Sequence[Path]) -> Path | None:
+    """The folder of masks in a place, with a folder for each defect or with all of them."""
+    folder = next((path for path in _folders(place) if _bare(path.name) in _MASKS and _images(path)), None)
+    return folder if defects else None
+
+
+def _called(root: Path, names: Sequence[str]) -> Path | None:
+    by_name = {path.name.lower(): path for path in _folders(root)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _folders(place: Path) -> list[Path]:
+    return [path for path in entries(place) if path.is_dir()]
+
+
+def _images(folder: Path) -> bool:
+    """Whether a folder holds an image; most often the first file says it."""
+    if not folder.is_dir():
+        return False
+    named = (path.suffix.lower() in image_suffixes() and path.is_file() for path in folder.rglob("[!.]*"))
+    return any(named) or bool(find_images(folder, LeftOut()))
+
+
+def _names(paths: Sequence[Path], root: Path) -> str:
+    return ", ".join(path.relative_to(root).as_posix() for path in paths)
+
+
+def _bare(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter not in " -_.")
+
+
+def _text(value: Any) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -1,0 +1,206 @@
+"""The one way in for folders: which files in them are images, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from PIL import Image
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
+from lit_fedad.data.pictures import decoders, sniff
+from lit_fedad.data.sample import DICOM_SUFFIXES
+
+_SYSTEM = frozenset(
+    {
+        "thumbs.db",
+        "desktop.ini",
+        "dicomdir",
+        "__macosx",
+        "$recycle.bin",
+        "system volume information",
+        "lost+found",
+    }
+)
+_UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
+_NO_IMAGES = "no images"
+
+SOME = ".bmp, .gif, .jpg, .png, .tif, .webp and others, DICOM too"
+"""Suffixes of images, for messages."""
+
+
+@cache
+def image_suffixes() -> tuple[str, ...]:
+    """Lists the suffixes of the formats that the installed decoders know, in lower case; DICOM's are not among them."""
+    known = decoders()  # has Pillow load its formats
+    return tuple(sorted(end for end, form in Image.registered_extensions().items() if form in known))
+
+
+@dataclass
+class LeftOut:
+    """Files and folders that were left out, by the reason."""
+
+    by_reason: dict[str, list[Path]] = field(default_factory=dict)
+
+    def add(self, reason: str, paths: Iterable[Path]) -> None:
+        """Adds files or folders."""
+        self.by_reason.setdefault(reason, []).extend(paths)
+
+    def line(self, root: Path) -> str | None:
+        """Returns one line that counts and names them; None where there are none.
+
+        Args:
+            root: The folder that was searched.
+        """
+        some = {reason: paths for reason, paths in self.by_reason.items() if paths}
+        if not some:
+            return None
+        parts = [f"{len(paths)} {reason}, first {paths[0]}" for reason, paths in some.items()]
+        number = sum(map(len, some.values()))
+        return f"{root}: skipped {number} files or folders: {'; '.join(parts)}"
+
+    def warn(self, root: Path) -> None:
+        """Warns of them in one line, where there are some."""
+        if line := self.line(root):
+            warnings.warn(line, stacklevel=3)
+
+
+def find_images(folder: Path, left_out: LeftOut) -> list[Path]:
+    """Lists the images in a folder and in all folders within it, of which there may be none.
+
+    A file is an image by its suffix, or where that is unknown by its content. Hidden files and folders and those of
+    operating systems are passed over. Links are followed, each file and folder is taken once. Beside an image of the
+    same name a DICOM file is its original, and left out.
+
+    Args:
+        folder: The folder; or one file, which is taken whatever it is.
+        left_out: Takes what is no image.
+
+    Returns:
+        Their paths, in alphabetical order.
+
+    Raises:
+        UserError: There is no such folder or file.
+    """
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; correct its name under data, or make a link of that name")
+    images, dicom = [], []
+    for path in sorted(_files(folder, left_out), key=lambda path: path.parts):
+        if path.suffix.lower() in image_suffixes():
+            images.append(path)
+        elif path.suffix.lower() in DICOM_SUFFIXES:
+            dicom.append(path)
+        else:
+            form = None if path.name.lower().endswith(_UNFINISHED) else _sniffed(path)
+            if form is None:
+                left_out.add(_NO_IMAGES, [path])
+            else:
+                (dicom if form == "DICOM" else images).append(path)
+    if not dicom:
+        return images
+    names = {path.with_suffix("") for path in images}
+    left_out.add(
+        "originals in DICOM of other images", [path for path in dicom if path.with_suffix("") in names]
+    )
+    if originals := [path for path in dicom if path.with_suffix("") not in names]:
+        require("dicom", f"{folder}: DICOM")
+    return sorted([*images, *originals], key=lambda path: path.parts)
+
+
+def images_in(folder: Path, left_out: LeftOut | None = None) -> list[Path]:
+    """Lists the images in a folder, as `find_images`; there is at least one.
+
+    Args:
+        folder: The folder.
+        left_out: Takes what is no image; None to warn of it here.
+
+    Raises:
+        UserError: There is no such folder, or no image in it, or pydicom is missing for DICOM files.
+    """
+    kept = LeftOut() if left_out is None else left_out
+    images = find_images(folder, kept)
+    if not images:
+        rest = kept.line(folder)
+        raise UserError(f"{folder}: holds no image ({SOME})" + (rest or "").replace(f"{folder}:", ";", 1))
+    if left_out is None:
+        kept.warn(folder)
+    return images
+
+
+def entries(folder: Path) -> list[Path]:
+    """Lists what lies in a folder, by name, without what is hidden; nothing where there is no such folder."""
+    return sorted(path for path in folder.iterdir() if not _hidden(path.name)) if folder.is_dir() else []
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _SYSTEM
+
+
+def _files(folder: Path, left_out: LeftOut) -> Iterator[Path]:
+    """All files, links last: a link to a file or folder that is taken counts as the second."""
+    taken: set[str] = set()
+    links: list[Path] = []
+    for place, files, linked in _folders(folder, left_out):
+        taken.update(f"{place}{os.sep}{path.name}" for path in files)
+        links += linked
+        yield from files
+    for path in links:
+        real = os.path.realpath(path)
+        if not Path(real).is_file():
+            left_out.add("links to nothing, to a pipe or in a circle", [path])
+        elif real in taken:
+            left_out.add("links to files that are taken already", [path])
+        else:
+            taken.add(real)
+            yield path
+
+
+def _folders(folder: Path, left_out: LeftOut) -> Iterator[tuple[str, list[Path], list[Path]]]:
+    """All folders, links last: real place, files, and links to no folder."""
+    visited: set[str] = set()
+    root = os.path.realpath(folder)
+    folders, linked_folders = [folder], list[Path]()
+    while folders or linked_folders:
+        current = folders.pop() if folders else linked_folders.pop()
+        place = os.path.realpath(current)
+        if place in visited or (visited and f"{root}{os.sep}".startswith(f"{place}{os.sep}")):
+            left_out.add("links to folders that are taken already, or lead back", [current])
+            continue
+        visited.add(place)
+        try:
+            found = list(os.scandir(current))
+        except OSError:
+            left_out.add("folders that cannot be opened", [current])
+            continue
+        files, links = list[Path](), list[Path]()
+        for entry in found:
+            if not _hidden(entry.name):
+                path = current / entry.name
+                if entry.is_symlink():
+                    (linked_folders if path.is_dir() else links).append(path)
+                elif entry.is_dir():
+                    folders.append(path)
+                elif entry.is_file():
+                    files.append(path)
+                else:
+                    left_out.add("pipes or devices", [path])
+        yield place, files, links
+
+
+def _sniffed(path: Path) -> str | None:
+    """The format of a file with an unknown suffix."""
+    try:
+        form = sniff(path)
+        if form is not None and form != "DICOM":
+            with Image.open(path, formats=decoders()):  # two letters at the beginning prove little
+                pass
+    except Exception:  # of many kinds: what cannot be opened is no image
+        return None
+    return form

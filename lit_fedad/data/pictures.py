@@ -1,0 +1,333 @@
+"""The one way in for pictures: what a file is, is told by its content, and it is read right or refused in one line.
+
+Suffixes only say which files of a folder are meant as images ([`folders.py`](folders.py)).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.dicom import read_dicom, read_native_dicom
+from lit_fedad.data.input_files import check_pixels, check_regular
+from lit_fedad.data.sample import DICOM_SUFFIXES
+
+FORMATS = ("PNG", "JPEG", "MPO", "TIFF", "WEBP", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI")
+"""Pillow's decoders that are used, all of formats that begin with bytes of their own; DICOM is read by pydicom."""
+
+_MAGIC: dict[str, tuple[tuple[int, bytes], ...]] = {
+    "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
+    "JPEG": ((0, b"\xff\xd8\xff"),),
+    "TIFF": tuple((0, word) for word in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
+    "WEBP": ((8, b"WEBP"),),
+    "GIF": ((0, b"GIF87a"), (0, b"GIF89a")),
+    "BMP": ((0, b"BM"),),
+    "PPM": tuple((0, b"P%d%c" % (kind, blank)) for kind in range(1, 7) for blank in b"\n \t\r"),
+    "JPEG2000": ((0, b"\xff\x4f\xff\x51"), (4, b"jP  \r\n\x87\n")),
+    "AVIF": ((4, b"ftypavif"), (4, b"ftypavis")),
+    "QOI": ((0, b"qoif"),),
+}
+_BITS, _PHOTOMETRIC, _SUBFILE, _SAMPLE_FORMAT, _ORIENTATION = 258, 262, 254, 339, 274  # tags of TIFF
+_SIZE = (256, 257)
+_RAW = frozenset({33422, 50706, 50752})  # colour filter, DNG, Canon
+_NO_PAGE = 1 | 4  # kinds of subfiles: a reduced copy, a transparency mask
+_SIGNED = 2
+_DARK = 16383  # the highest value of 14 bits
+_DARK_WORDS = (
+    "has images of 16 bits that are nearly black or dark, with no value above 16383 of 65535; if they hold 8 to 14"
+    " bits, save them with 8, or scaled to 16"
+)
+_told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded image file, upright.
+
+    Attributes:
+        image: In the file's own mode; its palette and transparency are as in the file.
+        full: Value of the brightest pixel that the file could hold.
+        lossy: Whether its coding changes values near edges.
+        turned: Whether the file is shown turned or mirrored (EXIF).
+        cut: Whether its 16 bits were cut to eight when they were decoded.
+    """
+
+    image: Image.Image
+    full: int = 255
+    lossy: bool = False
+    turned: bool = False
+    cut: bool = False
+
+
+@cache
+def decoders() -> tuple[str, ...]:
+    """Lists the formats of `FORMATS` that the installed Pillow has."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def sniff(source: Path | bytes) -> str | None:
+    """Tells the format of a file by its first bytes: one of `FORMATS`, or DICOM; None where it is no picture.
+
+    Args:
+        source: The file, or its content.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            head = file.read(132)
+        named = source.suffix.lower() in DICOM_SUFFIXES
+    else:
+        head, named = source[:132], False
+    if head[128:] == b"DICM":
+        return "DICOM"
+    for form, places in _MAGIC.items():
+        if any(head[start : start + len(word)] == word for start, word in places):
+            return form
+    return "DICOM" if named else None  # old files lack the four letters
+
+
+def open_picture(path: Path) -> Picture:
+    """Decodes an image file.
+
+    Args:
+        path: The file; links are followed.
+
+    Raises:
+        UserError: It is missing, damaged, no image, of a kind that is not read, or holds several pages or frames.
+    """
+    try:
+        check_regular(path)
+        if sniff(path) == "DICOM":
+            return Picture(read_dicom(path))
+        with Image.open(path, formats=decoders()) as image:
+            check_pixels(*image.size)
+            return _decoded(image)
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such image file; was it moved after the set was read?") from None
+    # Pillow reports damage through exceptions of many kinds, a decompression bomb among them.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path}: cannot be read as an image ({reason}); replace the file or remove it"
+        ) from error
+
+
+def shown_size(path: Path) -> tuple[tuple[int, int], bool]:
+    """Reads from an image file's header its upright width and height, and whether it is shown turned or mirrored.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UserError: As `open_picture`, where the header tells.
+    """
+    try:
+        check_regular(path)
+        if sniff(path) != "DICOM":
+            with Image.open(path, formats=decoders()) as image:
+                tags = getattr(image, "tag_v2", {})
+                width, height = (
+                    int(tags.get(tag, side)) for tag, side in zip(_SIZE, image.size, strict=True)
+                )
+                orientation = 1 if _is_bare_png(image) else image.getexif().get(_ORIENTATION, 1)
+                size = (height, width) if orientation in (5, 6, 7, 8) else (width, height)
+                return size, orientation not in (0, 1)
+    # Damage has many kinds of exceptions: the same file is refused in one line below.
+    except Exception:  # noqa: S110
+        pass
+    picture = open_picture(path)
+    return picture.image.size, picture.turned
+
+
+def _is_bare_png(image: Any) -> bool:
+    """Whether a PNG has no chunk that may turn it; Pillow decodes the pixels to look behind them."""
+    if image.format != "PNG":
+        return False
+    position = image.fp.tell()
+    image.fp.seek(8)
+    try:
+        while (head := image.fp.read(8)) and len(head) == 8 and head[4:] != b"IEND":
+            if head[4:] in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
+                return False
+            image.fp.seek(int.from_bytes(head[:4], "big") + 4, 1)
+        return True
+    finally:
+        image.fp.seek(position)
+
+
+def decode_upload(content: bytes, form: str, most_pixels: int) -> Picture:
+    """Decodes an image that came from anywhere; its size is read before memory is taken for its pixels.
+
+    Args:
+        content: The bytes of a file.
+        form: One of `FORMATS`, or DICOM: the only decoder that is tried.
+        most_pixels: Largest width times height.
+
+    Raises:
+        OverflowError: It has more pixels.
+        Exception: It cannot be decoded; decoders have exceptions of many kinds.
+    """
+    if form == "DICOM":
+        return Picture(read_native_dicom(content, most_pixels))
+    with Image.open(BytesIO(content), formats=(form,)) as image:
+        if image.width * image.height > most_pixels:
+            raise OverflowError(f"{image.width}x{image.height} pixels, and at most {most_pixels} are read")
+        return _decoded(image)
+
+
+def _decoded(image: Any) -> Picture:
+    """Decodes the pixels of an opened file, and notes what its header alone says."""
+    _check_one_picture(image)
+    tags = getattr(image, "tag_v2", {})
+    if _RAW.intersection(tags):
+        raise ValueError("is a camera's raw file, whose picture must be developed; convert it first")
+    bits = tags.get(_BITS, (8,))[0]
+    if _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and bits <= 16:
+        raise ValueError(
+            f"its {bits}-bit values are signed, of no fixed white; save it with unsigned 8 or 16 bits"
+        )
+    stored = str(image.tile[0][3]) if image.tile else ""
+    cut = ";16" in stored and image.mode in ("RGB", "RGBA", "LA", "CMYK")
+    negative = tags.get(_PHOTOMETRIC) == 0 and image.mode.startswith(("I;16", "F"))
+    lossy = _lossy(image)
+    turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
+    image.load()
+    upright = ImageOps.exif_transpose(image)
+    full = 65535 if upright.mode.startswith(("I", "F")) else 255
+    if upright.mode.startswith("I;16") and 8 < bits < 16:
+        full = 2**bits - 1
+    if negative:  # Pillow turns white-is-zero of at most eight bits only
+        if upright.mode == "F":
+            raise ValueError("its white is zero, and its values are float; save it with 8 or 16 bits")
+        upright = Image.fromarray((full - np.asarray(upright).astype(np.uint16)).astype(np.uint16))
+    return Picture(upright, full, lossy, turned, cut)
+
+
+def _check_one_picture(image: Any) -> None:
+    """Refuses files of several pictures, of which none may be guessed."""
+    if image.format == "TIFF":
+        pages = _pages(image)
+        if pages == [None]:
+            raise ValueError("its first page is a small copy of a picture in another form; convert it first")
+        several = len(pages) > 1
+    elif image.format == "MPO":  # the picture and its preview, as cameras write them; or several views
+        entries = image.mpinfo.get(0xB002, ())
+        several = any("Multi-Frame" in str(entry["Attribute"]["MPType"]) for entry in entries[1:])
+    else:
+        several = getattr(image, "is_animated", False)
+    if several:
+        raise ValueError("holds several pages or frames; save each as a file of its own")
+
+
+def _pages(image: Any) -> list[int | None]:
+    """The first two pages of a TIFF that are pictures of their own; None for a first page that is none."""
+    pages: list[int | None] = []
+    number = 0
+    while len(pages) < 2:
+        try:
+            image.seek(number)
+        except EOFError:
+            break
+        if not int(image.tag_v2.get(_SUBFILE, 0)) & _NO_PAGE:
+            pages.append(number)
+        elif number == 0:
+            return [None]
+        number += 1
+    image.seek(0)
+    return pages
+
+
+def _lossy(image: Any) -> bool:
+    """Whether the coding of an opened file smears edges."""
+    if image.format == "TIFF":
+        return image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp")
+    if image.format == "WEBP":
+        position = image.fp.tell()
+        image.fp.seek(0)
+        head = image.fp.read(65536)
+        image.fp.seek(position)
+        return b"VP8L" not in head[:64] and b"VP8 " in head
+    return image.format in ("JPEG", "MPO", "JPEG2000", "AVIF")
+
+
+def to_rgb(picture: Picture, path: Path) -> Image.Image:
+    """Converts a picture to eight-bit RGB: transparent pixels become white, sixteen bits are scaled to eight.
+
+    Args:
+        picture: The picture.
+        path: Its file, for messages.
+
+    Raises:
+        UserError: Its pixels have no fixed range, or all are transparent.
+    """
+    image = picture.image
+    if image.mode == "F" or image.mode.startswith("I"):
+        values = np.asarray(image)
+        # Pillow opens some 16-bit files with 32-bit pixels, so it is the values that count.
+        if image.mode == "F" or (image.mode == "I" and not 0 <= values.min() <= values.max() <= picture.full):
+            raise UserError(
+                f"{path}: its pixels are float or 32-bit, of no fixed range; save it with 8 or 16 bits"
+            )
+        image = Image.fromarray(_eight_bits(picture.full)[values])
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema()[1] == 0:
+            raise UserError(f"{path}: all its pixels are transparent; save it without transparency")
+        background = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(background, image)
+    return image.convert("RGB")
+
+
+@cache
+def _eight_bits(full: int) -> np.ndarray:
+    """The value of eight bits for each one from 0 to ``full``, rounded, uint8 [full + 1]."""
+    return ((np.arange(full + 1, dtype=np.int64) * 255 + full // 2) // full).astype(np.uint8)
+
+
+def caution(picture: Picture) -> str | None:
+    """Says what may be wrong with a picture that can be read; None for nothing."""
+    image = picture.image
+    if picture.full == 65535 and image.mode.startswith("I"):
+        brightest, darkest_told = int(np.asarray(image).max()), 1
+    elif picture.cut:
+        bands: list[Any] = list(image.getextrema())
+        colours = bands[:-1] if "A" in image.mode else bands
+        brightest, darkest_told = max(high for _, high in colours) << 8, 0  # eight bits were cut to nothing
+    else:
+        return None
+    return _DARK_WORDS if darkest_told <= brightest <= _DARK else None
+
+
+def read_picture(path: Path) -> Image.Image:
+    """Reads an image file as eight-bit RGB, upright.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UserError: As `open_picture` and `to_rgb`.
+    """
+    picture = open_picture(path)
+    if words := caution(picture):
+        warn_once(f"{Path(path).parent}: {words}")
+    return to_rgb(picture, path)
+
+
+def warn_once(text: str) -> None:
+    """Warns of something once in a process, whoever reads the file."""
+    if text not in _told:
+        _told.add(text)
+        warnings.warn(text, stacklevel=3)

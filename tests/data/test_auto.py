@@ -1,0 +1,139 @@
+"""``data=auto``: what is seen in folders of many layouts, and what is read of them."""
+
+import json
+import shlex
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_fedad.cli import main as cli
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.auto import auto, recognise
+
+
+def images(root, *folders, number=5, marks=False):
+    for folder in folders:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for i in range(number):
+            pixels = np.zeros((8, 8), np.uint8)
+            pixels[:4] = 255 if marks else 10 * i
+            Image.fromarray(pixels).save(root / folder / f"{i}.png")
+
+
+def mvtec(root):
+    images(root, "train/good", "test/good", "test/dent")
+    images(root, "ground_truth/dent", marks=True)
+
+
+def table(root, header, label, ending=".png"):
+    images(root, "images", number=6)
+    rows = [f"{i}{ending},{label(i)}" for i in range(6)]
+    (root / "labels.csv").write_text("\n".join([header, *rows]))
+
+
+def coco(root, file, folder, names=range(5)):
+    images(root, folder)
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "images": [{"id": i, "file_name": f"{i}.png", "width": 8, "height": 8} for i in names],
+        "categories": [{"id": 1, "name": "crack"}],
+        "annotations": [{"id": 1, "image_id": 0, "category_id": 1, "bbox": [0, 0, 4, 4], "segmentation": []}],
+    }
+    (root / file).write_text(json.dumps(content))
+
+
+LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test images, masks
+    "mvtec": (mvtec, "one product in the layout of MVTec AD", (5, 5, 5, 5)),
+    "products": (lambda root: [mvtec(root / p) for p in "ab"], "2 products in the layout", (10, 10, 10, 10)),
+    "collections": (lambda root: [mvtec(root / p) for p in ("x/a", "y/b")], "2 products", (10, 10, 10, 10)),
+    "train only": (lambda root: images(root, "train/good"), "no normal test images", (4, 1, 0, 0)),
+    "train flat": (lambda root: images(root, "train", "test/good", "test/bad"), "images in train", (5, 5, 5, 0)),
+    "test/OK": (lambda root: images(root, "train/OK", "test/OK", "test/NG"), "train/OK", (5, 5, 5, 0)),
+    "kaggle": (
+        lambda root: images(root / "chest", *(f"{p}/{c}" for p in ("train", "test") for c in ("NORMAL", "PNEUMONIA"))),
+        "leaves out train/PNEUMONIA",
+        (5, 5, 5, 0),
+    ),
+    "val": (lambda root: images(root, "train/good", "val/good", "val/bad"), "val/bad", (5, 5, 5, 0)),
+    "unlabelled test": (lambda root: images(root, "train/good", "test"), "leaves out test", (4, 1, 0, 0)),
+    "flat": (lambda root: images(root, "."), "5 images in one folder, all normal", (4, 1, 0, 0)),
+    "wrapped": (lambda root: images(root, "download/images"), "5 images in one folder", (4, 1, 0, 0)),
+    "normal and abnormal": (lambda root: images(root, "normal", "abnormal"), "ones in abnormal", (4, 1, 5, 0)),
+    "classes": (lambda root: images(root, "No_Tumor", "glioma", "pituitary"), "glioma, pituitary", (4, 1, 10, 0)),
+    "classes below images": (lambda root: images(root, "images/good", "images/bad"), "images/good", (4, 1, 5, 0)),
+    "masks": (
+        lambda root: [images(root, "good", "crack"), images(root, "masks/crack", marks=True)],
+        "masks in masks",
+        (4, 1, 5, 5),
+    ),
+    "masks together": (
+        lambda root: [images(root, "good", "crack"), images(root, "ground_truth", marks=True)],
+        "masks in ground_truth",
+        (4, 1, 5, 5),
+    ),
+    "csv 0/1": (lambda root: table(root, "file,label", lambda i: i % 2), "label=0 is normal", (2, 1, 3, 0)),
+    "csv words": (
+        lambda root: table(root, "image_id,class", lambda i: "crack" if i < 2 else "Good", ""),
+        "class=Good is normal",
+        (3, 1, 2, 0),
+    ),
+    "coco": (lambda root: coco(root, "annotations.json", "images"), "annotations in annotations.json", (3, 1, 1, 1)),
+    "coco in parts": (
+        lambda root: [coco(root, f"{p}/_annotations.coco.json", p) for p in ("train", "valid")],
+        "train/_annotations.coco.json, valid/_annotations",
+        (6, 2, 2, 2),
+    ),
+    "mixed products": (
+        lambda root: [mvtec(root / "nut"), images(root / "tile", "good", "bad")],
+        "2 products: nut has one product",
+        (9, 6, 10, 5),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("LIT_FEDAD_CACHE", str(tmp_path / "cache"))
+    make, seen, counts = LAYOUTS[name]
+    make(tmp_path / "set")
+    layout = recognise(tmp_path / "set")
+    assert seen in layout.seen
+    with pytest.warns(UserWarning, match="data=auto saw"):
+        found = auto(tmp_path / "set")
+    labels = Counter(sample.label for sample in found.test)
+    masks = sum(sample.mask is not None for sample in found.test)
+    assert (len(found.train), labels[0], labels[1], masks) == counts
+    assert not {sample.path for sample in found.train} & {sample.path for sample in found.test}
+    if not layout.parts:  # the command that is printed reads the same images
+        again = build(compose(shlex.split(layout.command))["data"])
+        assert (again.train, again.test) == (found.train, found.test)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda root: images(root, "cat", "dog"), r"none is called as normal images are .* data\.train_normal=\[cat\]"),
+        (lambda root: images(root, ".", "bad"), "images beside folders of images"),
+        (lambda root: root.mkdir(), "holds no images; check data.root"),
+        (lambda root: None, "no such folder"),
+        (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),
+    ],
+)  # fmt: skip
+def test_what_is_not_recognised_is_one_line(tmp_path, make, said):
+    make(tmp_path / "set")
+    with pytest.raises(UserError, match=said) as caught:
+        recognise(tmp_path / "set")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_prints_what_it_saw_and_what_to_run(tmp_path, capsys):
+    images(tmp_path / "my set", "ok", "bad (1)")
+    assert cli.main(["data", "init", str(tmp_path / "my set")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "normal images in ok, anomalous ones in bad (1)" in printed
+    assert "data=folders" in printed
+    assert cli.main(["data", "init", str(tmp_path / "none")]) == 2

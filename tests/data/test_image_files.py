@@ -1,0 +1,106 @@
+"""Folders: which files are images, and what is left out is counted and named."""
+
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.image_files import LeftOut, find_images, image_suffixes, images_in
+
+
+def picture(form):
+    file = BytesIO()
+    Image.new("RGB", (4, 4)).save(file, form)
+    return file.getvalue()
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "set" / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "set" / "b.png").touch()
+    (tmp_path / "set" / "deep" / "er" / "a.png").touch()
+    return tmp_path / "set"
+
+
+def names(root):
+    left = LeftOut()
+    return [path.relative_to(root).as_posix() for path in find_images(root, left)], left.line(root)
+
+
+def test_nested_images_are_taken_in_order_and_hidden_ones_are_not(root):
+    for hidden in (
+        ".ipynb_checkpoints/x.png",
+        ".Trash-1000/x.png",
+        "__MACOSX/x.png",
+        "deep/.x.png",
+        "deep/Thumbs.db",
+    ):
+        (root / hidden).parent.mkdir(exist_ok=True)
+        (root / hidden).write_bytes(picture("PNG"))
+    assert names(root) == (["b.png", "deep/er/a.png"], None)
+
+
+@pytest.mark.parametrize(
+    "suffix", [".jfif", ".jpe", ".gif", ".pgm", ".PPM", ".jp2", ".TIFF", ".avif", ".webp"]
+)
+def test_suffixes_are_those_of_the_decoders(root, suffix):
+    assert suffix.lower() in image_suffixes()
+    (root / f"c{suffix}").touch()
+    assert names(root)[0] == ["b.png", f"c{suffix}", "deep/er/a.png"]
+
+
+def test_files_without_a_suffix_are_told_by_their_content(root):
+    (root / "IM000001").write_bytes(b"\0" * 128 + b"DICM")
+    (root / "photo").write_bytes(picture("JPEG"))
+    (root / "picture.v2").write_bytes(picture("PNG"))
+    (root / "BMW").write_bytes(b"BM is how this text begins")
+    (root / "copy.png.part").write_bytes(picture("PNG"))
+    found, line = names(root)
+    assert found == ["IM000001", "b.png", "deep/er/a.png", "photo", "picture.v2"]
+    assert line == f"{root}: skipped 2 files or folders: 2 no images, first {root / 'BMW'}"
+
+
+def test_links_are_followed_once_and_circles_left_out(root, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c.png").touch()
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    (root / "again").symlink_to(tmp_path / "elsewhere")
+    (root / "a_to_deep").symlink_to(root / "deep")
+    (root / "deep" / "up").symlink_to(root)
+    (root / "out").symlink_to(tmp_path)
+    (root / "file.png").symlink_to(root / "b.png")
+    (root / "dangling.png").symlink_to(root / "none.png")
+    (root / "self.png").symlink_to(root / "self.png")
+    found, line = names(root)
+    assert found == ["b.png", "deep/er/a.png", "linked/c.png"]
+    assert "4 links to folders that are taken already, or lead back" in line
+    assert "2 links to nothing" in line
+    assert "1 links to files that are taken already" in line
+    assert line.startswith(f"{root}: skipped 7 files or folders: ")
+
+
+def test_a_folder_that_cannot_be_opened_is_named(root, monkeypatch):
+    import os
+
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: real(path) if path.name != "er" else real(path / "none"))
+    assert "1 folders that cannot be opened" in names(root)[1]
+
+
+def test_one_file_is_taken_whatever_it_is_and_no_image_is_one_line(root):
+    assert find_images(root / "b.png", LeftOut()) == [root / "b.png"]
+    (root / "empty").mkdir()
+    (root / "empty" / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"empty: holds no image .*; skipped 1 files or folders: 1 no images"):
+        images_in(root / "empty")
+    with pytest.raises(UserError, match="no such folder"):
+        images_in(root / "none")
+
+
+def test_what_is_left_out_is_warned_of(root):
+    (root / "list.csv").write_text("a")
+    with pytest.warns(UserWarning, match=r"skipped 1 .* first .*list\.csv"):
+        assert len(images_in(root)) == 2
+    assert np.array_equal(images_in(root / "deep"), [root / "deep" / "er" / "a.png"])

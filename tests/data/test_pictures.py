@@ -1,0 +1,202 @@
+"""Pictures: one picture in every coding, mode, depth and orientation is the same picture at every door."""
+
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.pictures import caution, decode_upload, open_picture, read_picture, sniff
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment.uploads import FORMATS, RefusedError, read_upload
+
+tifffile = pytest.importorskip("tifffile")
+
+ROWS, COLUMNS = np.mgrid[:24, :32]
+GREY = (4 * ROWS + 5 * COLUMNS).astype(np.uint8)
+COLOUR = np.dstack([GREY, GREY[::-1], 255 - GREY])
+WIDE = GREY.astype(np.uint16) * 257
+WIDE_COLOUR = COLOUR.astype(np.uint16) * 257
+
+
+def pillow(pixels, form, mode=None, **options):
+    file = BytesIO()
+    image = Image.fromarray(pixels)
+    (image if mode is None else image.convert(mode)).save(file, form, **options)
+    return file.getvalue()
+
+
+def tiff(pixels, **options):
+    file = BytesIO()
+    tifffile.imwrite(file, pixels, **options)
+    return file.getvalue()
+
+
+def turned(pixels, orientation, form, **options):
+    """The picture stored as a camera would that was held in this way."""
+    back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]  # Pillow's numbers of transpositions
+    stored = Image.fromarray(pixels).transpose(Image.Transpose(back))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = BytesIO()
+    stored.save(file, form, exif=exif, **options)
+    return file.getvalue()
+
+
+def opaque(pixels):
+    return np.dstack([pixels, np.full_like(pixels[..., :1], np.iinfo(pixels.dtype).max)])
+
+
+FILES = {  # content: what it shows, and how far it may differ
+    **{
+        f"{form} {shown.ndim}": (pillow(shown, form, **options), shown, far)
+        for form, options, far in [
+            ("PNG", {}, 0),
+            ("BMP", {}, 0),
+            ("TIFF", {}, 0),
+            ("TIFF", {"compression": "tiff_lzw"}, 0),
+            ("PPM", {}, 0),
+            ("WEBP", {"lossless": True}, 0),
+            ("JPEG2000", {"irreversible": False}, 0),
+            ("JPEG", {"quality": 95, "subsampling": 0}, 6),
+        ]
+        for shown in (GREY, COLOUR)
+    },
+    "GIF": (pillow(GREY, "GIF"), GREY, 0),
+    "palette": (pillow(GREY, "PNG", "P"), GREY, 0),
+    "opaque": (pillow(opaque(COLOUR), "PNG"), COLOUR, 0),
+    "CMYK TIFF": (pillow(COLOUR, "TIFF", "CMYK"), COLOUR, 0),
+    "CMYK JPEG": (pillow(COLOUR, "JPEG", "CMYK", quality=95, subsampling=0), COLOUR, 8),
+    "16 bit PNG": (pillow(WIDE, "PNG"), GREY, 0),
+    "16 bit little endian": (tiff(WIDE, byteorder="<"), GREY, 0),
+    "16 bit big endian": (tiff(WIDE, byteorder=">"), GREY, 0),
+    "16 bit white is zero": (tiff(65535 - WIDE, photometric="miniswhite"), GREY, 0),
+    "white is zero": (tiff(255 - GREY, photometric="miniswhite"), GREY, 0),
+    "16 bit colour": (tiff(WIDE_COLOUR, photometric="rgb"), COLOUR, 0),
+    "32 bit of 16": (tiff(WIDE.astype(np.uint32)), GREY, 0),
+    "BigTIFF": (tiff(COLOUR, photometric="rgb", bigtiff=True), COLOUR, 0),
+    "tiles": (tiff(COLOUR, photometric="rgb", tile=(16, 16)), COLOUR, 0),
+    **{f"orientation {n} PNG": (turned(COLOUR, n, "PNG"), COLOUR, 0) for n in range(2, 9)},
+    **{f"orientation {n} TIFF": (turned(COLOUR, n, "TIFF"), COLOUR, 0) for n in range(2, 9)},
+    **{f"orientation {n} WEBP": (turned(COLOUR, n, "WEBP", lossless=True), COLOUR, 0) for n in range(2, 9)},
+    **{f"orientation {n} JPEG": (turned(COLOUR, n, "JPEG", quality=95, subsampling=0), COLOUR, 6) for n in range(2, 9)},
+}  # fmt: skip
+
+DOORS = {
+    # Training, `predict`, `watch`, `update` and `data check` read files by `ImageTransform`, whatever they are called.
+    "file": lambda content, path: ImageTransform((24, 32)).raw(path).numpy(),
+    "tensor": lambda content, path: _shown(ImageTransform((24, 32), mean=(0,), std=(1,)).image(path)),
+    # `serve` and the operator's page.
+    "upload": lambda content, path: np.asarray(read_upload(content, sniff(content), 10_000)),
+}
+
+
+def _shown(tensor):
+    return (tensor.permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", FILES)
+def test_it_is_the_same_picture_at_every_door(tmp_path, name, door):
+    content, shown, far = FILES[name]
+    path = tmp_path / "picture.png"
+    path.write_bytes(content)
+    expected = shown if shown.ndim == 3 else np.dstack([shown] * 3)
+    if door == "upload" and sniff(content) not in FORMATS.values():
+        pytest.skip("not a format of uploads")
+    seen = DOORS[door](content, path)
+    assert seen.shape == expected.shape
+    assert int(np.abs(seen.astype(int) - expected).max()) <= far
+
+
+@pytest.mark.parametrize("shown", [GREY // 16, GREY // 4], ids=["12 bits", "14 bits"])
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "TIFF colour"])
+def test_few_bits_stored_in_sixteen_are_told(tmp_path, shown, form):
+    wide = shown.astype(np.uint16) * 256
+    wide = np.minimum(wide, 16383)
+    content = tiff(np.dstack([wide] * 3), photometric="rgb") if "colour" in form else pillow(wide, form)
+    (tmp_path / "a.tif").write_bytes(content)
+    with pytest.warns(UserWarning, match="has images of 16 bits that are nearly black or dark"):
+        read_picture(tmp_path / "a.tif")
+    assert "nearly black" in read_upload(content, sniff(content), 10_000).info["caution"]
+
+
+def test_eight_bits_in_sixteen_of_colour_are_told_though_nothing_is_left_of_them():
+    picture = decode_upload(tiff(COLOUR.astype(np.uint16), photometric="rgb"), "TIFF", 10_000)
+    assert caution(picture)
+    assert (
+        caution(decode_upload(pillow(COLOUR // 32, "PNG"), "PNG", 10_000)) is None
+    )  # a dark picture of 8 bits
+
+
+def test_twelve_bits_that_the_file_declares_are_the_whole_range(tmp_path):
+    from PIL import TiffImagePlugin
+
+    values = np.array([[0, 4095], [2048, 16]], np.uint16)
+    low, high = values.ravel()[::2], values.ravel()[1::2]
+    packed = np.stack([low >> 4, (low & 15) << 4 | high >> 8, high & 255], 1).astype(np.uint8)
+    header = TiffImagePlugin.ImageFileDirectory_v2()
+    for tag, value in {256: 2, 257: 2, 258: 12, 259: 1, 262: 1, 277: 1, 278: 2, 279: packed.nbytes}.items():
+        header[tag] = value
+    header[273] = 0  # behind the header
+    file = BytesIO(b"II*\0\x08\0\0\0")
+    file.seek(0, 2)
+    header.save(file)
+    file.write(packed.tobytes())
+    (tmp_path / "a.tif").write_bytes(file.getvalue())
+    assert np.asarray(read_picture(tmp_path / "a.tif"))[..., 0].tolist() == [[0, 255], [128, 1]]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (tiff(np.stack([GREY] * 2), photometric="minisblack"), "several pages or frames"),
+        (tiff(np.stack([COLOUR] * 2), photometric="rgb"), "several pages or frames"),
+        (pillow(GREY, "PNG", save_all=True, append_images=[Image.fromarray(255 - GREY)]), "several pages or frames"),
+        (pillow(GREY, "GIF", save_all=True, append_images=[Image.fromarray(255 - GREY)]), "several pages or frames"),
+        (pillow(COLOUR, "WEBP", save_all=True, append_images=[Image.fromarray(255 - COLOUR)]), "several pages"),
+        (tiff(GREY.astype(np.float32)), "float or 32-bit"),
+        (tiff(GREY.astype(np.int16)), "16-bit values are signed"),
+        (tiff(GREY.astype(np.int8)), "8-bit values are signed"),
+        (tiff(WIDE.astype(np.uint32) * 257), "float or 32-bit"),
+        (pillow(np.dstack([COLOUR, 0 * GREY]), "PNG"), "all its pixels are transparent"),
+        (b"<html>", "cannot be read as an image"),
+        (b"", "cannot be read as an image"),
+    ],
+)  # fmt: skip
+def test_what_is_not_one_picture_is_one_line(tmp_path, content, said):
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=said) as caught:
+        read_picture(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if sniff(content) in FORMATS.values():
+        with pytest.raises(RefusedError, match=said):
+            read_upload(content, sniff(content), 10_000)
+
+
+def test_small_copies_in_a_tiff_are_no_pages(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        file.write(COLOUR, photometric="rgb")
+        file.write(COLOUR[::2, ::2], photometric="rgb", subfiletype=1)
+    assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif")), COLOUR)
+    tifffile.imwrite(
+        tmp_path / "raw.tif", COLOUR, photometric="rgb", subfiletype=1
+    )  # as camera raw files begin
+    with pytest.raises(UserError, match="its first page is a small copy"):
+        read_picture(tmp_path / "raw.tif")
+    tifffile.imwrite(
+        tmp_path / "a.dng", COLOUR, photometric="rgb", extratags=[(50706, 1, 4, (1, 4, 0, 0), True)]
+    )
+    with pytest.raises(UserError, match="is a camera's raw file"):
+        read_picture(tmp_path / "a.dng")
+
+
+def test_the_preview_in_a_cameras_jpeg_is_no_second_picture(tmp_path):
+    Image.fromarray(COLOUR).save(
+        tmp_path / "a.jpg", "MPO", save_all=True, append_images=[Image.fromarray(COLOUR[::2, ::2])]
+    )
+    assert open_picture(tmp_path / "a.jpg").image.size == (32, 24)
