@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -395,7 +396,4 @@ def _whole(config: Config, images: Images, settings: SiteSettings, client: int) 
 def _by_product(
     samples: Sequence[Sample | LabelledImage], products: Sequence[str], indices: Sequence[int]
 ) -> dict[str, float]:
-    sizes: dict[str, float] = dict.fromkeys(products, 0)
-    for index in indices:
-        sizes[samples[index].category] += 1
-    return sizes
+    return {**dict.fromkeys(products, 0), **Counter(samples[index].category for index in indices)}
