@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.context import Context
-from lit_fedad.contracts.disclosure import Disclosures, undeclared
+from lit_fedad.contracts.disclosure import Discloses, Disclosures
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.task import Prediction, Task
 from lit_fedad.core.errors import UserError
@@ -42,7 +42,7 @@ class Predictors:
     lent: tuple[str, ...] = ()
 
 
-class Client(L.LightningModule):
+class Client(Discloses, L.LightningModule):
     """The client side of one method, which wraps a task and adds what the method needs.
 
     One live object serves every client of a process. What belongs to a single client, its personal state, is what the
@@ -68,12 +68,6 @@ class Client(L.LightningModule):
     needs: ClassVar[type[Task]] = Task
     state_names: ClassVar[tuple[str, ...]] = ("optimizer_state", "loss_scale")
     discloses: Disclosures = ()
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuses a client that sends a message of its own, and does not say what it tells of images."""
-        super().__init_subclass__(**arguments)
-        if "send" in vars(cls) and "discloses" not in vars(cls):
-            raise undeclared(cls.__name__)
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()

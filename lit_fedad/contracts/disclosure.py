@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Kind(Enum):
@@ -77,9 +77,22 @@ def summed(what: str, images: int | None = None) -> Disclosure:
     return Disclosure(Kind.SUMS, what, images)
 
 
-def undeclared(name: str, method: str = "send") -> TypeError:
-    """Builds the error for a class that sends something, and does not say what it tells of images."""
-    return TypeError(
-        f"{name} overrides {method}: say discloses = (...) beside it, what its message tells of a client's images"
-        " (lit_fedad.contracts.disclosure)"
-    )
+class Discloses:
+    """A class with a method that sends something, whose subclasses say beside their own what it tells of images.
+
+    Attributes:
+        sends: Name of the method.
+
+    Raises:
+        TypeError: If a subclass has a method of its own and no ``discloses``; when it is defined.
+    """
+
+    sends: ClassVar[str] = "send"
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if cls.sends in vars(cls) and "discloses" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} overrides {cls.sends}: say discloses = (...) beside it, what its message tells of a"
+                " client's images (lit_fedad.contracts.disclosure)"
+            )

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.client import Client
 from lit_fedad.contracts.context import Context
-from lit_fedad.contracts.disclosure import DisclosedBy, Disclosures, undeclared
+from lit_fedad.contracts.disclosure import DisclosedBy, Discloses, Disclosures
 from lit_fedad.contracts.evidence import Evidence
 from lit_fedad.contracts.message import Message, MessageSpec, Update
 from lit_fedad.contracts.server import Server
@@ -27,7 +27,7 @@ C = TypeVar("C", contravariant=True)  # the method's client
 S = TypeVar("S", contravariant=True)  # its server
 
 
-class Exchange(Generic[C, S]):
+class Exchange(Discloses, Generic[C, S]):
     """One message to each client, the client's computation, its answer, and the merging of the answers.
 
     By default all of it is what client and server of the method do: `Server.broadcast`, `Client.receive`,
@@ -50,12 +50,6 @@ class Exchange(Generic[C, S]):
     up: bool = True
     sums: Sums | None = None
     discloses: Disclosures | DisclosedBy | None = None
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuses an exchange with a message of its own, which does not say what it tells of images."""
-        super().__init_subclass__(**arguments)
-        if "send" in vars(cls) and "discloses" not in vars(cls):
-            raise undeclared(cls.__name__)
 
     def broadcast(self, server: S, client_id: int) -> Message:
         """Returns the message to a client. Runs on the server."""

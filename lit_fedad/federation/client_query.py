@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from lit_fedad.contracts import Client, Message, MessageSpec
-from lit_fedad.contracts.disclosure import Disclosures, undeclared
+from lit_fedad.contracts.disclosure import Discloses, Disclosures
 
 T = TypeVar("T")
 
 
-class ClientQuery(Generic[T]):
+class ClientQuery(Discloses, Generic[T]):
     """A query that every client answers with its live model, where its images are.
 
     In one process the answer is the returned value. A client on another machine builds the query from its own
@@ -24,16 +24,11 @@ class ClientQuery(Generic[T]):
         discloses: What the answer tells of a client's images. A class that overrides `pack` says it anew.
     """
 
+    sends = "pack"
     name: str
     numbers: Mapping[str, float] = {}
     local: bool = False
     discloses: Disclosures = ()
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuses a query with an answer of its own, which does not say what it tells of images."""
-        super().__init_subclass__(**arguments)
-        if "pack" in vars(cls) and "discloses" not in vars(cls):
-            raise undeclared(cls.__name__, "pack")
 
     def __call__(self, client: Client, number: int) -> T:
         """Answers with the live client.

@@ -396,7 +396,5 @@ def _loss(value: float | None) -> str:
     """Formats a loss of any size in about six columns, or as a dash where there is none."""
     if value is None or math.isnan(value):
         return f"{'-':>6}"
-    short = (
-        "6.4f" if value == 0 or 0.001 <= abs(value) < 10 else "6.4g" if 10 <= abs(value) < 10_000 else "6.0e"
-    )
-    return f"{value:{short}}"
+    plain = value == 0 or 0.001 <= abs(value) < 10
+    return f"{value:6.4f}" if plain else f"{value:6.4g}" if 10 <= abs(value) < 10_000 else f"{value:6.0e}"
