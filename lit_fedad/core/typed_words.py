@@ -51,7 +51,10 @@ def as_typed(override: str) -> str:
     leaf = key.rpartition(".")[2]
     if leaf in _LISTS and key.lstrip("+").startswith("data."):
         if value.startswith("[") and value.endswith("]"):
-            return f"{key}=[{','.join(map(_quoted_element, _elements(value[1:-1])))}]"
+            elements = _elements(value[1:-1])
+            if _read(override) == elements:
+                return override
+            return f"{key}=[{','.join(map(_quoted_element, elements))}]"
         return override if _read(override) == value else f"{key}={_quoted(value)}"
     read = _read(override)
     if leaf in _TEXTS:
