@@ -27,7 +27,7 @@ from lit_fedad.sites.roster import write_sum_key
 from lit_fedad.sites.site import Site, SiteSettings
 
 NAMES = ("north", "east", "south")
-DEBUG = ("debug=seconds", "evaluation.alpha=0.3", "evaluation.pictures=0")
+DEBUG = ("debug=seconds", "evaluation.pictures=0")
 HERE = ("fabric.accelerator=cpu",)
 
 OF_FILES = (
