@@ -201,7 +201,7 @@ def test_damaged_files_are_said_in_one_line(tmp_path, suffix, content):
             TINY,
             (1,),
             "imagnet",
-            "backbone.weights=imagnet: no such file; give imagenet, auto, own, random or a file",
+            "backbone.weights=imagnet: no such file; give imagenet, auto, lite0, own, random or a file",
         ),
         ("resnetv2_50_gluon", (1,), "imagenet", "has no ImageNet weights to download: pass a file"),
     ],
