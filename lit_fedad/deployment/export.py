@@ -24,7 +24,6 @@ from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import choose_client, image_files, named_version
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
@@ -213,7 +212,12 @@ def export(
     classifies = model.task.kind == "classification"
     calibration = Calibration({}, shared=False) if classifies else folder.calibration()
     number, names = choose_client(client, result, calibration.clients), ClientNames.of(result)
-    rules = {n: decision_rule(calibration, n, alphas(config)[0], product) for n in calibration.clients}
+    alpha = None if classifies else folder.alpha()
+    rules = (
+        {}
+        if alpha is None
+        else {n: decision_rule(calibration, n, alpha, product) for n in calibration.clients}
+    )
     destination = Path(out) if out else folder.path / "export" / f"client_{names.label(number)}"
     display = Display()
     paths = image_files(Path(images), destination, display) if images else []

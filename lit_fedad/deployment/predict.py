@@ -24,7 +24,6 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import DecisionRule, decision_rule
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.decisions import decisions
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
@@ -71,7 +70,7 @@ def evaluate(
         progress.stop()
         assert metrics is not None
         if finished.model.task.kind == "anomaly":
-            alpha = alphas(finished.config)[0]
+            alpha = folder.alpha()
             predictions = federation.predictions(last)
             judged = decisions(predictions, finished.config, finished.data, folder.calibration(), [alpha])
             metrics |= summarise_rates(judged[alpha])
@@ -133,7 +132,7 @@ def predict(
     if classifies:
         scorer = _Classify(model.client, fabric, transform, result["partition"]["products"], display)
     else:
-        rule = decision_rule(calibration, number, alphas(config)[0] if alpha is None else alpha, product)
+        rule = decision_rule(calibration, number, folder.alpha() if alpha is None else alpha, product)
         scorer = _Detect(model.client, fabric, transform, rule, destination, root, display)
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"

@@ -29,7 +29,6 @@ from lit_fedad.deployment.predict import (
 )
 from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.lock import locked
@@ -110,7 +109,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
     calibration = folder.calibration()
     names = ClientNames.of(result)
     number = choose_client(options.client, result, calibration.clients)
-    alpha = alphas(config)[0] if options.alpha is None else options.alpha
+    alpha = folder.alpha() if options.alpha is None else options.alpha
     rule = decision_rule(calibration, number, alpha, options.product)
     like = calibration.source(number, _ANY, options.product).scores
     if not like.total:

@@ -47,7 +47,8 @@ class SemanticTest:
         labels: Class of each test image, int64 [n].
         normal_classes: Classes below this number are normal, the others the sets of anomalies.
         calibration: Counts a client's calibration scores.
-        alpha: Rate of false alarms that a client's label-free threshold promises.
+        alpha: Rate of false alarms that a client's label-free threshold promises; None for the one that its own images
+            choose (`Calibration.auto_rate`).
         shown: Indices of test images whose features are drawn [m]; none where it is empty.
     """
 
@@ -55,7 +56,7 @@ class SemanticTest:
     labels: Tensor
     normal_classes: int
     calibration: CalibrationScores
-    alpha: float
+    alpha: float | None
     shown: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
 
@@ -139,7 +140,8 @@ class SemanticEvaluator(Evaluator):
         """Computes a client's threshold from its own calibration images; infinity where they are too few."""
         assert self.test is not None
         counted = self.test.calibration(client, number)
-        return Calibration({number: counted}, shared=False).threshold(number, self.test.alpha)
+        own = Calibration({number: counted}, shared=False)
+        return own.threshold(number, own.auto_rate() if self.test.alpha is None else self.test.alpha)
 
     def spread(self, state: SemanticScores, clients: list[int]) -> dict[int, SemanticScores]:
         """Returns the same scores for every client; `SemanticScores.of` applies its own threshold."""

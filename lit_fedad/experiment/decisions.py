@@ -16,9 +16,9 @@ from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, decide, product_rates, summarise_rates
 from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.calibration import alphas, calibration_scores
+from lit_fedad.experiment.calibration import alphas, calibration_scores, given_alphas
 from lit_fedad.experiment.run import Run
-from lit_fedad.metrics.conformal import Calibration, needed_images
+from lit_fedad.metrics.conformal import USUAL_RATE, Calibration, needed_images
 
 _DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Promised rates of the figure."""
@@ -27,7 +27,7 @@ _DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 def judge(run: Run) -> None:
     """Calibrates all clients after the last round, and judges their decisions; in every process.
 
-    Sets `Run.calibration`, `Run.predictions` and `Run.decisions`, and what `ship` sets.
+    Sets `Run.calibration`, `Run.alphas`, `Run.predictions` and `Run.decisions`, and what `ship` sets.
     """
     federation, config, data = run.federation, run.config, run.local
     scores = calibration_scores(
@@ -35,27 +35,44 @@ def judge(run: Run) -> None:
     )
     query = CalibrationQuery(data.images.categories, scores)
     run.calibration = calibrate(federation, federation.rounds, query)
-    promised = alphas(config)
+    choose_alphas(run)
     run.predictions = federation.predictions(federation.rounds)
-    run.decisions = decisions(run.predictions, config, data, run.calibration, {*promised, *_DRAWN})
+    run.decisions = decisions(run.predictions, config, data, run.calibration, {*run.alphas, *_DRAWN})
     if run.fabric.is_global_zero:
         ship(run)
+
+
+def choose_alphas(run: Run) -> None:
+    """Sets `Run.alphas`, unless they are known, and says where ``evaluation.alpha=auto`` promises less than usual.
+
+    Args:
+        run: The run, in every process; the first has its calibration.
+    """
+    if run.alphas:
+        return
+    run.alphas = run.fabric.broadcast(alphas(run.config, run.calibration))
+    alpha = run.alphas[0]
+    if not given_alphas(run.config) and alpha > USUAL_RATE:
+        run.display.note(
+            f"evaluation.alpha=auto promises {alpha:g}: the smallest rate of false alarms that"
+            f" {needed_images(alpha)} calibration images allow; {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
+        )
 
 
 def ship(run: Run) -> None:
     """Ships the decisions of a run that has been judged.
 
-    Writes ``calibration.json``, adds the rates to `Run.rates` and ``decisions`` to ``result.json``, and warns where
-    nothing can be promised.
+    Writes ``calibration.json``, adds the rates to `Run.rates`, ``alpha`` and ``decisions`` to ``result.json``, and says
+    where the usual rate, or none, can be promised.
 
     Args:
-        run: The run, with its calibration and decisions, on the first process.
+        run: The run, with its calibration, rates and decisions, on the first process.
     """
     run.folder.save_json("calibration.json", run.calibration.to_json())
-    promised = alphas(run.config)
-    shipped = run.decisions[promised[0]]
+    shipped = run.decisions[run.alphas[0]]
     run.rates = summarise_rates(shipped)
-    _warn(run, shipped, promised[0])
+    _warn(run, shipped, run.alphas[0])
+    run.extras["alpha"] = run.alphas[0]
     run.extras["decisions"] = {
         f"{alpha:g}": {
             **summarise_rates(run.decisions[alpha]),
@@ -65,7 +82,7 @@ def ship(run: Run) -> None:
             },
             "clients": {client: _plain(own) for client, own in run.decisions[alpha].items()},
         }
-        for alpha in promised
+        for alpha in run.alphas
     }
 
 

@@ -34,6 +34,7 @@ class Run:
         fabric: Device, precision and processes.
         display: Output for the user; quiet in processes other than the first.
         calibration: Calibration scores by client, after the last round of an anomaly task; on the first process only.
+        alphas: Promised rates of false alarms, in every process; the first is the one that the run ships.
         predictions: Predictions of the test images by client, likewise.
         decisions: Judged decisions (`decide`) by promised rate of false alarms, likewise.
         rates: False-alarm and miss rates of the decisions that the run ships, likewise.
@@ -48,6 +49,7 @@ class Run:
     fabric: Fabric
     display: Display
     calibration: Calibration = field(default_factory=lambda: Calibration({}, shared=False))
+    alphas: Sequence[float] = ()
     predictions: Mapping[int, Predicted] = field(default_factory=dict)
     decisions: dict[float, dict[int, dict[str, Any]]] = field(default_factory=dict)
     rates: dict[str, Summary] = field(default_factory=dict)

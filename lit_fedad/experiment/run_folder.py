@@ -197,6 +197,19 @@ class RunFolder:
             raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
         return replace(read, names=ClientNames.of(self.result() or {}))
 
+    def alpha(self) -> float:
+        """Reads the rate of false alarms that a complete run promises.
+
+        Raises:
+            UserError: If the file cannot be read, was changed, or holds no such rate.
+        """
+        alpha = (self.result() or {}).get("alpha")
+        if type(alpha) is not float or not 0 < alpha < 1:
+            raise UserError(
+                f"{self.path / 'result.json'}: alpha must be a number above 0 and below 1; give the run's command again"
+            )
+        return alpha
+
     def attacks(self) -> dict[str, dict[str, Any]]:
         """Reads what attacks on the run have found, by the name of the attack.
 

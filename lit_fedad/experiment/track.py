@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_data import RunData
 from lit_fedad.federation.loop import Federation
@@ -43,7 +42,7 @@ class Tracking(RunCallback):
         if self._tracker is None:
             return
         if run.rates:
-            promised = {"false_alarm_rate/promised": alphas(run.config)[0]}
+            promised = {"false_alarm_rate/promised": run.alphas[0]}
             rates = flat_summaries(run.rates, run.federation.names)
             self._tracker.metrics(rates | promised, run.federation.rounds)
         run.extras["tracking_run_id"] = self._tracker.run_id

@@ -19,6 +19,9 @@ from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
+USUAL_RATE = 0.01
+"""Rate of false alarms that is promised where none is chosen and there are enough calibration scores."""
+
 _ROUNDING = 1e-9
 """Tolerance of ranks: (n + 1) alpha is a whole number more often than its floating-point product."""
 
@@ -196,6 +199,27 @@ class Calibration:
         enough = (choice for choice in choices if choice.scores.total >= needed_images(alpha))
         return next(enough, choices[-1])
 
+    def auto_rate(self) -> float:
+        """Chooses the rate of false alarms to promise: `USUAL_RATE`, or else the smallest that every client can.
+
+        n scores can promise 1 / (n + 1). Clients that share a model have the scores of all to fall back on; of clients
+        with models of their own the one with fewest decides. Clients without scores can promise nothing and are left
+        out.
+
+        Returns:
+            The rate, rounded up to three digits; `USUAL_RATE` where nobody has scores.
+
+        Example:
+            >>> two = {client: {"nut": ScoreCounts.of(torch.arange(1.0, 4))} for client in (0, 1)}
+            >>> Calibration(two, shared=True).auto_rate(), Calibration(two, shared=False).auto_rate()
+            (0.143, 0.25)
+        """
+        totals = [total for own in self.clients.values() if (total := _of_all([own]).total)]
+        if not totals:
+            return USUAL_RATE
+        fewest = sum(totals) if self.shared else min(totals)
+        return max(USUAL_RATE, _rounded_up(1 / (fewest + 1)))
+
     def threshold(self, client: int, alpha: float, product: str | None = None) -> float:
         """Computes the score above which a client calls an image anomalous; infinity where it cannot promise alpha."""
         return self.source(client, alpha, product).scores.threshold(alpha)
@@ -248,6 +272,12 @@ def wilson_interval(events: float, trials: float, z: float = 1.96) -> tuple[floa
     centre = (rate + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))
     return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def _rounded_up(rate: float, digits: int = 3) -> float:
+    """Rounds a rate up to a number of digits, so that whoever can promise it still can."""
+    places = digits - 1 - math.floor(math.log10(rate))
+    return round(math.ceil(rate * 10**places - _ROUNDING) / 10**places, places)
 
 
 def _of_product(holders: Sequence[Mapping[str, ScoreCounts]], product: str) -> ScoreCounts:

@@ -1,4 +1,4 @@
-"""Frozen feature pyramids: any timm model, with downloaded, given, random or the library's own weights."""
+"""Frozen feature pyramids: any timm model, with downloaded, packaged, given, random or the library's own weights."""
 
 import difflib
 import hashlib
@@ -16,15 +16,19 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.models import lite0
 from lit_fedad.models.backbone_parts import TransformerBlocks, dynamic_size
 
 HUB_TIMEOUT = 5.0  # seconds; a hub out of reach is noticed within twice this
 
 OWN_NAME = "resnet10t"  # the timm model of the library's own weights
 OWN_WEIGHTS = Path(__file__).parent / "own" / "weights.safetensors"
-_OWN_LAYERS = (0, 1, 2, 3)
+_PACKAGED = {"own": (OWN_NAME, 3), "lite0": (lite0.NAME, 4)}
+"""Model and last layer of the weights that need no hub."""
 
-_INSTEAD = "pass a file (backbone.weights=/path/to/file), or take the library's own: backbone=own"
+_INSTEAD = (
+    "pass a file (backbone.weights=/path/to/file), or take backbone=lite0 or the library's own: backbone=own"
+)
 
 
 class FeaturePyramid(nn.Module):
@@ -106,10 +110,11 @@ def create_backbone(
         name: timm model, with a tag where one set of its weights is meant (``"wide_resnet50_2.tv_in1k"``).
         layers: Feature levels as timm counts them, in rising order; for ResNets 0 is the stem, 1 to 4 are the
             stages; for transformers they are the blocks, from 0.
-        weights: ``"imagenet"`` downloads timm's; ``"own"`` takes the library's own, of ``resnet10t``; ``"auto"``
-            downloads where it can and otherwise takes the library's own model in place of ``name``, with a
-            warning; ``"random"`` draws them from ``seed``; anything else is a file: a state dict in ``.pth``,
-            ``.pt`` or ``.safetensors`` that holds at least what the used layers need.
+        weights: ``"imagenet"`` downloads timm's; ``"lite0"`` takes those of the extra ``weights``, of
+            ``tf_efficientnet_lite0``; ``"own"`` the library's own, of ``resnet10t``; ``"auto"`` downloads where it can,
+            and otherwise takes ``"lite0"`` where it is installed, else ``"own"``, each with its model in place of
+            ``name`` and with a warning; ``"random"`` draws them from ``seed``; anything else is a file: a state dict
+            in ``.pth``, ``.pt`` or ``.safetensors`` that holds at least what the used layers need.
         seed: Seed of random weights. The global random state is left alone.
 
     Returns:
@@ -137,11 +142,14 @@ def create_backbone(
     elif weights == "random":
         _open_residual_branches(features)
         taken = "random"
+    elif weights == "lite0":
+        _load_state(features.model, lite0.read_weights(), lite0.PACKAGE, name)
+        taken = f"imagenet:{lite0.PACKAGE}"
     elif weights == "own":
-        _load_file(features.model, OWN_WEIGHTS, name)
+        _load_state(features.model, _read_state(OWN_WEIGHTS), OWN_WEIGHTS, name)
         taken = "own"
     else:
-        _load_file(features.model, Path(weights), name)
+        _load_state(features.model, _read_state(Path(weights)), Path(weights), name)
         taken = f"file:{Path(weights).name}"
     return FeaturePyramid(features, name, layers, asked, taken)
 
@@ -156,14 +164,16 @@ def _resolve(name: str, layers: tuple[int, ...], weights: str, seed: int) -> tup
             if weights == "imagenet":
                 raise
             reason = str(error).removesuffix(f": {_INSTEAD}")
-            line = f"{reason}; the library's own backbone ({OWN_NAME}) takes its place"
-            warnings.warn(line, stacklevel=3)
-            name, weights = OWN_NAME, "own"
+            if lite0.is_installed():
+                name, weights, instead = lite0.NAME, "lite0", f"{lite0.NAME} of {lite0.PACKAGE}"
+            else:
+                name, weights, instead = OWN_NAME, "own", f"the library's own backbone ({OWN_NAME})"
+            warnings.warn(f"{reason}; {instead} takes its place", stacklevel=3)
     if weights == "random":
         line = f"backbone {name!r} has RANDOM weights (seed {seed}): they test the plumbing, no more"
         warnings.warn(line, stacklevel=3)
-    if weights == "own":
-        _check_own(name, layers)
+    if weights in _PACKAGED:
+        _check_packaged(name, layers, weights)
     return name, weights, hub_file
 
 
@@ -196,15 +206,16 @@ def check_model(name: str, layers: Sequence[int]) -> None:
         raise UserError(f"backbone.layers={list(layers)}: give layer numbers from 0 up, in rising order")
 
 
-def _check_own(name: str, layers: tuple[int, ...]) -> None:
-    """Refuses what the library's own weights do not hold."""
-    if name != OWN_NAME:
+def _check_packaged(name: str, layers: tuple[int, ...], weights: str) -> None:
+    """Refuses what weights that come with a package do not hold."""
+    model, last = _PACKAGED[weights]
+    if name != model:
         raise UserError(
-            f"backbone.weights=own: these weights are of {OWN_NAME}, not {name}: give backbone=own"
+            f"backbone.weights={weights}: these weights are of {model}, not {name}: give backbone={weights}"
         )
-    if not set(layers) <= set(_OWN_LAYERS):
+    if layers[-1] > last:
         raise UserError(
-            f"backbone.layers={list(layers)}: the library's own backbone ends with layer {_OWN_LAYERS[-1]}"
+            f"backbone.layers={list(layers)}: {model}, backbone={weights}, ends with layer {last}"
         )
 
 
@@ -278,9 +289,8 @@ def _unreachable(endpoint: str) -> str | None:
     return reason[0]
 
 
-def _load_file(model: nn.Module, path: Path, name: str) -> None:
-    """Loads a file into the pruned timm model; what it holds beyond that must belong to the pruned parts."""
-    state = _read_state(path)
+def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path | str, name: str) -> None:
+    """Loads weights into the pruned timm model; what they hold beyond that must belong to the pruned parts."""
     needed = model.state_dict()
     for key, value in needed.items():
         if key.endswith("num_batches_tracked"):
@@ -303,7 +313,9 @@ def _load_file(model: nn.Module, path: Path, name: str) -> None:
 def _read_state(path: Path) -> dict[str, Tensor]:
     """Reads a state dict, bare or under ``state_dict`` or ``model``."""
     if not path.is_file():
-        raise UserError(f"backbone.weights={path}: no such file; give imagenet, auto, own, random or a file")
+        raise UserError(
+            f"backbone.weights={path}: no such file; give imagenet, auto, lite0, own, random or a file"
+        )
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)

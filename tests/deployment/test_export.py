@@ -64,7 +64,7 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
     # Cells are padded with spaces.
     card = re.sub(" +", " ", (exported / "model_card.md").read_text())
     result, calibration = RunFolder(tiny_run).result(), RunFolder(tiny_run).calibration()
-    alpha = RunFolder(tiny_run).config()["evaluation"]["alpha"]
+    alpha = RunFolder(tiny_run).alpha()
     sizes = result["partition"]["sizes"]
     auroc = result["last"]["i_auroc"]
     worst = [number for number, value in auroc["per_client"].items() if value == auroc["worst"]]

@@ -34,8 +34,6 @@ from lit_fedad.report.naming import METRIC_TITLES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
-ALPHA = 0.01
-
 
 @pytest.fixture
 def photos(tmp_path):
@@ -66,8 +64,9 @@ def test_every_image_gets_a_score_a_decision_and_a_heatmap(tiny_run, photos, tmp
     assert [row["path"] for row in rows] == [
         str(photos / name) for name in ("a/one.jpg", "a/one.png", "b/one.png", "top.bmp")
     ]
-    source = RunFolder(tiny_run).calibration().source(1, ALPHA)
-    threshold = source.scores.threshold(ALPHA)
+    alpha = RunFolder(tiny_run).result()["alpha"]
+    source = RunFolder(tiny_run).calibration().source(1, alpha)
+    threshold = source.scores.threshold(alpha)
     for row in rows:
         assert float(row["threshold"]) == pytest.approx(threshold, rel=1e-7)
         expected = float(source.scores.p_values(torch.tensor([float(row["score"])])))

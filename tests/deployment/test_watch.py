@@ -171,7 +171,7 @@ def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
     look(tiny_run, images, out)
     for settings, message in (
         ({"run_length": 5}, r"holds a watch with run_length=10000, not run_length=5; give another"),
-        ({"alpha": 0.5}, r"holds a watch with alpha=0.01, not alpha=0.5"),
+        ({"alpha": 0.5}, rf"holds a watch with alpha={RunFolder(tiny_run).alpha()}, not alpha=0.5"),
         ({"product": "grass"}, r"holds a watch with product=None, not product=grass"),
         ({"product": "gras"}, r"product=gras: calibrated are"),
         ({"run_length": 0}, r"watch.run_length=0 must be at least 1"),

@@ -30,7 +30,7 @@ from lit_fedad.sites.settings import SiteSettings
 from lit_fedad.sites.site import Site
 
 NAMES = ("north", "east", "south")
-DEBUG = ("debug=seconds", "evaluation.alpha=0.3", "evaluation.pictures=0")
+DEBUG = ("debug=seconds", "evaluation.pictures=0")
 HERE = ("fabric.accelerator=cpu",)
 
 OPEN = Policy(allow=[kind.value for kind in Kind], images=1, runs=10_000)

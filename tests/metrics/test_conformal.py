@@ -36,6 +36,24 @@ def test_a_score_is_above_the_threshold_exactly_where_its_p_value_is_at_most_alp
     assert called.any() == (n >= needed_images(alpha))
 
 
+@pytest.mark.parametrize("n", [1, 2, 8, 20, 33, 80, 98])
+def test_the_automatic_rate_is_the_smallest_at_which_the_largest_score_can_be_called(n):
+    smallest = 1 / (n + 1)  # p-value of a score above all n
+    scores = {"nut": ScoreCounts.of(COARSE.repeat(3)[:n])}
+    rate = Calibration({0: scores}, shared=False).auto_rate()
+    assert smallest <= rate < 1.01 * smallest  # three digits
+    assert math.isfinite(scores["nut"].threshold(rate))
+    assert math.isinf(scores["nut"].threshold(0.99 * smallest))
+
+
+def test_the_automatic_rate_is_what_every_client_can_promise():
+    few, many = (ScoreCounts.of(COARSE.repeat(5)[:n]) for n in (4, 120))
+    clients = {0: {"nut": few, "bolt": few}, 1: {"nut": many}, 2: {}}
+    assert Calibration(clients, shared=False).auto_rate() == 0.112  # 1 / (8 + 1), up to three digits
+    assert Calibration(clients, shared=True).auto_rate() == 0.01  # 128 scores
+    assert Calibration({2: {}}, shared=True).auto_rate() == 0.01  # nobody promises anything
+
+
 def test_the_promise_holds_on_average_and_hardly_gives_any_away():
     n, runs, alpha = 39, 400, 0.1
     rates = torch.stack(

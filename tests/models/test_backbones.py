@@ -201,7 +201,7 @@ def test_damaged_files_are_said_in_one_line(tmp_path, suffix, content):
             TINY,
             (1,),
             "imagnet",
-            "backbone.weights=imagnet: no such file; give imagenet, auto, own, random or a file",
+            "backbone.weights=imagnet: no such file; give imagenet, auto, lite0, own, random or a file",
         ),
         ("resnetv2_50_gluon", (1,), "imagenet", "has no ImageNet weights to download: pass a file"),
     ],
@@ -221,7 +221,8 @@ def no_download(monkeypatch):
 
 def test_a_hub_that_refuses_is_said_at_once(no_download):
     with pytest.raises(
-        UserError, match=r"cannot be downloaded \(http://127.0.0.1:9: .*the library's own: backbone=own"
+        UserError,
+        match=r"cannot be downloaded \(http://127.0.0.1:9: .*backbone=lite0 or the library's own: backbone=own",
     ):
         create_backbone(TINY)
 
@@ -242,7 +243,8 @@ def test_offline_mode_asks_nobody(monkeypatch):
         create_backbone(TINY)
 
 
-def test_auto_falls_back_to_the_librarys_own_backbone_and_says_so():
+def test_auto_falls_back_to_the_librarys_own_backbone_and_says_so(monkeypatch):
+    monkeypatch.setattr(backbones.lite0, "is_installed", lambda: False)
     line = r"'test_resnet' cannot be downloaded \(.*\); the library's own backbone \(resnet10t\) takes its place$"
     with pytest.warns(UserWarning, match=line) as warned:
         backbone = create_backbone(TINY, weights="auto")

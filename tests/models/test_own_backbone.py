@@ -52,7 +52,7 @@ def test_its_configuration_names_it():
             (1, 2),
             r"backbone.weights=own: these weights are of resnet10t, not resnet18: give backbone=own",
         ),
-        (OWN_NAME, (3, 4), r"backbone.layers=\[3, 4\]: the library's own backbone ends with layer 3"),
+        (OWN_NAME, (3, 4), r"backbone.layers=\[3, 4\]: resnet10t, backbone=own, ends with layer 3"),
     ],
 )
 def test_what_it_does_not_hold_is_refused(name, layers, line):

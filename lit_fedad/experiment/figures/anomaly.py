@@ -10,7 +10,6 @@ import torch
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
@@ -30,7 +29,7 @@ def draw_heatmaps(run: Run) -> None:
     if predicted is None or not predicted.maps:
         return
     assert isinstance(data.images, ImageSet)
-    alpha, by_product = alphas(run.config)[0], run.config["calibration"]["by"] == "product"
+    alpha, by_product = run.alphas[0], run.config["calibration"]["by"] == "product"
     captioned = []
     for index, case in drawn_cases(data, predicted, run.config["evaluation"]["pictures"]):
         score, product = (

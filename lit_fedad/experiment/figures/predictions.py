@@ -10,7 +10,6 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.decisions import pooled_intervals, pooled_rates
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.evaluators import shown_images
 from lit_fedad.experiment.figures.anomaly import draw_heatmaps
@@ -55,7 +54,7 @@ def draw_scores(run: Run) -> None:
     Args:
         run: A run whose decisions have been judged, on the first process.
     """
-    sizes, alpha = run.local.partition.sizes, alphas(run.config)[0]
+    sizes, alpha = run.local.partition.sizes, run.alphas[0]
     anomalous = evaluated_images(run.config, run.local).labels != 0
     largest = sorted(run.predictions, key=lambda client: (-sizes[client], client))[:_MOST_CLIENTS]
     clients = {}
@@ -83,7 +82,7 @@ def show_representations(run: Run) -> None:
         run: A run on a `SemanticSet`, after its last round.
     """
     federation, data = run.federation, run.local
-    figures, alpha = run.folder.path / "figures", alphas(run.config)[0]
+    figures, alpha = run.folder.path / "figures", run.alphas[0]
     assert isinstance(data.images, SemanticSet)
     first = federation.clients[0]
     counts = torch.from_numpy(data.partition.counts(data.images))[:, : data.images.normal_classes]

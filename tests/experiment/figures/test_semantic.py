@@ -80,10 +80,12 @@ def drawn(monkeypatch):
 
 def run_of(federation, data, fabric, folder, calibration, alpha):
     """What callbacks are handed after the last round."""
-    config = {"evaluation": {"pictures": 1, "alpha": alpha}}
+    config = {"evaluation": {"pictures": 1}}
     model = SimpleNamespace(task=federation.client.task)
     parts = model, data, federation, fabric, Display(quiet=True)
-    return Run(config, RunFolder(folder), *parts, calibration, federation.predictions(federation.rounds))
+    return Run(
+        config, RunFolder(folder), *parts, calibration, [alpha], federation.predictions(federation.rounds)
+    )
 
 
 @pytest.fixture(scope="module")
