@@ -60,7 +60,7 @@ class Console(RunCallback):
     def on_run_start(self, run: Run) -> None:
         """Prints a description of the run and where it continues, and starts to show progress."""
         run.display.header(describe(run))
-        latest = run.federation.checkpoints.latest()
+        latest = run.federation.checkpoints.latest_round()
         if latest is not None and latest < run.federation.rounds:
             run.display.note(f"continues after {f'round {latest}' if latest > 0 else 'the set-up'}")
         self._display, self._last = run.display, time.perf_counter()

@@ -74,7 +74,9 @@ def test_help_of_a_command_tells_its_keys_and_an_example_that_reads(say, command
             assert given <= {key.name for key in listed} | {"data.root"}
         for key in listed:
             assert key.meaning, key.name
-            assert any(line.startswith(f"  {key.name}=") for line in out) or key.name == word.partition("=")[0]
+            assert (
+                any(line.startswith(f"  {key.name}=") for line in out) or key.name == word.partition("=")[0]
+            )
 
 
 def test_help_of_one_form(say):
@@ -111,7 +113,10 @@ def test_help_does_not_wait_for_lightning():
         (("evaluate",), "evaluate needs 'run'"),
         (("evaluate", "run="), "evaluate needs 'run'"),
         (("evaluate", "run=x", "rounds=3"), "evaluate has no key 'rounds'; did you mean 'run'?"),
-        (("predict", "run=x"), "predict needs 'images': lit-fedad predict run=RUN images=IMAGES [key=value ...]"),
+        (
+            ("predict", "run=x"),
+            "predict needs 'images': lit-fedad predict run=RUN images=IMAGES [key=value ...]",
+        ),
         (("train", "data.root=photos"), "data.root is given without data="),
         (("predict", "folder"), "'folder' is not of the form key=value"),
         (("predict", "run=x", "images=y", "version=first"), "predict.version='first' must be int or null"),
