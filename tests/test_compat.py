@@ -12,6 +12,7 @@ _SCRIPT = """
 import sys
 assert "torchvision" not in sys.modules
 import lit_fedad
+assert "torch" not in sys.modules
 import torch, torchvision
 from torchvision.transforms.v2 import functional
 assert hasattr(torch.ops.torchvision, "nms")

@@ -55,6 +55,7 @@ def needs(group: str, option: str) -> list[str]:
     missing = {
         ("partition", "file"): ["partition.path=clients.json"],
         ("partition", "by_group"): ["partition.group=patient"],
+        ("data", "path_lists"): ["data.file=images.csv"],
         ("data", "packed"): ["data.root=images", "data.train=train.npz"],
         ("data", "labelled_csv"): [
             f"data.{key}=x" for key in ("root", "labels", "images", "id_column", "label_column")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-import textwrap
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import NamedTuple
+from types import FrameType
 
+from lit_fedad import __version__
+from lit_fedad.cli.help import Command, Form, command_help, overview
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import extra_of, install, require
 from lit_fedad.core.options import run
 from lit_fedad.experiment.disk_full import is_disk_full
 from lit_fedad.report.console import Display, plain_warnings
 
-_HELP = {"-h", "--help"}
-_COLUMN, _WIDTH = 13, 118  # of the help
+_HELP = {"-h", "--help", "help"}
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM arrived: the command ends as by Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,19 +33,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command and options; None for those of the process.
 
     Returns:
-        Exit status: 0, 2 for bad input (one line on stderr), 130 when interrupted.
+        Exit status: 0, 2 for bad input (one line on stderr), 130 when interrupted, 143 when terminated.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] == "help" or not _HELP.isdisjoint(given):
-        print(usage())  # noqa: T201
+    if given == ["--version"]:
+        print(f"lit-fedad {__version__}")  # noqa: T201
         return 0
-    name, *rest = given
+    name, *rest = [word for word in given if word not in _HELP] or [""]
     display = Display()
-    with plain_warnings(display):
+    with plain_warnings(display), _terminable():
         try:
+            if not name:
+                print(overview(COMMANDS))  # noqa: T201
+                return 0
             if name not in COMMANDS:
                 raise UserError(f"no command '{name}'; one of {', '.join(COMMANDS)}")
             command = COMMANDS[name]
+            if not _HELP.isdisjoint(given):
+                print(command_help(name, command, rest[0] if rest else None))  # noqa: T201
+                return 0
             if command.extra:
                 require(command.extra, f"lit-fedad {name}")
             module, _, function = command.function.rpartition(".")
@@ -57,58 +71,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hint = "; the same command continues" if COMMANDS[name].continues else ""
             display.error(f"no space is left on the disk for {error.filename or 'a file'}: make room{hint}")
             return 2
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            terminated = isinstance(stop, _Terminated)
             hint = "; the same command continues" if COMMANDS[name].continues else ""
-            display.error(f"interrupted{hint}")
-            return 130
+            display.error(f"{'terminated' if terminated else 'interrupted'}{hint}")
+            return 143 if terminated else 130
     return 0
 
 
-def usage() -> str:
-    """Writes the help: each command's options, and what it does."""
-    lines = ["lit-fedad COMMAND key=value ...", ""]
-    for name, command in COMMANDS.items():
-        for syntax, purpose in command.usage.items():
-            lines += [*_wrapped(syntax, f"  {name}"), *_wrapped(purpose, "")]
-    return "\n".join([*lines, "", "Every key and its default: lit-fedad train --cfg [key=value ...]"])
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Ends what the block does on SIGTERM as on Ctrl-C: records are closed, and one line is printed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives signals
+        return
+    process = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # a forked worker ends at once
+            os._exit(128 + number)
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _wrapped(text: str, head: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=head.ljust(_COLUMN),
-        subsequent_indent=" " * _COLUMN,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-class Command(NamedTuple):
-    """A command of the command line.
-
-    Attributes:
-        function: Path of its function in the package, called by `run`; imported when the command is called: the help
-            must not wait for Lightning.
-        usage: What the command does, by the syntax of its options.
-        continues: Whether the same command continues what was interrupted.
-        extra: Key of `EXTRAS`: what must be installed beside the package itself.
-    """
-
-    function: str
-    usage: Mapping[str, str]
-    continues: bool = False
-    extra: str | None = None
-
-
-_RUN = "run=<MLflow run id or folder>"
+_OVERRIDES = "[any.key=value ...]"
 
 COMMANDS = {
     "train": Command(
         "cli.train.train",
         {
-            "method=feddymem [data=textures] [experiment=small] [out=DIR] [any.key=value]": (
-                "run an experiment; the same command again continues or shows it"
+            "": Form(
+                "run an experiment; the same command again continues or shows it",
+                "method=feddymem data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
+                words=_OVERRIDES,
             )
         },
         continues=True,
@@ -116,27 +116,28 @@ COMMANDS = {
     "evaluate": Command(
         "deployment.predict.evaluate",
         {
-            f"{_RUN} [version=N] [data.root=DIR] [backbone.weights=FILE]": (
-                "recompute a finished run's metrics from its last checkpoint"
+            "": Form(
+                "recompute a finished run's metrics from its last checkpoint",
+                "run=outputs/first data.root=/data/mvtec",
             )
         },
     ),
     "predict": Command(
         "deployment.predict.predict",
         {
-            f"{_RUN} images=FOLDER [client=N] [alpha=A] [product=NAME] [version=N] [out=DIR]"
-            " [backbone.weights=FILE]": (
-                "score new images: CSV of scores, p-values and decisions, one heatmap an image"
+            "": Form(
+                "score new images: CSV of scores, p-values and decisions, one heatmap an image",
+                "run=outputs/first images=photos",
             )
         },
     ),
     "watch": Command(
         "deployment.watch.watch",
         {
-            f"{_RUN} images=FOLDER [client=N] [product=NAME] [alpha=A] [run_length=10000] [window=200]"
-            " [interval=10] [once=false] [version=N] [out=DIR] [backbone.weights=FILE]": (
+            "": Form(
                 "score a folder as it grows, and raise an alarm when images drift, at most one in run_length images by"
-                " chance; once=true looks once; the same command continues"
+                " chance; once=true looks once; the same command continues",
+                "run=outputs/first images=camera",
             )
         },
         continues=True,
@@ -144,10 +145,10 @@ COMMANDS = {
     "update": Command(
         "deployment.update.update",
         {
-            f"{_RUN} images=FOLDER [client=N] [product=NAME] [reviews=FILE] [data.root=DIR]"
-            " [backbone.weights=FILE]": (
+            "": Form(
                 "add new normal images, in a folder for each client, to a detector made of sums: one more exchange of"
-                " the method, and a new version beside the old; reviews= takes its false alarms alone"
+                " the method, and a new version beside the old; reviews= takes its false alarms alone",
+                "run=outputs/first images=normal client=0 product=bottle",
             )
         },
         extra="train",
@@ -155,18 +156,19 @@ COMMANDS = {
     "export": Command(
         "deployment.export.export",
         {
-            f"{_RUN} [client=N] [format=onnx,pt2] [product=NAME] [version=N] [images=FOLDER] [normal=FOLDER]"
-            " [out=DIR]": (
+            "": Form(
                 "write a trained detector with its decision rule and model card, and check it against the live one;"
-                " also format=openvino and, by normal images, openvino_int8"
+                " also format=openvino and, by normal images, openvino_int8",
+                "run=outputs/first format=onnx",
             )
         },
     ),
     "register": Command(
         "deployment.exported.register",
         {
-            f"{_RUN} name=NAME [alias=NAME] [client=N] [version=N]": (
-                "put an exported detector into MLflow's model registry: serve run=models:/NAME@ALIAS fetches it"
+            "": Form(
+                "put an exported detector into MLflow's model registry: serve run=models:/NAME@ALIAS fetches it",
+                "run=outputs/first name=bottles alias=line_1",
             )
         },
         extra="train",
@@ -174,10 +176,9 @@ COMMANDS = {
     "serve": Command(
         "deployment.serving.serve",
         {
-            "run=<MLflow run id, folder of a run or of an exported detector, or models:/NAME@ALIAS>"
-            " [client=N] [version=N] [host=127.0.0.1] [port=8080] [workers=1] [queue=16] [threads=N]"
-            " [max_bytes=20000000] [max_pixels=25000000] [patience=30]": (
-                "answer HTTP requests with score, p-value, decision and heatmap of an image, by an exported ONNX file"
+            "": Form(
+                "answer HTTP requests with score, p-value, decision and heatmap of an image, by an exported ONNX file",
+                "run=outputs/first port=8080",
             )
         },
         extra="serve",
@@ -185,8 +186,9 @@ COMMANDS = {
     "ui": Command(
         "deployment.ui.command.ui",
         {
-            f"{_RUN} [out=reviews.csv] [host=127.0.0.1] [port=7860]": (
-                "the operator's page: federation, thresholds and drift of a site, worst heatmaps, an image to try"
+            "": Form(
+                "the operator's page: federation, thresholds and drift of a site, worst heatmaps, an image to try",
+                "run=outputs/first",
             )
         },
         extra="ui",
@@ -194,12 +196,17 @@ COMMANDS = {
     "report": Command(
         "papers.table.report",
         {
-            "[experiment=A,B] [out=DIR] [ui=http://127.0.0.1:5000] [tracking.uri=URI]": (
-                "one HTML page, and Markdown, of all tracked runs; experiment= takes those of some MLflow experiments"
+            "": Form(
+                "one HTML page, and Markdown, of all tracked runs; experiment= takes those of some MLflow experiments",
+                "experiment=textures out=reports/textures",
+                ("papers.page.PageOptions",),
+                "[tracking.uri=URI]",
             ),
-            "table=feddymem_1 [root.mpdd=DIR] [experiment=A,B] [data=A,B] [seeds=0,1,2] [rows=A,B] [metrics=A,B]"
-            " [jobs=1] [out=DIR] [any.key=value]": (
-                "make a paper's table: runs what is missing, resumes what was begun; other keys go to every run"
+            "table=NAME": Form(
+                "make a paper's table: runs what is missing, resumes what was begun; other keys go to every run",
+                "table=feddymem_1 root.mpdd=/data/mpdd seeds=0,1,2",
+                ("papers.table.TableOptions",),
+                _OVERRIDES,
             ),
         },
         continues=True,
@@ -208,16 +215,30 @@ COMMANDS = {
     "privacy": Command(
         "cli.privacy.privacy",
         {
-            f"{_RUN} attack=lira [mode=online|offline] [shadows=16] [non_members=train|test] [share=0.5] [seed=0]"
-            " [out=DIR]": (
-                "membership inference: all messages, against those of shadow runs; the same command continues"
+            "attack=lira": Form(
+                "membership inference: all messages, against those of shadow runs; the same command continues",
+                "attack=lira run=outputs/first shadows=16",
+                ("cli.privacy.PrivacyOptions", "audits.membership.LiraOptions"),
+                "[data.root=DIR]",
             ),
-            f"{_RUN} attack=inversion [client=N] [control=N] [images=4] [steps=500] [restarts=1] [seed=0]"
-            " [knowledge=shared|own] [by=search|decoder] [public=DIR] [update=round|step]": (
-                "images out of what a client uploads: banks, weights of classifiers, condensed images"
+            "attack=inversion": Form(
+                "images out of what a client uploads: banks, weights of classifiers, condensed images",
+                "attack=inversion run=outputs/first client=0",
+                ("cli.privacy.PrivacyOptions", "audits.inversion.InversionOptions"),
+                "[data.root=DIR]",
             ),
-            f"{_RUN} attack=dcor": "distance correlation of shared densities with the images behind them",
-            f"{_RUN} attack=report": "print the page: what leaves a site, what attacks found, which defences are on",
+            "attack=dcor": Form(
+                "distance correlation of shared densities with the images behind them",
+                "attack=dcor run=outputs/first",
+                ("cli.privacy.PrivacyOptions",),
+                "[data.root=DIR]",
+            ),
+            "attack=report": Form(
+                "print the page: what leaves a site, what attacks found, which defences are on",
+                "attack=report run=outputs/first",
+                ("cli.privacy.PrivacyOptions",),
+                "[data.root=DIR]",
+            ),
         },
         continues=True,
         extra="train",
@@ -225,8 +246,11 @@ COMMANDS = {
     "sweep": Command(
         "sweep.command.sweep",
         {
-            "study=feddymem_th [n_trials=N] [storage=journal|URL] [out=DIR] [seed=0] [patience=120] [any.key=value]": (
-                "join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like"
+            "": Form(
+                "join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like",
+                "study=feddymem_th n_trials=20",
+                ("sweep.command.SweepOptions",),
+                _OVERRIDES,
             )
         },
         continues=True,
@@ -235,10 +259,10 @@ COMMANDS = {
     "pretrain": Command(
         "pretraining.pretrain.command",
         {
-            "[out=DIR] [name=resnet10t] [layers=1,2,3] [steps=3000] [seed=0] [size=96] [batch=48] [shift=8]"
-            " [lighting=2.0] [places=16] [temperature=0.1] [learning_rate=0.002] [precision=bf16-mixed]"
-            " [accelerator=auto] [save_every=200] [tracking=true] [tracking_uri=URI] [quiet=false]": (
-                "make a backbone from drawn scenes alone; the same command continues"
+            "": Form(
+                "make a backbone from drawn scenes alone; the same command continues",
+                "out=outputs/own steps=3000",
+                ("pretraining.pretrain.PretrainOptions",),
             )
         },
         continues=True,
@@ -247,40 +271,91 @@ COMMANDS = {
     "federation": Command(
         "cli.sites.federation",
         {
-            "init out=DIR host=NAME sites=A,B,C [port=9443] [link=9442] [timeout=3600] [method=M] [any.key=value]": (
-                "real sites, at the coordinator: write settings, certificates and Flower's configuration"
+            "init": Form(
+                "real sites, at the coordinator: write settings, certificates and Flower's configuration",
+                "init out=fed host=fed.example.org sites=north,south method=federated_bank",
+                ("cli.sites.FederationInit",),
+                _OVERRIDES,
             ),
-            "start fed=DIR": "run it until its end; the same command continues",
-            "status fed=DIR": "rounds, bytes, false alarms and troubles of every site",
+            "start": Form(
+                "run it until its end; the same command continues",
+                "start fed=fed",
+                ("cli.sites.FederationOptions",),
+            ),
+            "status": Form(
+                "rounds, bytes, false alarms and troubles of every site",
+                "status fed=fed",
+                ("cli.sites.FederationOptions",),
+            ),
         },
         continues=True,
     ),
     "site": Command(
         "cli.sites.site",
         {
-            "init out=DIR name=NAME address=HOST:PORT ca=FILE data=folders data.root=DIR [apart=true] [epsilon=E]"
-            " [stages=A,B+C]": ("real sites, at a site: write its settings and its key"),
-            "start site=DIR": "answer the coordinator's orders until the process is ended",
-            "status site=DIR": "its fingerprint, and the runs that it takes part in",
-            "review site=DIR [offer=FILE]": "what the offered federation would take of it, exchange by exchange",
-            "approve site=DIR hash=HASH": "let that federation take it, and no other",
-            "log site=DIR [last=N]": "what was asked, and what was answered",
-            "clean site=DIR [runs=ID|all]": "list or remove the states of old runs",
+            "init": Form(
+                "real sites, at a site: write its settings and its key",
+                "init out=north name=north address=fed.example.org:9443 ca=ca.crt data=folders data.root=/data/own",
+                ("cli.sites.SiteInit",),
+                "data=NAME data.root=DIR [data.key=value ...]",
+            ),
+            "start": Form(
+                "answer the coordinator's orders until the process is ended",
+                "start site=north",
+                ("cli.sites.SiteOptions",),
+            ),
+            "status": Form(
+                "its fingerprint, and the runs that it takes part in",
+                "status site=north",
+                ("cli.sites.SiteOptions",),
+            ),
+            "review": Form(
+                "what the offered federation would take of it, exchange by exchange",
+                "review site=north offer=offer.json",
+                ("cli.sites.SiteReview",),
+            ),
+            "approve": Form(
+                "let that federation take it, and no other",
+                "approve site=north offer=offer.json hash=HASH",
+                ("cli.sites.SiteApprove",),
+            ),
+            "log": Form(
+                "what was asked, and what was answered", "log site=north last=20", ("cli.sites.SiteLog",)
+            ),
+            "clean": Form(
+                "list or remove the states of old runs", "clean site=north runs=all", ("cli.sites.SiteClean",)
+            ),
         },
         continues=True,
     ),
-    "sync": Command("cli.train.sync", {_RUN: "send tracking records that MLflow could not take in time"}),
+    "sync": Command(
+        "cli.train.sync",
+        {"": Form("send tracking records that MLflow could not take in time", "run=outputs/first")},
+    ),
     "options": Command(
-        "cli.train.list_choices", {"[GROUP]": "list configuration groups, or the choices in one"}
+        "cli.train.list_choices",
+        {"": Form("list configuration groups, or the choices in one", "method", words="[GROUP ...]")},
     ),
     "data": Command(
         "cli.data.data",
         {
-            "[list]": "list data configurations: what they show, their licences, where to get them",
-            "check NAME root=DIR [any data key=value]": (
-                "read every file of a download: broken images, wrong masks, leaks, missing images"
+            "list": Form(
+                "list data configurations: what they show, their licences, where to get them", "list"
             ),
-            "init DIR": "recognise how your own images are laid out, and print the command that trains on them",
+            "check": Form(
+                "read every file of a download: broken images, wrong masks, leaks, missing images",
+                "check mvtec_mixture root=/data/mvtec",
+                words="NAME root=DIR [any data key=value ...]",
+            ),
+            "init": Form(
+                "recognise how your own images are laid out, and print the command that trains on them",
+                "init photos",
+                words="DIR",
+            ),
         },
+    ),
+    "doctor": Command(
+        "cli.doctor.doctor",
+        {"": Form("check this machine: versions, devices, weights, cache, disk, ports, extras", "")},
     ),
 }

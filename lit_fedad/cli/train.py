@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_fedad.core.config import choices, compose, config_groups
+from lit_fedad.core.config import Config, choices, compose, config_groups
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted
 from lit_fedad.report.console import Display
+
+_PAINTED = "lit_fedad.data.textures.textures"
 
 
 def train(overrides: Sequence[str]) -> None:
@@ -28,6 +30,7 @@ def train(overrides: Sequence[str]) -> None:
         return
     require("train", "lit-fedad train")
     config = compose(overrides)
+    _refuse_unread_root(config, overrides)
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
     from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.experiment.train import train
@@ -41,6 +44,20 @@ def train(overrides: Sequence[str]) -> None:
             ("new images", f"lit-fedad predict run={run} images=FOLDER"),
         ]
     )
+
+
+def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:
+    """Refuses a folder of images that the data, which nobody chose, would not read.
+
+    Raises:
+        UserError: If ``data.root`` is given without ``data``, and the configuration's data are painted.
+    """
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    if "data.root" in given and "data" not in given and config["data"]["_target_"] == _PAINTED:
+        raise UserError(
+            "data.root is given without data=, and the default data=textures reads no images; give data=folders,"
+            " data=mvtec_mixture or another of lit-fedad data list"
+        )
 
 
 def list_choices(groups: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from lit_fedad.core.building import call
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.usage import keys, usage
 
 T = TypeVar("T")
 
@@ -53,7 +54,8 @@ def read(
         The dataclass; and the overrides, value by key.
 
     Raises:
-        UserError: For an unknown key (naming the nearest one), a value of the wrong type, or one left out.
+        UserError: For an unknown key (naming the nearest one), a value of the wrong type, or one left out (with the
+            usage of the command).
 
     Example:
         >>> from dataclasses import dataclass
@@ -65,6 +67,7 @@ def read(
         (Attack(run='outputs/a', steps=10), {'data.root': '/images'})
     """
     values, others = parse(declared, options, command, overrides)
+    _require_all(declared, values, command)
     return call(declared, values, command), others
 
 
@@ -138,6 +141,7 @@ def run(function: Callable[..., Any], options: Sequence[str], command: str, **gi
         function(chosen, **given)
         return
     values, others = parse(function, options, command, takes_overrides, {*given, "overrides", "return"})
+    _require_all(function, values, command)
     call(function, values, command, **({**given, "overrides": others} if takes_overrides else given))
 
 
@@ -174,6 +178,17 @@ def separate(declared: type, options: Sequence[str], command: str) -> tuple[list
             raise UserError(f"{command} has no key '{key}'; did you mean '{near[0]}'?")
         others.append(option)
     return own, others
+
+
+def _require_all(declared: Callable[..., Any], values: Mapping[str, Any], command: str) -> None:
+    """Refuses options in which a key is missing, and says how the command is typed."""
+    listed = keys(declared)
+    missing = [key.name for key in listed if key.default is None and key.name not in values]
+    misspelt = values.keys() - {key.name.removesuffix(".NAME") for key in listed}  # is told of instead
+    if missing and not misspelt:
+        raise UserError(
+            f"{command} needs '{missing[0]}': {usage(declared, command)}; all keys: lit-fedad {command} --help"
+        )
 
 
 def _is_mapping(kind: Any) -> bool:

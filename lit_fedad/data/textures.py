@@ -276,8 +276,8 @@ def textures(
     test pictures come from disjoint regions of the photographs.
 
     Args:
-        root: Folder in which ``textures-<key>`` is written; by default ``lit_fedad`` in the cache folder of
-            the user (``$XDG_CACHE_HOME`` or ``~/.cache``).
+        root: New or empty folder in which ``textures-<key>`` is written, or one that holds such folders alone; by
+            default ``lit_fedad`` in the cache folder of the user (``$XDG_CACHE_HOME`` or ``~/.cache``).
         size: Side of the square pictures in pixels.
         train_per_product: Normal training pictures of each product type.
         test_per_product: Test pictures of each product type: half good, half with a defect, the kinds in
@@ -289,7 +289,7 @@ def textures(
         The image set, with masks.
 
     Raises:
-        UserError: A number is too small, or the folder cannot be written.
+        UserError: A number is too small, or the folder holds other files or cannot be written.
     """
     if size < 32 or train_per_product < 1 or test_per_product < 2:
         raise UserError(
@@ -301,11 +301,27 @@ def textures(
     folder = (Path(root).expanduser() if root else _cache_folder()) / f"textures-{key}"
     samples = _plan(folder, train_per_product, test_per_product)
     if not _complete(samples):
+        if root:
+            _refuse_used(folder.parent)
         try:
             _publish(folder, samples, size, seed)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error}); choose another root") from error
     return mvtec_mixture(folder, products=list(SURFACES), name="textures", split_seed=split_seed)
+
+
+def _refuse_used(root: Path) -> None:
+    """Refuses a folder with files of the user's, who meant them to be read.
+
+    Raises:
+        UserError: If it holds anything but painted pictures.
+    """
+    names = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+    if others := [name for name in names if not name.lstrip(".").startswith("textures-")]:
+        raise UserError(
+            f"data.root={root}: holds {others[0]}, and data=textures paints its pictures and reads no others; give"
+            " data=NAME for your images (lit-fedad data list), or leave data.root out"
+        )
 
 
 def _cache_folder() -> Path:

@@ -58,8 +58,11 @@ class Console(RunCallback):
         self._late: Callable[[], list[str]] = list
 
     def on_run_start(self, run: Run) -> None:
-        """Prints a description of the run, and starts to show progress."""
+        """Prints a description of the run and where it continues, and starts to show progress."""
         run.display.header(describe(run))
+        latest = run.federation.checkpoints.latest_round()
+        if latest is not None and latest < run.federation.rounds:
+            run.display.note(f"continues after {f'round {latest}' if latest > 0 else 'the set-up'}")
         self._display, self._last = run.display, time.perf_counter()
         self._progress = Progress()
         self._progress.start(run.display, "Clients trained and scored")

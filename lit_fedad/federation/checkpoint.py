@@ -42,6 +42,11 @@ class Checkpoints:
         complete = sorted(self.folder.glob("round_*"))
         return complete[-1] if complete else None
 
+    def latest_round(self) -> int | None:
+        """Returns the number of the newest complete round, at most 0 within the set-up; None if there is none."""
+        latest = self.latest()
+        return None if latest is None else int(latest.name.removeprefix("round_")) - _FIRST
+
     def begin(self, round: int) -> Path:
         """Creates an empty folder for the files of a round's checkpoint and returns it."""
         partial = self.partial(round)

@@ -256,8 +256,7 @@ def _hub_file(name: str) -> Path:
         if isinstance(cached, str):
             return Path(cached)
 
-    endpoint = hub.constants.ENDPOINT
-    reason = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else _unreachable(endpoint)
+    reason = hub_trouble()
     for file in files if reason is None else []:
         try:
             return Path(hub.hf_hub_download(repository, file, revision=revision, etag_timeout=HUB_TIMEOUT))
@@ -266,6 +265,11 @@ def _hub_file(name: str) -> Path:
             if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
                 break
     raise UserError(f"ImageNet weights of backbone {name!r} cannot be downloaded ({reason}): {_INSTEAD}")
+
+
+def hub_trouble() -> str | None:
+    """Returns why weights cannot be downloaded now, within `HUB_TIMEOUT`; None where they can."""
+    return "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else _unreachable(hub.constants.ENDPOINT)
 
 
 def _unreachable(endpoint: str) -> str | None:

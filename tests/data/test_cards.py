@@ -27,7 +27,8 @@ def test_official_sizes_are_those_of_the_configured_products(name):
 
 
 def test_only_configurations_for_images_of_ones_own_have_no_card():
-    own = {"auto", "coco", "mvtec_mixture", "folders", "labelled_csv", "packed", "semantic_cifar10_packed"}
+    own = {"auto", "coco", "mvtec_mixture", "folders", "labelled_csv", "path_lists", "packed"}
+    own |= {"semantic_cifar10_packed"}
     assert set(choices("data")) - set(CARDS) <= own
 
 

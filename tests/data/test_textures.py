@@ -192,6 +192,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         textures(tmp_path / "file", **SMALL)
 
 
+def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "screws").mkdir()
+    with pytest.raises(UserError, match="holds screws, and data=textures paints its pictures"):
+        textures(tmp_path, size=32, train_per_product=1, test_per_product=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["screws"]
+
+
 @pytest.mark.parametrize("fields", [{"size": 31}, {"train_per_product": 0}, {"test_per_product": 1}])
 def test_numbers_that_are_too_small_are_refused(tmp_path, fields):
     with pytest.raises(UserError, match="give at least 32, 1 and 2"):

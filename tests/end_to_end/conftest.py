@@ -38,8 +38,12 @@ class Lab:
         return [
             "debug=seconds",
             f"cache.folder={self.shared}",
-            *([] if {"data=motifs", "data=motif_classes"} & {*own} else [f"data.root={self.shared}"]),
-            *(["data.size=64"] if not any(o.startswith("data=") for o in own) else []),
+            *(
+                []
+                if {"data=motifs", "data=motif_classes"} & {*own}
+                else [f"data.root={self.shared / 'data'}"]
+            ),
+            *(["data=textures", "data.size=64"] if not any(o.startswith("data=") for o in own) else []),
             "tracking=off",
             "fabric.accelerator=cpu",
             "evaluation.pictures=0",  # they take half of a run's time; tests of pictures ask for them

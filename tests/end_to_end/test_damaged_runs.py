@@ -79,7 +79,7 @@ def _compare(used, expected, tmp_path, capsys, file, kind, seed, names):
             assert got == expected[name], (file, kind, seed, name)
     capsys.readouterr()
     root = yaml.safe_load((whole / "config.yaml").read_text())["data"]["root"]
-    config = [f"data.root={root}", "cache.enabled=false", "tracking=off", f"out={run}"]
+    config = ["data=textures", f"data.root={root}", "cache.enabled=false", "tracking=off", f"out={run}"]
     status = main(["train", "debug=seconds", *config])  # shows the result, or refuses
     said = capsys.readouterr()
     assert status in (0, 2)

@@ -31,6 +31,7 @@ def _commands(run):
     yield ["privacy", "attack=dcor", f"run={run}"]
     root = yaml.safe_load((run / "config.yaml").read_text())["data"]["root"]
     next_run = [f"start={run}", f"out={run.parent / 'next'}", f"data.root={root}", "cache.enabled=false"]
+    next_run.append("data=textures")
     yield ["train", "debug=seconds", "tracking=off", *next_run]
 
 

@@ -109,7 +109,7 @@ def overrides(method: str, task: str, tasks: dict[str, list[str]], folder, *own:
     clients = ["partition=pooled", "~partition.clients"] if alone else ["partition.clients=4"]
     stream = STREAM if method in IN_STAGES else []
     data = [o for o in tasks[task] if o.startswith(("data=", "data.root="))]
-    root = [] if any("motif" in o or ".root" in o for o in data) else [f"data.root={folder}"]
+    root = [] if any("motif" in o or ".root" in o for o in data) else [f"data.root={folder / 'data'}"]
     return [
         "debug=seconds", f"out={folder / 'run'}", f"cache.folder={folder}", *root, "tracking=off",
         "fabric.accelerator=cpu", f"method={method}", *of_method(method, tasks[task]), *clients, "rounds=3", *stream,

@@ -1,0 +1,152 @@
+"""Training from Python: a configuration in keywords, or images as lists of paths."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
+from lit_fedad.data.path_lists import list_text
+from lit_fedad.deployment.live_detector import LiveDetector, load_detector
+from lit_fedad.experiment.run_folder import RunFolder
+
+Paths: TypeAlias = Sequence[str | os.PathLike[str]]
+Labelled: TypeAlias = Mapping[str, Paths]
+
+_ALONE = "images"  # the client and product of a plain list
+
+
+@dataclass(frozen=True)
+class TrainedRun(os.PathLike[str]):
+    """A complete run.
+
+    Attributes:
+        path: Its folder.
+        result: Content of ``result.json``.
+    """
+
+    path: Path
+    result: Mapping[str, Any]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def detector(
+        self, client: int | str | None = None, alpha: float | None = None, product: str | None = None
+    ) -> LiveDetector:
+        """Loads a trained client.
+
+        Args:
+            client: Number of the client, or its name where `train` was given images by client; None for the client
+                with most training images.
+            alpha: Promised rate of false alarms; None for the run's own.
+            product: Product that all images show, where it is known.
+
+        Raises:
+            UserError: If there is no such client or product, or the run learned classes.
+        """
+        partition = self.result["partition"]
+        if client in partition["products"]:
+            column = partition["products"].index(client)
+            holders = [number for number, own in enumerate(partition["counts"]) if own[column]]
+            client = holders[0] if len(holders) == 1 else client
+        return load_detector(self.path, client, alpha, product)
+
+
+def train(
+    method: str = "feddymem",
+    data: str | None = None,
+    *,
+    normal: Paths | Mapping[str, Paths] | None = None,
+    test: Labelled | Mapping[str, Labelled] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, object] | None = None,
+    quiet: bool = False,
+) -> TrainedRun:
+    """Trains a federation, continues it where it was interrupted, or returns it where it is complete.
+
+    Args:
+        method: Name of the method.
+        data: Name of a data configuration; None for the default, or for ``normal``.
+        normal: In place of ``data``: paths of normal training images; by client's name, they are a federation.
+        test: Paths of test images by label: ``"good"``, and one name for each defect. By client's name, where
+            ``normal`` is; None where nothing is to be measured: every fifth normal image is then tested.
+        out: Folder of the run; None for one in ``outputs``.
+        settings: Other keys of the configuration, such as ``{"rounds": 20, "data.root": "/data/mvtec"}``.
+        quiet: Whether only warnings are printed.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: If the input is invalid.
+    """
+    require("train", "lit_fedad.train")
+    from lit_fedad.experiment.train import train as run
+
+    given: dict[str, object] = {"method": method}
+    if data is not None:
+        given["data"] = data
+    if out is not None:
+        given["out"] = os.fspath(out)
+    if normal is not None:
+        if data is not None:
+            raise UserError("data= and normal= are both given; give one of them")
+        given |= {
+            "data": "path_lists",
+            "data.file": str(_write_list(normal, test, Path(out or "outputs"))),
+            "partition": "by_product",
+        }
+    elif test is not None:
+        raise UserError("test= needs normal=, the training images")
+    config = compose([f"{key}={_value(value)}" for key, value in {**given, **(settings or {})}.items()])
+    result = run(config, quiet=quiet)
+    return TrainedRun(RunFolder.of(config).path, result)
+
+
+def _write_list(
+    normal: Paths | Mapping[str, Paths], test: Labelled | Mapping[str, Labelled] | None, folder: Path
+) -> Path:
+    """Writes the list of a run's images into a folder, under a name that follows from its content.
+
+    Raises:
+        UserError: If a client has no training images, or test images are of other clients than these.
+    """
+    by_client = dict(normal) if isinstance(normal, Mapping) else {_ALONE: normal}
+    if test is None:
+        tested: dict[str, Labelled] = {name: {"good": paths[::5]} for name, paths in by_client.items()}
+        by_client = {
+            name: [path for place, path in enumerate(paths) if place % 5] for name, paths in by_client.items()
+        }
+    elif isinstance(normal, Mapping):
+        tested = dict(cast("Mapping[str, Labelled]", test))
+    else:
+        tested = {_ALONE: cast("Labelled", test)}
+    if empty := [name for name, paths in by_client.items() if not paths]:
+        raise UserError(f"normal: {empty[0]} has no training image")
+    for name, labelled in tested.items():
+        if name not in by_client:
+            raise UserError(f"test: '{name}' is no client; normal= names {', '.join(by_client)}")
+        if not isinstance(labelled, Mapping):
+            raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
+    text = list_text(by_client, tested)
+    file = folder.absolute() / f"images-{sha256(text.encode(errors='surrogateescape')).hexdigest()[:12]}.csv"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    return file
+
+
+def _value(value: object) -> str:
+    """Writes a value as an override of the configuration has it."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    plain = isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value)
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)

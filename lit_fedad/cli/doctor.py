@@ -1,0 +1,143 @@
+"""The ``doctor`` command: whether this machine has what the library needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_fedad import __version__
+from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.extras import EXTRAS, install
+from lit_fedad.report.console import Display
+
+_PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "hydra-core", "numpy", "mlflow")
+_PORTS = {"serve": 8080, "ui": 7860, "federation, sites": 9443, "federation, Flower": 9442, "mlflow ui": 5000}
+_LEAST_DISK = 2 * 2**30  # bytes: features of some thousand images, and a run
+
+
+class Finding(NamedTuple):
+    """What was found about one thing.
+
+    Attributes:
+        check: The thing.
+        state: ``ok``; ``note`` where a run may do without it; ``trouble`` where none can start.
+        remark: What was seen, and what to do.
+    """
+
+    check: str
+    state: str
+    remark: str
+
+
+def doctor(display: Display) -> None:
+    """Prints a table of versions, devices, weights, cache, disk, ports and extras.
+
+    Args:
+        display: Prints the table.
+
+    Raises:
+        UserError: If something is in the way of every run.
+    """
+    findings = [found for check in (versions, devices, weights, disk, ports, extras) for found in check()]
+    display.table([found._asdict() for found in findings])
+    if troubles := [found for found in findings if found.state == "trouble"]:
+        raise UserError(f"{len(troubles)} in trouble, first {troubles[0].check}: {troubles[0].remark}")
+
+
+def versions() -> Iterator[Finding]:
+    """Finds the versions of this package, of Python and of the packages that most depends on."""
+    yield Finding("lit-fedad", "ok", __version__)
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    for name in _PACKAGES:
+        try:
+            yield Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            optional = name in EXTRAS["train"]
+            yield Finding(name, "note" if optional else "trouble", f"not installed: pip install {name}")
+
+
+def devices() -> Iterator[Finding]:
+    """Finds the processors, and lets each accelerator add two numbers."""
+    import torch
+
+    cores = os.cpu_count() or 1
+    yield Finding("cpu", "ok", f"{cores} cores, {torch.get_num_threads()} threads")
+    names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    names += ["mps"] if torch.backends.mps.is_available() else []
+    for name in names:
+        try:
+            torch.ones(2, device=name).sum().item()
+            title = torch.cuda.get_device_name(name) if name.startswith("cuda") else "Apple GPU"
+            yield Finding(name, "ok", title)
+        except RuntimeError as error:
+            yield Finding(name, "trouble", f"{first_line(error)}; fabric.accelerator=cpu does without it")
+    if not names:
+        yield Finding("accelerator", "note", "none: runs take the CPU")
+
+
+def weights() -> Iterator[Finding]:
+    """Finds out whether weights of backbones can be downloaded; the library's own are always there."""
+    from lit_fedad.models.backbones import OWN_WEIGHTS, hub_trouble
+
+    own = OWN_WEIGHTS.is_file()
+    yield Finding("own weights", "ok" if own else "trouble", "in the package" if own else "install it anew")
+    trouble = hub_trouble()
+    instead = "backbone.weights=FILE, or the library's own"
+    yield Finding(
+        "ImageNet weights",
+        "note" if trouble else "ok",
+        f"{trouble}; {instead}" if trouble else "can be downloaded",
+    )
+
+
+def disk() -> Iterator[Finding]:
+    """Finds out whether the cache and this folder can be written, and how much room they have."""
+    from lit_fedad.experiment.frozen_data import cache_folder
+
+    cache = cache_folder({"cache": {"folder": None}})
+    for name, folder in (("cache", cache), ("outputs", Path("outputs").absolute())):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        try:
+            with tempfile.TemporaryFile(dir=there):
+                pass
+            free = shutil.disk_usage(there).free
+        except OSError as error:
+            yield Finding(name, "trouble", f"{folder}: cannot be written ({error.strerror})")
+            continue
+        state = "ok" if free >= _LEAST_DISK else "note"
+        yield Finding(name, state, f"{folder}: {free / 2**30:.1f} GiB free")
+
+
+def ports() -> Iterator[Finding]:
+    """Finds out which ports other programs have taken."""
+    for name, port in _PORTS.items():
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind(("127.0.0.1", port))
+                yield Finding(f"port {port}", "ok", f"free for {name}")
+            except OSError:
+                yield Finding(f"port {port}", "note", f"taken; {name} needs another, or runs already")
+
+
+def extras(installed: Callable[[str], object] = find_spec) -> Iterator[Finding]:
+    """Finds the extras that are installed.
+
+    Args:
+        installed: Tells whether a module can be imported.
+    """
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if installed(module) is None]
+        yield Finding(
+            f"extra {extra}",
+            "note" if missing else "ok",
+            f"lacks {', '.join(missing)}: {install(extra)}" if missing else ", ".join(modules),
+        )

@@ -1,0 +1,66 @@
+"""Images that are listed one by one in a CSV file, with their client and label."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.sample import ImageSet, Sample
+
+_COLUMNS = ("part", "product", "defect", "path")
+
+
+def path_lists(file: str | Path, name: str = "images") -> ImageSet:
+    """Reads a list of images.
+
+    Args:
+        file: The CSV file, of `list_text`.
+        name: Name of the set.
+
+    Returns:
+        The image set in the order of the file. It has no masks.
+
+    Raises:
+        UserError: The file or an image is missing, or the file is no such list.
+    """
+    parts: dict[str, list[Sample]] = {"train": [], "test": []}
+    try:
+        with Path(file).open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
+            for row in csv.DictReader(lines, strict=True):
+                parts[row["part"]].append(Sample(Path(row["path"]), row["product"], row["defect"]))
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); train anew, or restore it") from error
+    except (ValueError, LookupError, TypeError, csv.Error) as error:
+        raise UserError(f"{file}: is no list of images with columns {', '.join(_COLUMNS)}") from error
+    for sample in (*parts["train"], *parts["test"]):
+        if not sample.path.is_file():
+            raise UserError(f"{sample.path}: no such image; it is listed in {file}")
+    return ImageSet(name, tuple(parts["train"]), tuple(parts["test"]))
+
+
+def list_text(
+    normal: Mapping[str, Sequence[str | os.PathLike[str]]],
+    test: Mapping[str, Mapping[str, Sequence[str | os.PathLike[str]]]],
+) -> str:
+    """Writes the text of a list of images.
+
+    Args:
+        normal: Normal training images by product.
+        test: Test images by product, and of each by ``"good"`` or the name of the defect.
+    """
+    rows = [("train", product, "good", path) for product, paths in normal.items() for path in paths]
+    rows += [
+        ("test", product, defect, path)
+        for product, labelled in test.items()
+        for defect, paths in labelled.items()
+        for path in paths
+    ]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    writer.writerows([*kind, str(Path(path).expanduser().absolute())] for *kind, path in rows)
+    return text.getvalue()

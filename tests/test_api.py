@@ -1,0 +1,92 @@
+"""The library from Python: the code of its page runs, and scores are those of the command."""
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lit_fedad as lf
+from lit_fedad import api
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.textures import textures
+from lit_fedad.deployment.predict import predict
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+SMALL = [
+    "debug=seconds",
+    "tracking=off",
+    "cache.enabled=false",
+    "evaluation.pictures=0",
+    "fabric.accelerator=cpu",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_code_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = textures(tmp_path / "painted", size=64, train_per_product=15, test_per_product=6)
+    for folder, product, defective in (("north", "weave", 0), ("south", "grain", 0), ("bad", "weave", 1)):
+        samples = [s for s in (*images.train, *images.test) if s.category == product and s.label == defective]
+        (tmp_path / folder).mkdir()
+        for number, sample in enumerate(samples):
+            shutil.copy(sample.path, tmp_path / folder / f"{number}.png")
+    original = api.compose
+
+    def small(words):
+        replaced = ["data=textures" if word == "data=mvtec_mixture" else word for word in words]
+        root = f"data.root={tmp_path / 'painted'}"
+        size = ["data.size=64"] if "data=textures" in replaced else []
+        pooled = ["partition.clients=null"] if "partition=by_product" in replaced else []
+        return original(
+            [*(root if word.startswith("data.root") else word for word in replaced), *SMALL, *size, *pooled]
+        )
+
+    monkeypatch.setattr(api, "compose", small)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S):
+        exec(block, names)
+    assert [one.decision in ("normal", "anomalous") for one in names["several"]] == [True] * 3
+    assert names["several"][0].score == pytest.approx(names["one"].score, rel=1e-5)
+    assert names["alone"].result["partition"]["sizes"] == [len(names["north"]) - 4]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
+    photo = next((tiny_run.parent / "data").rglob("test/scratch/*.png"))
+    table = predict(str(tiny_run), str(photo), client=1, out=str(tmp_path), alpha=0.1)
+    row = next(csv.DictReader(table.open()))
+    detector = lf.load(tiny_run, client=1, alpha=0.1)
+    picture = Image.open(photo)
+    array = np.asarray(picture)
+    tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
+    alone = detector(photo)
+    assert isinstance(alone, lf.Scored)
+    for one in (alone, *detector([str(photo), picture, array, tensor, tensor / 255]), *detector(array[None])):
+        assert one.score == pytest.approx(float(row["score"]), rel=1e-5)
+        assert one.p_value == pytest.approx(float(row["p_value"]), rel=1e-5)
+        assert one.decision == row["decision"]
+        assert one.map.ndim == 2
+    for odd, message in ((array / 255, "give uint8"), (tensor * 2.0, "from 0 to 1"), (7, "int: give a path")):
+        with pytest.raises(UserError, match=message):
+            detector([odd])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": "textures", "normal": ["a.png"]}, "both given"),
+        ({"test": {"good": ["a.png"]}}, "needs normal="),
+        ({"normal": {"north": []}}, "north has no training image"),
+        ({"normal": {"north": ["a.png"]}, "test": {"good": ["b.png"]}}, "'good' is no client"),
+        ({"normal": ["a.png"], "test": {"good": ["b.png"]}}, "a.png: no such image"),
+    ],
+)
+def test_bad_input_is_refused(given, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        lf.train(**given, out=tmp_path, settings={"tracking": "off"}, quiet=True)
