@@ -89,7 +89,9 @@ def test_radii_are_root_mean_squares_over_all_patches_of_a_slot():
 
 
 def test_radii_of_few_patches_are_drawn_to_the_usual_one():
-    found = pooled_radii(torch.tensor([1.0, 99.0]), torch.tensor([0.0, 4.0]), torch.tensor([0, 1]), 3, prior=16)
+    found = pooled_radii(
+        torch.tensor([1.0, 99.0]), torch.tensor([0.0, 4.0]), torch.tensor([0, 1]), 3, prior=16
+    )
     usual = 99 * 4 / 100
     expected = [(16 * usual / 17) ** 0.5, ((99 * 4 + 16 * usual) / 115) ** 0.5, usual**0.5]
     torch.testing.assert_close(found, torch.tensor(expected))
