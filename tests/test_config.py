@@ -208,9 +208,10 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
         assert task.encoder.num_features == {"fadngs": 512, "semantic_small": 448}.get(experiment, 128)
         assert 0 < task.warmup < task.rounds == config["rounds"]
         return
-    assert task.memory.shape[0] == (config["task"]["slots"] or config["task"]["grid"] ** 2)
+    section = config["task"]
+    assert len(task.memory) == (section["slots"] or section["slots_per_place"] * section["grid"] ** 2)
     if experiment == "paper" and backbone is None:
-        assert task.memory.shape == (3136, 1792)
+        assert task.memory.shape == (4 * 3136, 1792)
 
 
 # Sets in other layouts are built by the tests of their loaders.
