@@ -130,6 +130,7 @@ class FederationFolder:
             content |= {name: list(content[name]) for name in ("sites", "words", "own", "classes")}
             (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
             Offer(content["words"], content["classes"]).write(path / OFFERED)
+            folder.write_flower()
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
         return folder

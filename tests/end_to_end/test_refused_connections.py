@@ -52,8 +52,8 @@ def knock(federation, monkeypatch):
 
 
 REFUSED = (
-    r"127\.0\.0\.1:\d+ refuses this site \(2004: Failed to activate SuperNode\.\): its operator must put key\.pub of"
-    " this site under keys, and begin again"
+    r"127\.0\.0\.1:\d+ refuses this site \(HTTP 403\): its key is not, or no longer, among those that the coordinator's"
+    r" operator keeps; send key\.pub of this site"
 )
 
 

@@ -24,7 +24,7 @@ from helpers.class_sites import (
     semantic_data,
     words_of,
 )
-from helpers.sites import DEBUG, NAMES, OF_FILES, paint, told
+from helpers.sites import DEBUG, NAMES, OF_FILES, OPEN, paint, told
 
 pytest.importorskip("flwr")
 
@@ -78,7 +78,15 @@ def federation(folder, data, classes=()):
     for name in NAMES:
         given = [*data(folder / name), f"cache.folder={folder / name / 'cache'}"]
         address = f"127.0.0.1:{port}"
-        SiteFolder.create(folder / name, fed / "ca.crt", name=name, address=address, data=given, own=CPU)
+        SiteFolder.create(
+            folder / name,
+            fed / "ca.crt",
+            name=name,
+            address=address,
+            data=given,
+            own=CPU,
+            policy=OPEN.content,
+        )
         (fed / "keys" / f"{name}.pub").write_bytes((folder / name / "key.pub").read_bytes())
         with (folder / f"{name}.log").open("wb") as log:
             start = command("site", "start", f"site={folder / name}")

@@ -1,0 +1,48 @@
+"""What a site's operator does beside starting it: the log, old states, and what was offered."""
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from lit_fedad.cli.sites import site
+from lit_fedad.core.errors import UserError
+from lit_fedad.flower.site_folder import SiteFolder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "ca.crt").write_text("certificate")
+    given = {"name": "north", "address": "localhost:9443", "data": ["data=folders", "data.root=x"]}
+    return SiteFolder.create(tmp_path / "site", tmp_path / "ca.crt", **given)[0]
+
+
+def test_the_log_is_shown_and_a_changed_one_is_not(folder, capsys):
+    for number in range(3):
+        folder.log.append(
+            by="localhost:9443", run=f"run{number}", round=1, asked="play", verdict="answered", told="sums: x"
+        )
+    site(["log", f"site={folder.path}", "last=2"])
+    shown = capsys.readouterr().out
+    assert "run0" not in shown
+    assert "run2" in shown
+    assert "3 entries, each with the hash of the one before" in " ".join(shown.split())
+    folder.log.file.write_text(folder.log.file.read_text().replace("run1", "run9"))
+    with pytest.raises(UserError, match="line 2: does not follow"):
+        site(["log", f"site={folder.path}"])
+
+
+def test_old_states_are_listed_and_removed(folder, capsys):
+    for run in ("a" * 16, "b" * 16):
+        (folder.path / "states" / run).mkdir(parents=True)
+        (folder.path / "states" / run / f"{7:012d}.pt").write_bytes(b"")
+    site(["clean", f"site={folder.path}"])
+    assert "state after step 7" in " ".join(capsys.readouterr().out.split())
+    site(["clean", f"site={folder.path}", f"runs={'a' * 16}"])
+    assert list(folder.runs()) == ["b" * 16]
+    with pytest.raises(UserError, match="the site has no states of it"):
+        site(["clean", f"site={folder.path}", "runs=../../keys"])
+
+
+def test_nothing_to_review_is_one_line(folder):
+    with pytest.raises(UserError, match=r"offer.json: holds no offer; take offer.json"):
+        site(["review", f"site={folder.path}"])
