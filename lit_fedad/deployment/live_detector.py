@@ -11,16 +11,16 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import torch
 from lightning.fabric import Fabric
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from lit_fedad.contracts import Client
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.transform import ImageTransform, to_rgb
+from lit_fedad.data.pictures import Picture, to_rgb
+from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import DecisionRule, decision_rule
 from lit_fedad.deployment.predict import ANOMALOUS, NORMAL, choose_client
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.trained_client import load_client
@@ -122,7 +122,9 @@ class LiveDetector:
             image = Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image)
         if not isinstance(image, Image.Image):
             raise UserError(f"{type(image).__name__}: give a path, a PIL image, an array or a tensor")
-        return self._transform.tensor(to_rgb(image, Path("image in memory")))
+        full = 65535 if image.mode.startswith(("I", "F")) else 255
+        upright = Picture(ImageOps.exif_transpose(image), full)
+        return self._transform.tensor(to_rgb(upright, Path("image in memory")))
 
 
 def _array(image: Tensor) -> np.ndarray:
@@ -168,6 +170,6 @@ def load_detector(
     number = choose_client(client, result, calibration.clients)
     fabric = one_process(config)
     load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
-    rule = decision_rule(calibration, number, alphas(config)[0] if alpha is None else alpha, product)
+    rule = decision_rule(calibration, number, folder.alpha() if alpha is None else alpha, product)
     transform = image_transform(config, model.task)
     return LiveDetector(model.client, fabric, transform, rule, config["evaluation"]["batch_size"])
