@@ -28,6 +28,9 @@ _TEXTS = frozenset(
 )
 """Last words of keys whose values are paths or names."""
 
+_SECTIONS = frozenset({"backbone", "cache", "calibration", "data", "partition", "public", "root", "tracking"})
+"""Sections in which they are: elsewhere, as in ``method.client.group``, the same word is a number."""
+
 _LISTS = frozenset(
     {"annotations", "anomalous", "normal", "products", "test_anomalous", "test_normal", "train_normal"}
 )
@@ -48,6 +51,7 @@ def as_typed(override: str) -> str:
     key, equals, value = override.partition("=")
     if not equals or _settled(value):
         return override
+    section, dot, _ = key.lstrip("+").partition(".")
     leaf = key.rpartition(".")[2]
     if leaf in _LISTS and key.lstrip("+").startswith("data."):
         if value.startswith("[") and value.endswith("]"):
@@ -57,7 +61,7 @@ def as_typed(override: str) -> str:
             return f"{key}=[{','.join(map(_quoted_element, elements))}]"
         return override if _read(override) == value else f"{key}={_quoted(value)}"
     read = _read(override)
-    if leaf in _TEXTS:
+    if leaf in _TEXTS and (not dot or section in _SECTIONS):
         return override if read == value else f"{key}={_quoted(value)}"
     # A list or section that is not closed is a mistake.
     return override if read is not None or value[0] in "[{" else f"{key}={_quoted(value)}"

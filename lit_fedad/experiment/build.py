@@ -92,18 +92,9 @@ class Data:
     module: FederatedDataModule
     digest: str
 
-    @property
-    def products(self) -> Sequence[str]:
-        """Names of products or classes."""
-        return self.images.categories
-
     def counts(self) -> np.ndarray:
         """Counts training images by client and product; int64 [clients, products]."""
         return self.partition.counts(self.images)
-
-    def stage_counts(self) -> list[np.ndarray] | None:
-        """Counts them by stage too, int64 [stages, products] of each client; None where all are there at once."""
-        return None if self.partition.stages is None else self.partition.stage_counts(self.images)
 
     def lines(self) -> dict[str, str]:
         """Describes the data in short lines, by subject."""
@@ -121,7 +112,7 @@ class Data:
                 "strategy": config["partition"]["_target_"].rpartition(".")[2],
                 "sizes": list(self.partition.sizes),
                 "counts": self.counts().tolist(),
-                "products": self.products,
+                "products": self.images.categories,
                 "stage_sizes": [list(map(len, stages)) for stages in self.partition.by_stage],
             },
             "stage_rounds": self.module.stage_rounds,

@@ -23,7 +23,6 @@ from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.decisions import judge
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation, shared_key
-from lit_fedad.experiment.figures.predictions import Predictions
 from lit_fedad.experiment.ray_transport import RayTransport, Simulation
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder
@@ -39,8 +38,11 @@ class LocalClients:
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
-        """Figures of decisions and scores."""
-        return [Predictions()]
+        """Figures: what draws them is not installed where clients are sites."""
+        from lit_fedad.experiment.figures.history import History
+        from lit_fedad.experiment.figures.predictions import Predictions
+
+        return [History(), Predictions()]
 
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
         """Builds all parts of a run; see `Participants.build`."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from lit_fedad.core.config import Config
 from lit_fedad.federation.client_runner import ClientData
 from lit_fedad.federation.round_report import RoundReport
@@ -37,16 +35,6 @@ class RunData(Protocol):
     @property
     def module(self) -> ClientData:
         """Training data by client."""
-
-    @property
-    def products(self) -> Sequence[str]:
-        """Names of products or classes."""
-
-    def counts(self) -> np.ndarray:
-        """Counts training images by client and product; int64 [clients, products]."""
-
-    def stage_counts(self) -> list[np.ndarray] | None:
-        """Counts them by stage too, int64 [stages, products] of each client; None where all are there at once."""
 
     def lines(self) -> dict[str, str]:
         """Describes the data in short lines, by subject."""

@@ -13,7 +13,6 @@ from lit_fedad.core.building import build, call
 from lit_fedad.core.config import Config, judgement
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
-from lit_fedad.experiment.figures.history import History
 from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.lock import launches
 from lit_fedad.experiment.run import Participants, Run
@@ -60,7 +59,7 @@ def train(
                     "complete, but judged by other keys: decisions, figures and result are made anew"
                 )
             chosen = [build(node) for node in config["callbacks"].values()]
-            hooks = [Console(), History(), *participants.callbacks, *chosen, Tracking(), *callbacks]
+            hooks = [Console(), *participants.callbacks, *chosen, Tracking(), *callbacks]
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
             launch(call(make_fabric, settings, "fabric"), _play, config, participants, quiet)
         else:

@@ -47,7 +47,13 @@ def differences(config: Config, other: Config) -> dict[str, str]:
     new = ours.keys() - theirs.keys()
     # A value in place of a section overrides the section, all of whose keys go with it.
     sections = {key for key in new if any(their.startswith(f"{key}.") for their in theirs)}
-    gone = {key for key in theirs.keys() - ours.keys() if not any(key.startswith(f"{s}.") for s in sections)}
+    # A section in place of nothing is added key by key.
+    filled = {key for key in theirs if any(our.startswith(f"{key}.") for our in new)}
+    gone = {
+        key
+        for key in theirs.keys() - ours.keys() - filled
+        if not any(key.startswith(f"{section}.") for section in sections)
+    }
     overrides = {key: f"~{key}" for key in gone}
     overrides |= {key: f"{'' if key in sections else '+'}{key}={_text(ours[key])}" for key in new}
     overrides |= {

@@ -199,15 +199,6 @@ class SitesData:
         """Counts training images by client and product; int64 [clients, products]."""
         return np.array([[site.of_product(name) for name in self.products] for site in self.facts.values()])
 
-    def stage_counts(self) -> list[np.ndarray] | None:
-        """Counts them by stage too, int64 [stages, products] of each client; None where all are there at once."""
-        if self.module.timetable is None:
-            return None
-        return [
-            np.array([[int(stage.get(name, 0)) for name in self.products] for stage in site.stages])
-            for site in self.facts.values()
-        ]
-
     def tests(self, classes: bool) -> TestsElsewhere:
         """Describes the sites' test images, of a run that learns classes or not."""
         sites = list(self.facts.values())

@@ -31,7 +31,7 @@ class PaDiM(PatchTask):
         grid: Positions along the image's short side; see `PatchTask`.
         image_size: Side of the images in pixels, or their height and width.
         channels: Number of channels d, drawn from all of the backbone's layers.
-        regularisation: epsilon, added to the variance of each channel (Eq. 1).
+        regularisation: epsilon, added to the variance of each channel (PaDiM Eq. 1).
         sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
         channel_seed: Seed of the drawn channels; the same for all clients.
 

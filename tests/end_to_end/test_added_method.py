@@ -14,7 +14,7 @@ from lit_fedad.core import config
 from lit_fedad.core.errors import UserError
 
 DOCS = Path(__file__).parents[2] / "docs" / "extend.md"
-WITHOUT_WEIGHTS = {"subspace", "feature_neighbours", "feature_svm"}
+WITHOUT_WEIGHTS = {"subspace", "padim", "feature_neighbours", "feature_svm"}
 """Tasks that train no weights, which an averaging method has nothing to do with."""
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
+from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_data import RunData
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.figures import (
     Point,
@@ -40,14 +40,13 @@ class History(RunCallback):
             draw_communication(run.federation.history, metric, run.folder.path)
 
 
-def draw_partition(data: RunData, folder: Path) -> None:
+def draw_partition(data: Data, folder: Path) -> None:
     """Draws the numbers of images by client and class (FedDyMem Fig. 5), and by stage where data come in stages."""
-    stages = data.stage_counts()
-    figure = (
-        partition_figure(data.counts(), data.products)
-        if stages is None
-        else stages_figure(stages, data.products)
-    )
+    partition, images = data.partition, data.images
+    if partition.stages is None:
+        figure = partition_figure(partition.counts(images), images.categories)
+    else:
+        figure = stages_figure(partition.stage_counts(images), images.categories)
     save_figure(figure, folder / "figures" / "partition.png")
 
 
