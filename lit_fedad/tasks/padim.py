@@ -103,7 +103,7 @@ class PaDiM(PatchTask):
     def fit_gaussians(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
         """Computes what `load_gaussians` loads from the moments at each position.
 
-        ``Sigma = 1/(n - 1) sum (x - m) (x - m)^T + epsilon I`` (Eq. 1); of a single image it is epsilon alone.
+        ``Sigma = 1/(n - 1) sum (x - m) (x - m)^T + epsilon I`` (PaDiM Eq. 1); of a single image it is epsilon alone.
         """
         counts = torch.tensor([part.count for part in moments], dtype=torch.float64)[:, None, None]
         covariance = torch.stack([part.covariance for part in moments]) * (counts / (counts - 1).clamp(min=1))
@@ -122,7 +122,7 @@ class PaDiM(PatchTask):
             self.load_gaussians(*self.fit_gaussians(self.moments(loader)))
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores images by the distances ``sqrt((x - m)^T Sigma^-1 (x - m))`` of their positions (Eq. 2)."""
+        """Scores images by the distances ``sqrt((x - m)^T Sigma^-1 (x - m))`` of their positions (PaDiM Eq. 2)."""
         offsets = features.float().transpose(0, 1) - self.centres[:, None]
         distances = (offsets @ self.whiteners.mT).norm(dim=2).T
         scores = distances.flatten()

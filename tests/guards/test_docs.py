@@ -12,7 +12,7 @@ import pytest
 from lit_fedad.cli.main import COMMANDS
 from lit_fedad.core.config import choices, compose, conf_folder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
 LAB = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "lab").glob("*.md"))
 FOLDERS = ("benchmarks", "conf", "docs", "lit_fedad", "scripts", "sweeps", "tests")

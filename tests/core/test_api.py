@@ -16,7 +16,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
 from lit_fedad.deployment.predict import predict
 
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 SMALL = [
     "debug=seconds",
     "tracking=off",

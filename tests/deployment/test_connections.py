@@ -4,9 +4,9 @@ import socket
 import threading
 import time
 
-import httpx
 import pytest
 
+httpx = pytest.importorskip("httpx")
 uvicorn = pytest.importorskip("uvicorn")
 
 from lit_fedad.deployment import connections  # noqa: E402
