@@ -17,8 +17,11 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, compose
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.build import Model
+from lit_fedad.experiment.calibration import calibration_scores
+from lit_fedad.experiment.decisions import choose_alphas
 from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
@@ -138,6 +141,18 @@ class OwnTests(LocalClients):
         self.run.federation.evaluator = self.evaluator(self.run)
         self.run.federation.names = ClientNames(dict(enumerate(NAMES)))
         return self.run
+
+    def judge(self, run):
+        """Calibrates, and decides nothing: decisions here would be about all test images, at sites about their own."""
+        data, federation = run.local, run.federation
+        scores = calibration_scores(
+            run.config, data.images, data.partition, data.module, run.fabric, federation.method
+        )
+        query = CalibrationQuery(data.images.categories, scores)
+        run.calibration = calibrate(federation, federation.rounds, query)
+        choose_alphas(run)
+        run.extras["alpha"] = run.alphas[0]
+        run.folder.save_json("calibration.json", run.calibration.to_json())
 
 
 def comparable(result):
