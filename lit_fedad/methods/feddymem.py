@@ -199,7 +199,7 @@ class FedDyMemClient(Client):
         rows = self.task.slots if slots is None else slots
         known = {
             "counts": TensorSpec((rows,), low=0, counted=True),
-            "radii": TensorSpec((rows,), low=0),
+            "radii": TensorSpec((rows,), low=0, counted=True),
             "image_counts": TensorSpec((rows,), torch.int64, low=0, counted=True),
         }
         values = {name: known[name] for name in per_slot} if self.send_counts else {}

@@ -56,6 +56,7 @@ def needs(group: str, option: str) -> list[str]:
         ("partition", "file"): ["partition.path=clients.json"],
         ("partition", "by_group"): ["partition.group=patient"],
         ("data", "path_lists"): ["data.file=images.csv"],
+        ("data", "coco"): ["data.root=images", "data.annotations=labels.json"],
         ("data", "packed"): ["data.root=images", "data.train=train.npz"],
         ("data", "labelled_csv"): [
             f"data.{key}=x" for key in ("root", "labels", "images", "id_column", "label_column")

@@ -132,7 +132,7 @@ def _last_round(out: Path) -> int:
 @pytest.mark.slow
 def test_a_complete_run_with_another_promise_is_judged_anew_and_not_trained(lab, tmp_path, capsys):
     out = tmp_path / "run"
-    before = lab.train(out, "rounds=1")
+    before = lab.train(out, "rounds=1", "evaluation.alpha=0.01")
     states = {path: path.read_bytes() for path in (out / "checkpoints").rglob("*.pt")}
     after = lab.train(out, "rounds=1", "evaluation.alpha=0.5")
     assert (list(before["decisions"]), list(after["decisions"])) == (["0.01"], ["0.5"])

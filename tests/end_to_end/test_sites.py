@@ -226,10 +226,11 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_federation_is_tracked_and_reported(tmp_path):
+def test_a_federation_is_tracked_and_reported(tmp_path, monkeypatch):
     """From the coordinator's folder, as a run in one process; with what the operator sees of each site."""
     paint(tmp_path)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # `sync` sends to the user's own server alone
     own = ("fabric.accelerator=cpu", "tracking=mlflow", f"tracking.uri={uri}")
     words = ["method=federated_subspace", *DEBUG, "federation.sampler.on_failure=skip"]
 
