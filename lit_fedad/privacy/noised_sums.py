@@ -220,4 +220,4 @@ def noised(method: Method, noise: Noise, key: bytes) -> Exchanges:
         tuple(Noised(one, client, noise, key) if one.upload_spec(client) else one for one in group)
         for group in (plain.setup, plain.rounds)
     )
-    return Exchanges(setup, rounds, evidence=plain.evidence)
+    return Exchanges(setup, rounds, evidence=method.exchanges.evidence)

@@ -57,7 +57,7 @@ def test_images_without_masks_have_no_pixel_metrics(real):
 
 def test_literal_feddymem_collapses_and_says_so(real, capsys):
     result = real(
-        "real_mixture", "method=feddymem_literal", "rounds=2", "evaluation.pictures=0", "evaluation.every=2"
+        "real_mixture", "method=feddymem_literal", "rounds=4", "evaluation.pictures=0", "evaluation.every=4"
     )
     spread = [scalars["memory_spread"] for scalars in result["scalars"]]
     assert spread[-1] < spread[0] / 2
