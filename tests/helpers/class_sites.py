@@ -180,7 +180,7 @@ def _judge(run, client):
         data.images.test_labels[chosen],
         data.images.normal_classes,
         scores,
-        given_alphas(run.config)[0],
+        next(iter(given_alphas(run.config)), None),
     )
     return SemanticEvaluator(data.images.anomalies, test, common=False)
 

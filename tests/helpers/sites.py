@@ -26,7 +26,7 @@ from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
-from lit_fedad.sites.policy import Policy
+from lit_fedad.sites.policy import FLOORS, Policy
 from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.roster import write_sum_key
 from lit_fedad.sites.settings import SiteSettings
@@ -36,7 +36,7 @@ NAMES = ("north", "east", "south")
 DEBUG = ("debug=seconds", "evaluation.pictures=0")
 HERE = ("fabric.accelerator=cpu",)
 
-OPEN = Policy(allow=[kind.value for kind in Kind], images=1, runs=10_000)
+OPEN = Policy(allow=[kind.value for kind in Kind], images=1, floors=dict.fromkeys(FLOORS, 0), runs=10_000)
 """The policy of sites whose tests are of something else."""
 
 OF_FILES = (
