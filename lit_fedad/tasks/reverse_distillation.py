@@ -98,7 +98,7 @@ class ReverseDistillation(Task):
             return {"loss": torch.stack([(1 - cosine).mean() for cosine in similar]).sum()}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Computes smoothed maps of ``sum_l (1 - cos)`` by position (Eq. 1), and their maximum."""
+        """Computes smoothed maps of ``sum_l (1 - cos)`` by position (RD4AD Eq. 1), and their maximum."""
         maps = self.view(batch)["pyramid"]
         drawn = [
             draw(1 - F.cosine_similarity(f.float(), g.float()))

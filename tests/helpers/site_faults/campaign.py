@@ -146,9 +146,11 @@ def outcome(folder: Path) -> dict[str, str]:
             del said[circumstance]
         found[f"round {report.round}"] = json.dumps(said)
     for client, name in enumerate(NAMES):
+        if not bases[client]:
+            found[f"the state of {name}"] = "initial"
+            continue
         (run,) = (folder / name / "states").iterdir()
-        path = run / f"{bases[client]:012d}.pt"
-        found[f"the state of {name}"] = digest_of(torch.load(path)) if bases[client] else "initial"
+        found[f"the state of {name}"] = digest_of(torch.load(run / f"{bases[client]:012d}.pt"))
     result = json.loads((folder / "run" / "result.json").read_text())
     found["calibration"] = (folder / "run" / "calibration.json").read_text()
     found["decisions"] = json.dumps([result["decisions"], result["last"]])
