@@ -19,7 +19,7 @@ class SimpleNet(PatchTask):
     """Frozen patch features, a linear adaptor, and a discriminator whose output is high for normal patches.
 
     ``L = mean max(0, t - D(q)) + mean max(0, t + D(q + e))``, with adapted features q, noise e from N(0, s^2), and
-    ``t = margin`` (SimpleNet Eq. 6 to 9). The score of a patch is ``-D(q)``.
+    ``t = margin`` (from SimpleNet Eq. 6 on). The score of a patch is ``-D(q)``.
 
     Args:
         backbone: Frozen feature extractor.
