@@ -9,6 +9,7 @@ FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means retur
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -35,6 +36,8 @@ from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.message_check import TINY
+from lit_fedad.federation.receiver import FAR
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
 from lit_fedad.memory.reduce import PositionReduce, Reduced
 from lit_fedad.methods.parts.bank_sums import check_slots, slot_means
@@ -199,7 +202,7 @@ class FedDyMemClient(Client):
         rows = self.task.slots if slots is None else slots
         known = {
             "counts": TensorSpec((rows,), low=0, counted=True),
-            "radii": TensorSpec((rows,), low=0, counted=True),
+            "radii": TensorSpec((rows,), low=0),
             "image_counts": TensorSpec((rows,), torch.int64, low=0, counted=True),
         }
         values = {name: known[name] for name in per_slot} if self.send_counts else {}
@@ -355,8 +358,22 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
         return client.first_memory(loader)
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares a first memory."""
-        return client.memory_spec("counts", "radii")
+        """Declares a first memory, whose radii are compared with its own vectors and not with other clients' radii.
+
+        A client of one or two images has a slot for every patch: its radii are 0, and no measure of others'.
+        """
+        spec = client.memory_spec("counts", "radii")
+        return {name: replace(form, counted=form.counted or name == "radii") for name, form in spec.items()}
+
+    def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
+        """Checks what slots count, and that no radius is far larger than the memory's vectors are long."""
+        super().validate(server, client_id, update)
+        if (radii := update.message.get("radii")) is not None and len(radii):
+            longest = float(update.message["memory"].norm(dim=1).max())
+            if (largest := float(radii.max())) > FAR * max(longest, TINY):
+                raise UserError(
+                    f"sent a radius of {largest:g}, where the longest vector of its memory has {longest:g}"
+                )
 
 
 def exchanges(client: FedDyMemClient) -> Exchanges:
