@@ -368,12 +368,10 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
     def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
         """Checks what slots count, and that no radius is far larger than the memory's vectors are long."""
         super().validate(server, client_id, update)
-        if (radii := update.message.get("radii")) is not None and len(radii):
-            longest = float(update.message["memory"].norm(dim=1).max())
-            if (largest := float(radii.max())) > FAR * max(longest, TINY):
-                raise UserError(
-                    f"sent a radius of {largest:g}, where the longest vector of its memory has {longest:g}"
-                )
+        if "radii" in (message := update.message):
+            radius, length = float(message["radii"].max()), float(message["memory"].norm(dim=1).max())
+            if radius > FAR * max(length, TINY):
+                raise UserError(f"sent a radius of {radius:g}, with no vector longer than {length:g}")
 
 
 def exchanges(client: FedDyMemClient) -> Exchanges:

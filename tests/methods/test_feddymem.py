@@ -1,5 +1,7 @@
 """FedDyMem: exchanges, payloads, invariants."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from helpers.methods import exchanges_of
@@ -7,11 +9,12 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.state import load_state, state_of
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import check, elements
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.merge import KMeansAggregation, MeanAggregation, agreement
 from lit_fedad.memory.reduce import PositionReduce
-from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
+from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, FirstMemory
 from lit_fedad.tasks.slot_distances import HingeLoss
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
@@ -162,6 +165,19 @@ def test_a_collapsing_memory_of_a_head_is_said_with_the_round(make_task, make_lo
     play.server.aggregate({0: Update({"memory": play.server.known["memory"] * 0.3}, 1)})
     line = "round 7: the memory is collapsing: its spread is 30% of what it was at first"
     assert play.server.warnings() == ([line] if trains else [])
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(99, False), (101, True)])
+def test_a_first_radius_is_bounded_by_the_memorys_own_vectors(make_task, make_loader, factor, refused):
+    play = Play(make_task(**ROBUST), {0: make_loader()}, send_counts=True)
+    slots, channels = play.client.upload_spec()["memory"].shape
+    memory, radii = torch.ones(slots, channels), torch.zeros(slots)
+    radii[0] = factor * channels**0.5
+    images = len(play.loaders[0].dataset)
+    counts = torch.full((slots,), images * play.client.task.vectors_per_image / slots)
+    update = Update({"memory": memory, "radii": radii, "counts": counts}, images)
+    with pytest.raises(UserError, match="no vector longer than") if refused else nullcontext():
+        FirstMemory().validate(play.server, 0, update)
 
 
 def test_slots_that_every_client_shares_agree_fully():
