@@ -96,7 +96,10 @@ def check_new_images(folder, run):
     )
     known = {str(sample.path): float(score) for sample, score in zip(images, scores[1], strict=True)}
     # Images were scored by features that are cached in half precision, and which PaDiM whitens.
-    assert found == pytest.approx({path: known[path] for path in found}, rel=5e-4)
+    assert found == pytest.approx(
+        {path: known[path] for path in found},
+        rel=1e-4 * (5 if run.config["method"]["name"] == "federated_padim" else 1),
+    )
     assert found
 
 
