@@ -118,9 +118,12 @@ def _write_list(
     """Writes the list of a run's images into a folder, under a name that follows from its content.
 
     Raises:
-        UserError: If a client has no training images, or test images are of other clients than these.
+        UserError: If paths are no list, a client has no training images, or test images are of other clients.
     """
     by_client = dict(normal) if isinstance(normal, Mapping) else {_ALONE: normal}
+    _check_lists("normal", by_client)
+    if isinstance(test, Sequence):
+        raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
     if test is None:
         tested: dict[str, Labelled] = {name: {"good": paths[::5]} for name, paths in by_client.items()}
         by_client = {
@@ -137,11 +140,19 @@ def _write_list(
             raise UserError(f"test: '{name}' is no client; normal= names {', '.join(by_client)}")
         if not isinstance(labelled, Mapping):
             raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
+        _check_lists("test", labelled)
     text = list_text(by_client, tested)
     file = folder.absolute() / f"images-{sha256(text.encode(errors='surrogateescape')).hexdigest()[:12]}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8", errors="surrogateescape")
     return file
+
+
+def _check_lists(key: str, named: Mapping[str, object]) -> None:
+    """Refuses what is no list of paths: a single path is a sequence of characters."""
+    for paths in named.values():
+        if isinstance(paths, str) or not isinstance(paths, Sequence):
+            raise UserError(f"{key}: give a list of paths, not {paths!r}")
 
 
 def _value(value: object) -> str:
