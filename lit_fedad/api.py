@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -120,9 +120,8 @@ def _write_list(
     Raises:
         UserError: If paths are no list, a client has no training images, or test images are of other clients.
     """
-    by_client = dict(normal) if isinstance(normal, Mapping) else {_ALONE: normal}
-    _check_lists("normal", by_client)
-    if isinstance(test, Sequence):
+    by_client = _lists("normal", normal if isinstance(normal, Mapping) else {_ALONE: normal})
+    if test is not None and not isinstance(test, Mapping):
         raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
     if test is None:
         tested: dict[str, Labelled] = {name: {"good": paths[::5]} for name, paths in by_client.items()}
@@ -140,7 +139,7 @@ def _write_list(
             raise UserError(f"test: '{name}' is no client; normal= names {', '.join(by_client)}")
         if not isinstance(labelled, Mapping):
             raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
-        _check_lists("test", labelled)
+        tested[name] = _lists("test", labelled)
     text = list_text(by_client, tested)
     file = folder.absolute() / f"images-{sha256(text.encode(errors='surrogateescape')).hexdigest()[:12]}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -148,11 +147,12 @@ def _write_list(
     return file
 
 
-def _check_lists(key: str, named: Mapping[str, object]) -> None:
-    """Refuses what is no list of paths: a single path is a sequence of characters."""
+def _lists(key: str, named: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns lists of paths by name; a single path, which is a sequence of characters, is refused."""
     for paths in named.values():
-        if isinstance(paths, str) or not isinstance(paths, Sequence):
+        if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
             raise UserError(f"{key}: give a list of paths, not {paths!r}")
+    return {name: list(paths) for name, paths in named.items()}
 
 
 def _value(value: object) -> str:

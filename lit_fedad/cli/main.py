@@ -68,15 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            hint = "; the same command continues" if COMMANDS[name].continues else ""
-            display.error(f"no space is left on the disk for {error.filename or 'a file'}: make room{hint}")
+            display.error(
+                f"no space is left on the disk for {error.filename or 'a file'}: make room{_continues(name)}"
+            )
             return 2
         except KeyboardInterrupt as stop:
             terminated = isinstance(stop, _Terminated)
-            hint = "; the same command continues" if COMMANDS[name].continues else ""
-            display.error(f"{'terminated' if terminated else 'interrupted'}{hint}")
+            display.error(f"{'terminated' if terminated else 'interrupted'}{_continues(name)}")
             return 143 if terminated else 130
     return 0
+
+
+def _continues(name: str) -> str:
+    """Ends a line about a command that was ended early; the name may be of none."""
+    return "; the same command continues" if name in COMMANDS and COMMANDS[name].continues else ""
 
 
 @contextmanager

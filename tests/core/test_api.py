@@ -85,6 +85,9 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
         ({"normal": {"north": []}}, "north has no training image"),
         ({"normal": {"north": ["a.png"]}, "test": {"good": ["b.png"]}}, "'good' is no client"),
         ({"normal": ["a.png"], "test": {"good": ["b.png"]}}, "a.png: no such image"),
+        ({"normal": "photos"}, "normal: give a list of paths, not 'photos'"),
+        ({"normal": ["a.png"] * 5, "test": {"good": "b.png"}}, "test: give a list of paths, not 'b.png'"),
+        ({"normal": ["a.png"] * 5, "test": ["b.png"]}, "test: give paths by label"),
     ],
 )
 def test_bad_input_is_refused(given, message, tmp_path):
