@@ -11,14 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Client,
     Evidence,
     Exchanges,
     Message,
     MessageSpec,
     NothingNew,
-    Predictors,
-    Server,
     Sums,
     TensorSpec,
 )
@@ -28,8 +25,8 @@ from lit_fedad.methods.parts.evidence import moments_sent
 from lit_fedad.methods.parts.feature_sums import MomentSums
 from lit_fedad.methods.parts.model_sums import (
     ModelSums,
-    pack_moments,
-    packed_moments_spec,
+    MomentsClient,
+    MomentsServer,
     remaining_moments,
 )
 from lit_fedad.methods.parts.noised_padim import noised_padim
@@ -37,7 +34,7 @@ from lit_fedad.methods.parts.pooled_moments import PooledMoments, held_moments, 
 from lit_fedad.tasks.padim import PaDiM
 
 
-class FederatedPaDiMClient(Client):
+class FederatedPaDiMClient(MomentsClient):
     """A client that sends the moments of its features by position, and scores by the Gaussians of all clients.
 
     Args:
@@ -50,23 +47,12 @@ class FederatedPaDiMClient(Client):
     """
 
     needs = PaDiM
-    state_names = ("measured",)
     task: PaDiM
 
     def __init__(self, task: PaDiM, noised_directions: int = 16, noised_cells: int = 4) -> None:
-        super().__init__(task)
-        at_least("method.client", 2, noised_directions=noised_directions)
+        super().__init__(task, noised_directions)
         at_least("method.client", 1, noised_cells=noised_cells)
-        self.sets, self.measured = task.moment_sets, 0
-        self.directions = min(noised_directions, task.num_features)
         self.cells = min(noised_cells, *task.grid)
-        self.sums: Message = {}
-        self.frame: Message = {}
-
-    @property
-    def predictors(self) -> Predictors:
-        """One model for all clients."""
-        return Predictors(shared=True)
 
     def receive(self, message: Message) -> None:
         """Loads the Gaussians."""
@@ -84,30 +70,22 @@ class FederatedPaDiMClient(Client):
             "whiteners": TensorSpec((self.sets, channels * (channels + 1) // 2)),
         }
 
-    def sums_spec(self) -> MessageSpec:
-        """Declares the moments of all clients."""
-        return packed_moments_spec(self.sets, self.task.num_features)
 
-
-class FederatedPaDiMServer(Server):
+class FederatedPaDiMServer(MomentsServer):
     """The server, which adds moments up and fits the Gaussians.
 
     Args:
         client: A client, for sizes.
 
     Attributes:
-        moments: Those of all features, by position; under differential privacy what is known of them (`HoldsNoised`).
-        measured: Number of each client's images behind them.
         gaussians: The message to clients.
     """
 
-    state_names = ("moments", "measured", "gaussians")
+    state_names = ("gaussians",)
 
     def __init__(self, client: FederatedPaDiMClient) -> None:
-        super().__init__()
-        self.task, self.directions, self.cells = client.task, client.directions, client.cells
-        self.moments: Message = {}
-        self.measured: dict[int, int] = {}
+        super().__init__(client)
+        self.task, self.cells = client.task, client.cells
         self.gaussians: Message = {}
 
     def learn(self) -> None:
@@ -122,10 +100,6 @@ class FederatedPaDiMServer(Server):
     def broadcast(self, client_id: int) -> Message:
         """Returns the Gaussians, the same to every client."""
         return self.gaussians
-
-    def model_sums(self, client_id: int) -> Message:
-        """Returns the moments of all clients."""
-        return pack_moments(self.moments)
 
 
 class PositionMoments(PooledMoments):

@@ -14,21 +14,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Client,
     Evidence,
     Exchange,
     Exchanges,
     Message,
     MessageSpec,
     NothingNew,
-    Predictors,
-    Server,
     Sums,
     TensorSpec,
     Update,
 )
 from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
-from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
@@ -36,8 +33,8 @@ from lit_fedad.methods.parts.evidence import moments_sent, subspace_received
 from lit_fedad.methods.parts.feature_sums import ClusterSums, MomentSums
 from lit_fedad.methods.parts.model_sums import (
     ModelSums,
-    pack_moments,
-    packed_moments_spec,
+    MomentsClient,
+    MomentsServer,
     remaining_moments,
 )
 from lit_fedad.methods.parts.noised_subspace import NOISED_SUBSPACE
@@ -51,7 +48,7 @@ from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.subspace import Subspace
 
 
-class FederatedSubspaceClient(Client):
+class FederatedSubspaceClient(MomentsClient):
     """A client that sends the moments of its features, and scores by the residual outside the common subspace.
 
     Args:
@@ -64,33 +61,19 @@ class FederatedSubspaceClient(Client):
     """
 
     needs = Subspace
-    state_names = ("measured",)
     task: Subspace
 
     def __init__(self, task: Subspace, noised_directions: int = 48, noised_share: float = 0.95) -> None:
-        super().__init__(task)
-        at_least("method.client", 2, noised_directions=noised_directions)
+        super().__init__(task, noised_directions)
         above("method.client", 0, noised_share=noised_share)
         within("method.client", 0, 1, noised_share=noised_share)
-        self.sets, self.measured = task.moment_sets, 0
-        self.directions, self.noised_share = min(noised_directions, task.num_features), noised_share
-        self.sums: Message = {}
-        self.frame: Message = {}
-
-    @property
-    def predictors(self) -> Predictors:
-        """One model for all clients."""
-        return Predictors(shared=True)
+        self.noised_share = noised_share
 
     def receive(self, message: Message) -> None:
         """Loads the subspace and, as far as the message holds them, clusters."""
         self.task.load_subspace(message["centre"], message["basis"])
         if "memory" in message:
             self.task.load_memory(message["memory"], message.get("radii"))
-
-    def sums_spec(self) -> MessageSpec:
-        """Declares the moments of all clients."""
-        return packed_moments_spec(self.sets, self.task.num_features)
 
     def broadcast_spec(self, clusters: tuple[str, ...] = ("memory", "radii")) -> MessageSpec:
         """Declares the subspace, and those of the named values of clusters that there are."""
@@ -103,25 +86,20 @@ class FederatedSubspaceClient(Client):
         return {**subspace_spec(channels), **own}
 
 
-class FederatedSubspaceServer(Server):
+class FederatedSubspaceServer(MomentsServer):
     """The server, which adds moments up and computes the subspace.
 
     Args:
         client: A client, for sizes.
-
-    Attributes:
-        moments: Those of all features; under differential privacy what is known of them (`HoldsNoised`).
     """
 
-    state_names = ("moments", "measured", "subspace", "clusters")
+    state_names = ("subspace", "clusters")
 
     def __init__(self, client: FederatedSubspaceClient) -> None:
-        super().__init__()
+        super().__init__(client)
         self.task, self.sets, self.rows = client.task, client.sets, client.task.clusters
         self.vectors_per_image = client.task.vectors_per_image
-        self.directions, self.held_share = client.directions, client.noised_share
-        self.moments: Message = {}
-        self.measured: dict[int, int] = {}
+        self.held_share = client.noised_share
         self.subspace: Message = {}
         self.clusters: Message = {}
 
@@ -133,10 +111,6 @@ class FederatedSubspaceServer(Server):
     def broadcast(self, client_id: int) -> Message:
         """Returns subspace and clusters, the same to every client."""
         return {**self.subspace, **self.clusters}
-
-    def model_sums(self, client_id: int) -> Message:
-        """Returns the moments of all clients."""
-        return pack_moments(self.moments)
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the number of directions inside and outside the subspace."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import LeaveOut, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts import Client, LeaveOut, Message, MessageSpec, Server, Task, TensorSpec
+from lit_fedad.contracts.client import Predictors
+from lit_fedad.core.bounds import at_least
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 from lit_fedad.tasks.patches import PatchTask
 
@@ -106,3 +108,60 @@ def remaining_moments(message: Message, task: PatchTask, loader: DataLoader) -> 
     return [
         total.without(own) for total, own in zip(unpack_moments(message), task.moments(loader), strict=True)
     ]
+
+
+class MomentsClient(Client):
+    """A client that sends moments of its features, and predicts with what follows from the moments of all clients.
+
+    Args:
+        task: Features, and what is made of moments.
+        noised_directions: Number of directions of features that are looked at under differential privacy.
+
+    Raises:
+        UserError: If the number is out of range.
+    """
+
+    needs: ClassVar[type[Task]] = PatchTask
+    state_names = ("measured",)
+    task: PatchTask
+
+    def __init__(self, task: PatchTask, noised_directions: int) -> None:
+        super().__init__(task)
+        at_least("method.client", 2, noised_directions=noised_directions)
+        self.sets, self.measured = task.moment_sets, 0
+        self.directions = min(noised_directions, task.num_features)
+        self.sums: Message = {}
+        self.frame: Message = {}
+
+    @property
+    def predictors(self) -> Predictors:
+        """One model for all clients."""
+        return Predictors(shared=True)
+
+    def sums_spec(self) -> MessageSpec:
+        """Declares the moments of all clients."""
+        return packed_moments_spec(self.sets, self.task.num_features)
+
+
+class MomentsServer(Server):
+    """A server that adds moments up.
+
+    Args:
+        client: A client, for sizes.
+
+    Attributes:
+        moments: Those of all features; under differential privacy what is known of them (`HoldsNoised`).
+        measured: Number of each client's images behind them.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("moments", "measured")
+
+    def __init__(self, client: MomentsClient) -> None:
+        super().__init__()
+        self.directions = client.directions
+        self.moments: Message = {}
+        self.measured: dict[int, int] = {}
+
+    def model_sums(self, client_id: int) -> Message:
+        """Returns the moments of all clients."""
+        return pack_moments(self.moments)
