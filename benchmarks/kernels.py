@@ -7,6 +7,7 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import faiss
 import torch
@@ -43,7 +44,7 @@ def compare_nearest(sizes: list[tuple[int, int, int]], repeats: int) -> None:
 def compare_kmeans(count: int, channels: int, clusters: int, steps: int, with_sklearn: bool) -> None:
     points = torch.randn(count, channels, generator=torch.Generator().manual_seed(0))
 
-    def ours(backend: str, max_steps: int = steps) -> float:
+    def ours(backend: Literal["auto", "torch", "faiss"], max_steps: int = steps) -> float:
         generator = torch.Generator().manual_seed(0)
         return kmeans(
             points, clusters, generator=generator, max_steps=max_steps, tolerance=0, backend=backend

@@ -5,11 +5,12 @@ Processor seconds, which other processes disturb less.
 
 import time
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lit_fedad.contracts import Client
 from lit_fedad.evaluation.image_scorer import ImageScorer
@@ -38,7 +39,8 @@ def main() -> None:
     client, fabric = FedAvgClient(task), Fabric(accelerator="auto", devices=1)
     client.to(fabric.device)
     banks = torch.nn.functional.normalize(torch.randn(CLIENTS, 4, BANK, task.projected), dim=3)
-    loader = DataLoader([{"image": image} for image in torch.rand(IMAGES, 3, 32, 32)], batch_size=64)
+    images = cast("Dataset", [{"image": image} for image in torch.rand(IMAGES, 3, 32, 32)])
+    loader: DataLoader = DataLoader(images, batch_size=64)
     ways: dict[str, Callable[[Client], Tensor]] = {
         "client by client": lambda client: image_scores(client, loader, fabric),
         "embedded once": ImageScorer(loader, fabric),

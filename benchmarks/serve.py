@@ -41,7 +41,7 @@ def main() -> None:
 def _exported(folder: Path) -> str:
     run = folder / "run"
     train(compose([*PLAIN, f"out={run}"]), quiet=True)
-    export(str(run), formats=("onnx",))
+    export(str(run), format=("onnx",))
     return str(run)
 
 

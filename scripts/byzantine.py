@@ -25,9 +25,10 @@ from lit_fedad.core.building import call
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
+from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.experiment.run import Run
-from lit_fedad.experiment.train import build_run
 from lit_fedad.federation.client_runner import ClientResult, ClientRunner
+from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.memory.kmeans import kmeans
@@ -132,9 +133,9 @@ class LyingRunner:
         self.received = self.runner.activate(*arguments)
         return self.received
 
-    def play(self, exchange: Any, data: Any) -> ClientResult:
+    def play(self, exchange: Any, data: Any, mask: Any = None) -> ClientResult:
         """Plays the turn; the liar's bytes are replaced."""
-        result = self.runner.play(exchange, data)
+        result = self.runner.play(exchange, data, mask)
         client = self.runner.client
         if client.context.client == self.liar and result.blob:
             honest = self.runner.channel.up.unpack(result.blob, exchange.upload_spec(client), "the liar")
@@ -148,11 +149,12 @@ class LyingRunner:
 @torch.no_grad()
 def defects(run: Run) -> Tensor:
     """Computes the features [n, C] of all anomalous test patches of the products that the live client holds."""
-    task, images, grid = run.model.client.task, run.data.images, run.config["grid"]
+    task, images, grid = run.model.client.task, run.local.images, run.config["grid"]
     client = run.model.client.context.client
-    products = {images.train[i].category for i in run.data.partition.clients[client]}
+    assert client is not None
+    products = {images.train[i].category for i in run.local.partition.clients[client]}
     found = []
-    for batch in run.data.module.test_dataloader():
+    for batch in run.local.module.test_dataloader():
         held = torch.tensor([images.test[i].category in products for i in batch["index"].tolist()])
         marked = adaptive_max_pool2d(batch["mask"][:, None].float(), grid)[:, 0].flatten(1) > 0
         found.append(task(run.fabric.to_device(batch))[held[:, None] & marked].float().cpu())
@@ -238,6 +240,7 @@ def _play(fabric: Any, config: Config, lie: Lie | None, liar: int | None, found:
         liar = sorted(sizes, key=lambda client: (sizes[client], client))[len(sizes) // 2]
     if lie is not None:
         federation.runner = LyingRunner(run, federation.runner, liar, lie)  # type: ignore[assignment]
+        assert isinstance(federation.transport, LocalTransport)
         federation.transport.runner = federation.runner
     reports = [federation.play(round) for round in range(federation.resume(), federation.rounds + 1)]
     evaluator = federation.evaluator

@@ -105,8 +105,8 @@ _ANOMALIBS: dict[str, tuple[str, tuple[str, str], dict[str, float | bool]]] = {
 def ours(data: Scored, exact: bool) -> dict[str, float]:
     """Computes all values by one metric, from histograms or from every pixel's score."""
     metrics = AnomalyMetrics(exact=exact)
-    for batch in _batches(data):
-        metrics.update(*batch)
+    for scores, labels, maps, masks in _batches(data):
+        metrics.update(scores, labels, maps, masks)
     return plain_values(metrics)
 
 

@@ -18,11 +18,14 @@ from torch import Tensor
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
+from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.deployment.predict import choose_client, find_images
+from lit_fedad.deployment.predict import choose_client
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.build import build_images, image_transform
+from lit_fedad.experiment.build import build_images
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
+from lit_fedad.experiment.geometry import image_transform
+from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.drift import DriftTest
 from lit_fedad.report.console import Display, plain_warnings
@@ -97,9 +100,9 @@ def score(run: str, options: Options) -> Iterator[Pool]:
     given = {"data.root": options.root} | ({"backbone.weights": options.weights} if options.weights else {})
     folder, result, config = complete_run(run, given)
     model, calibration, fabric = same_model(config, result), folder.calibration(), one_process(config)
-    client = choose_client(None, result["partition"]["sizes"], calibration.clients)
-    model.restore(folder.path, folder.config(), client, fabric)
-    transform = image_transform(config)
+    client = choose_client(None, result, calibration.clients)
+    load_client(model, folder.path, folder.config(), client, fabric)
+    transform = image_transform(config, model.task)
     plain = replace(transform, mean=(0,), std=(1,))
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (transform.mean, transform.std))
 
@@ -114,12 +117,14 @@ def score(run: str, options: Options) -> Iterator[Pool]:
     images = build_images(config)
     assert isinstance(images, ImageSet)
     trained = {sample.path.resolve() for sample in images.train}
-    new = scores(_some(find_images(Path(options.new)), options, run))
+    new = scores(_some(find_images(Path(options.new), LeftOut()), options, run))
     for place in config["data"]["products"]:
         product = Path(place).name
-        good = [path for path in find_images(Path(options.root) / place) if path.parent.name == "good"]
+        good = [
+            path for path in find_images(Path(options.root) / place, LeftOut()) if path.parent.name == "good"
+        ]
         normal = _some([path for path in good if path.resolve() not in trained], options, run)
-        tests = find_images(Path(options.root) / place / "test")
+        tests = find_images(Path(options.root) / place / "test", LeftOut())
         defects = _some([path for path in tests if path.parent.name != "good"], options, run)
         found = {change: scores(normal, change) for change in _CHANGES}
         yield Pool(calibration, client, product, {**found, _NEW: new, "defects": scores(defects)})

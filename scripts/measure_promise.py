@@ -26,7 +26,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
 from lit_fedad.evaluation.decisions import EvaluatedImages, decide, summarise_rates
-from lit_fedad.experiment.calibration import evaluated_images
+from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
 from lit_fedad.metrics.conformal import Calibration
@@ -108,9 +108,9 @@ class LabelledChoice(RunCallback):
 
     def on_rounds_end(self, run: Run) -> None:
         """Judges the run's scores at these thresholds."""
-        images = evaluated_images(run.config, run.data)
-        thresholds = cast("Calibration", BestThresholds(run.scores, images))
-        judged = decide(run.scores, images, thresholds, alpha=0)
+        images = evaluated_images(run.config, run.local)
+        scores = {client: predicted.scores for client, predicted in run.predictions.items()}
+        judged = decide(scores, images, cast("Calibration", BestThresholds(scores, images)), alpha=0)
         run.extras["best_thresholds"] = summarise_rates(judged)
 
 

@@ -120,7 +120,9 @@ def over_flower(folder: Path, words: list[str], root: Path, own: list[str]) -> d
         r"(\d+) bytes in, (\d+) bytes out", "".join((folder / f"{n}.log").read_text() for n in NAMES)
     )
     checkpoints = Checkpoints(fed.run / "checkpoints")
-    _, state = checkpoints.load(checkpoints.latest())
+    latest = checkpoints.latest()
+    assert latest is not None
+    _, state = checkpoints.load(latest)
     return {
         "result": json.loads((fed.run / "result.json").read_text()),
         "server": digest_of(state["server"]),

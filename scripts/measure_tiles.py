@@ -25,6 +25,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
+from lit_fedad.data.sample import Sample
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
@@ -115,7 +116,7 @@ class Maps(RunCallback):
         """Asks the first of the clients, which share a model."""
 
         def look(client: Client, number: int) -> tuple[int, float]:
-            found = sum(self._found(client, batch, run) for batch in run.data.module.test_dataloader())
+            found = sum(self._found(client, batch, run) for batch in run.local.module.test_dataloader() or ())
             return found, self._moved(client, run)
 
         found, moved = run.federation.ask(
@@ -137,10 +138,14 @@ class Maps(RunCallback):
         backbone = run.model.backbone
         if not isinstance(backbone, TiledPyramid):
             return 0.0
-        batch = {"image": run.data.transform.image(run.data.images.test[0].path)[None]}
+        first = run.local.images.test[0]
+        assert isinstance(first, Sample)
+        batch = {"image": run.local.transform.image(first.path)[None]}
         usual, maps = backbone.at_once, []
         for backbone.at_once in (1, usual):
-            maps.append(predict_batch(client, batch, run.fabric).anomaly_map)
+            anomaly_map = predict_batch(client, batch, run.fabric).anomaly_map
+            assert anomaly_map is not None
+            maps.append(anomaly_map)
         return float((maps[0] - maps[1]).abs().max() / maps[1].max())
 
 

@@ -195,7 +195,7 @@ def export(
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
         product: Product that all images show, where it is known: it chooses the calibration scores.
-        version: Number of the detector's version: 0 as it was trained, None for the newest.
+        version: Number of the detector's version: 0 as it was trained, None for the default.
         normal: Folder of the client's normal images, which choose the ranges of ``openvino_int8``.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 

@@ -29,7 +29,7 @@ class RegisterOptions:
         name: Name of the registered model.
         alias: Alias that names this version from now on, such as ``production``.
         client: Whose exported detector is registered; may be left out where only one was exported.
-        version: Number of the detector's version in the run: 0 as it was trained, None for the newest.
+        version: Number of the detector's version in the run: 0 as it was trained, None for the default.
     """
 
     run: str
@@ -76,7 +76,7 @@ def find_exported(run: str, client: int | str | None = None, version: int | None
         run: MLflow run id, folder of a run, folder that ``lit-fedad export`` wrote, or a registered version:
             ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
         client: Whose detector; None where only one was exported.
-        version: Number of the detector's version in the run: 0 as it was trained, None for the newest.
+        version: Number of the detector's version in the run: 0 as it was trained, None for the default.
 
     Raises:
         UserError: If there is none, or several and none is chosen.

@@ -157,7 +157,7 @@ def load_detector(
         client: Number of the client, or name of the site; None for the client with most training images.
         alpha: Promised rate of false alarms; None for the run's own.
         product: Product that all images show, where it is known: it chooses the calibration scores.
-        version: Number of the detector's version: 0 as it was trained, None for the newest.
+        version: Number of the detector's version: 0 as it was trained, None for the default.
 
     Raises:
         UserError: If there is no such complete run, client or product, or the run learned classes.

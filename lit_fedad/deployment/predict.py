@@ -52,7 +52,7 @@ def evaluate(
     Args:
         run: MLflow run id, or the run's folder.
         overrides: Values that differ on this machine, such as ``data.root``.
-        version: Number of the version: 0 for the run as it was trained, None for the newest.
+        version: Number of the version: 0 for the run as it was trained, None for the default.
 
     Returns:
         Metrics as ``last`` in ``result.json``.
@@ -105,7 +105,7 @@ def predict(
         out: Folder to write to; None for ``predictions`` in the run's folder.
         alpha: Promised rate of false alarms; None for the run's own.
         product: Product that all images show, where it is known: it chooses the calibration scores.
-        version: Number of the detector's version: 0 as it was trained, None for the newest.
+        version: Number of the detector's version: 0 as it was trained, None for the default.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:

@@ -184,7 +184,7 @@ class ServeOptions:
     Attributes:
         run: MLflow run id, folder of a run, folder that ``lit-fedad export`` wrote, or ``models:/NAME@ALIAS``.
         client: Whose exported detector answers; may be left out where only one was exported.
-        version: Number of the detector's version: 0 as it was trained, None for the newest.
+        version: Number of the detector's version: 0 as it was trained, None for the default.
         host: Address to listen on.
         port: Port to listen on; 0 for a free one.
         workers: Images that are scored at a time.

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
@@ -18,6 +18,7 @@ from lit_fedad.data.pictures import read_picture
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.deployment.predict import listed
 from lit_fedad.deployment.reviews import Reviews
+from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
 from lit_fedad.experiment.build import (
     Model,
     build_images,
@@ -36,6 +37,7 @@ from lit_fedad.experiment.track import flat_metrics, flat_summaries
 from lit_fedad.experiment.train import conclude
 from lit_fedad.methods.parts.pooled_moments import HoldsMoments
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import metric_title
 from lit_fedad.tracking.tracker import amend
 
 
@@ -49,35 +51,46 @@ class UpdateOptions:
         client: Client whose images all are; None where there is a folder for each.
         product: Product that all images show; None where a client's images lie in a folder for each product.
         reviews: File of reviews (`lit-fedad ui`): only images that it calls false alarms are taken; None for all.
+        force: Whether images are taken that look anomalous. Those that a review calls false alarms always are.
+        default: Number of the version that other commands use from now on, instead of an update.
     """
 
     run: str
-    images: str
+    images: str | None = None
     client: int | None = None
     product: str | None = None
     reviews: str | None = None
+    force: bool = False
+    default: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.images is None) == (self.default is None):
+            raise UserError("update needs images=FOLDER, or default=NUMBER of a version; one of the two")
 
 
 def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -> Path:
     """Plays one more round of a complete run's method, in which some clients have new images.
 
     The round is the method's own: clients with new images send the sums of these, as at the beginning of a stage. It
-    begins where the newest version ended; then the detector is evaluated and calibrated, as at the end of the run. The
-    run's own images must be there.
+    begins where the default version ended; then the detector is evaluated and calibrated, as at the end of the run. The
+    run's own images must be there. The default stays what it is.
 
     Args:
         options: Options of the command.
         overrides: Values that differ on this machine, such as ``data.root``.
 
     Returns:
-        Folder of the new version, a run's folder of its own in ``versions``; older ones stay as they are.
+        Folder of the new version, a run's folder of its own in ``versions``; older ones stay as they are. With
+        `UpdateOptions.default`, the folder of that version.
 
     Raises:
-        UserError: If there is no such complete run, its method or images cannot be updated, there is no new image, or a
-            client fails or is left out. Nothing has changed then.
+        UserError: If there is no such complete run or version, its method or images cannot be updated, there is no new
+            image, one looks anomalous, or a client fails or is left out. Nothing has changed then.
     """
     home = RunFolder.find(options.run).home
     with home.locked():
+        if options.default is not None:
+            return _choose(home, options.default)
         folder, result, config = complete_run(str(home.path), overrides, None)
         model, images = same_model(config, result), build_images(config)
         _check(folder, config, model, images)
@@ -88,6 +101,9 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         new = _NewImages(
             options, clients, *grow(images, partition, additions), hashes_file(config), display
         ).find()
+        before = judge_new(folder, config, result, new)
+        if not (options.force or options.reviews):
+            refuse_foreign(before)
         number = home.versions()[-1] + 1
         made = RunFolder(home.path / "versions" / f".partial_{number}")
         try:
@@ -99,8 +115,16 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
             version = RunFolder(made.path.replace(home.version_folder(number).path))
         finally:
             shutil.rmtree(made.path, ignore_errors=True)
-        _report(home, version, run, new)
+        after = judge_new(version, config, result, new)
+        _report(home, version, run, new, result["last"], before, after)
     return version.path
+
+
+def _choose(home: RunFolder, number: int) -> Path:
+    """Makes a version the default."""
+    folder = home.choose_version(number)
+    Display().note(f"version {number} is the default: {folder.path}")
+    return folder.path
 
 
 def _check(folder: RunFolder, config: Config, model: Model, images: Images) -> None:
@@ -246,7 +270,7 @@ class _NewImages:
 
     def _folders(self) -> dict[int, Path]:
         """Returns the folder of each client."""
-        root, client = Path(self.options.images), self.options.client
+        root, client = Path(str(self.options.images)), self.options.client
         if not root.is_dir():
             raise UserError(f"images={root}: no such folder")
         if client is not None:
@@ -269,23 +293,43 @@ class _NewImages:
         return self.images.categories[0]
 
 
-def _report(home: RunFolder, version: RunFolder, run: Run, new: Addition) -> None:
-    """Prints the version's metrics, and adds them to the run's record in MLflow as those of a further round."""
+def _report(
+    home: RunFolder,
+    version: RunFolder,
+    run: Run,
+    new: Addition,
+    last: Mapping[str, Any],
+    before: Sequence[Judged],
+    after: Sequence[Judged],
+) -> None:
+    """Prints the version beside that before, and adds its metrics to the run's record in MLflow as a further round."""
     report, display = run.federation.history[-1], run.display
     metrics = {**(report.metrics or {}), **run.rates}
     for line in report.lines(run.federation.names):
         display.warn(line)
     own = ", ".join(f"{len(images)} of client {client}" for client, images in sorted(new.images.items()))
     display.note(f"version {version.path.name}: {new.total} new images, {own}")
+    for then, now in zip(before, after, strict=True):
+        display.note(
+            f"beyond the threshold, of {then.images} new images of client {then.client}, product {then.product}:"
+            f" {then.beyond} before, {now.beyond} as part of the detector"
+        )
+    changes = [
+        f"{metric_title(name)} {last[name]['mean']:.3f} before, {metrics[name]['mean']:.3f} now"
+        for name in ("i_auroc", "p_auroc", "miss_rate", "false_alarm_rate")
+        if None not in (last.get(name, {}).get("mean"), metrics.get(name, {}).get("mean"))
+    ]
+    display.note("; ".join(changes))
     display.metrics_table(metrics)
+    number = version.path.name
     display.where_next(
         [
             ("written", str(version.path)),
-            ("new images", f"lit-fedad predict run={home.path} images=FOLDER"),
-            ("before", f"lit-fedad predict run={home.path} version=0 images=FOLDER"),
+            ("try it", f"lit-fedad predict run={home.path} version={number} images=FOLDER"),
+            ("use it", f"lit-fedad update run={home.path} default={number}"),
         ]
     )
     files = [version.path / name for name in ("calibration.json", "result.json")]
     numbers = flat_metrics(report) | flat_summaries(run.rates)
-    delivery = amend(home.path, numbers, report.round, files, f"versions/{version.path.name}")
+    delivery = amend(home.path, numbers, report.round, files, f"versions/{number}")
     display.unsent(delivery.pending, home.path)

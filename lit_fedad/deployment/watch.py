@@ -43,6 +43,9 @@ _P_VALUE_BINS = 20
 _ANY = 0.5
 """Alpha that one calibration image can promise: a test of drift takes the most specific images, however few."""
 
+_LATEST = 10
+"""Images that an alarm's line counts."""
+
 _LEAST = 10
 """New images that a record in MLflow counts at least: two records differ by no single image."""
 
@@ -61,7 +64,7 @@ class WatchOptions:
         window: Last images that uniformity of p-values and the stability index look at.
         interval: Seconds between two looks at the folder.
         once: Whether to look once, and end.
-        version: Number of the detector's version: 0 as it was trained, None for the newest.
+        version: Number of the detector's version: 0 as it was trained, None for the default.
         out: Folder of the log; None for ``watch/client_N`` in the run's folder.
     """
 
@@ -175,6 +178,13 @@ class _Stream:
         """Numbers of the images, from 1, that raised an alarm of drift."""
         return [number for number, step in enumerate(self.steps, 1) if step.alarm]
 
+    def beyond(self, image: int) -> str:
+        """Counts the images beyond the threshold among the last ones up to an image, and says what that hints at."""
+        last = self.scores[max(0, image - _LATEST) : image]
+        count = sum(score > self.rule.threshold for score in last)
+        hint = "; a new product, another light or lens?" if 2 * count > len(last) else ""
+        return f"{count} of the last {len(last)} beyond the threshold{hint}"
+
     def summary(self) -> dict[str, Any]:
         """Returns counts and statistics, and nothing of a single image."""
         p_values = [step.p_value for step in self.steps]
@@ -248,8 +258,8 @@ class _Watcher:
                 progress(start + len(part), len(new))
         for image in self.stream.alarms[alarms:]:
             self.display.warn(
-                f"image {image}: the images drift from those of calibration (without drift at most one such alarm in"
-                f" {self.stream.test.run_length:g} images)"
+                f"image {image}: the images drift from those of calibration, {self.stream.beyond(image)} (without drift"
+                f" at most one such alarm in {self.stream.test.run_length:g} images)"
             )
         self._report(len(new))
 

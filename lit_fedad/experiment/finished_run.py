@@ -133,7 +133,7 @@ def complete_run(
     Args:
         run: MLflow run id, or the run's folder.
         overrides: Values that differ on this machine.
-        version: Number of the version: 0 for the run as it was trained, None for the newest.
+        version: Number of the version: 0 for the run as it was trained, None for the default.
 
     Raises:
         UserError: If there is no such complete run or version, or an override is not allowed.

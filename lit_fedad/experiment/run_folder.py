@@ -40,6 +40,7 @@ _FOLDERS = (
     "versions",
 )
 _LISTED = ("config.yaml", "calibration.json", "additions.json", "result.json")  # in the manifest
+_DEFAULT = "versions/default.json"
 # Those by which a run's folder is recognised are removed last.
 _FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
 
@@ -256,17 +257,36 @@ class RunFolder:
         """Finds a version.
 
         Args:
-            number: Its number; None for the newest.
+            number: Its number; None for the default: the run as it was trained, until another is chosen.
+
+        Raises:
+            UserError: If there is none of this number, or the file that names the default cannot be read.
+        """
+        known = self.versions()
+        if number is None:
+            number = self._default_version()
+        if number not in known:
+            raise UserError(f"version={number}: {self.path} has {', '.join(map(str, known))}")
+        return self.version_folder(number)
+
+    def choose_version(self, number: int) -> RunFolder:
+        """Makes a version the default, and returns its folder.
 
         Raises:
             UserError: If there is none of this number.
         """
-        known = self.versions()
-        if number is None:
-            return self.version_folder(known[-1])
-        if number not in known:
-            raise UserError(f"version={number}: {self.path} has {', '.join(map(str, known))}")
-        return self.version_folder(number)
+        folder = self.version(number)
+        if number or (self.path / _DEFAULT).exists():
+            self._write(_DEFAULT, json.dumps({"default": number}))
+        return folder
+
+    def _default_version(self) -> int:
+        if not _there(self.path / _DEFAULT):
+            return 0
+        number = _object(self.path / _DEFAULT, "remove it, and choose a version anew")[1].get("default")
+        if type(number) is not int:
+            raise UserError(f"{self.path / _DEFAULT}: names no version; remove it, and choose one anew")
+        return number
 
     def save_json(self, name: str, value: Any) -> Path:
         """Writes a JSON file, in which undefined numbers become null and passwords are hidden; returns its path."""

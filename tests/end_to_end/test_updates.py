@@ -4,8 +4,10 @@ import csv
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
@@ -61,8 +63,12 @@ def desk(lab, tmp_path):
     return Desk()
 
 
-def fold(run, images, **options):
-    return update(UpdateOptions(str(run), str(images), **options))
+def fold(run, images, force=True, **options):
+    return update(UpdateOptions(str(run), str(images), force=force, **options))
+
+
+def choose(run, version):
+    return update(UpdateOptions(str(run), default=version))
 
 
 def same(one, other):
@@ -122,6 +128,7 @@ def test_an_update_is_a_further_stage_of_training(lab, desk, method, new):
 def test_two_updates_of_a_subspace_are_training_with_all_images_at_once(lab, desk):
     run = desk.train("run", *SUBSPACE, clients=BASE)
     fold(run, desk.images("first", {0: [15, 16]}))
+    choose(run, 1)
     version = fold(run, desk.images("second", {0: [17], 1: [18, 19]}))
     trained = desk.train("whole", *SUBSPACE, clients=[[*BASE[0], 15, 16, 17], [*BASE[1], 18, 19]])
     found, wanted = lab.state(version)["server"], lab.state(trained)["server"]
@@ -134,7 +141,7 @@ def test_two_updates_of_a_subspace_are_training_with_all_images_at_once(lab, des
 
 
 @pytest.mark.slow
-def test_commands_use_the_newest_version_and_older_ones_remain(lab, desk, tmp_path):
+def test_commands_use_the_chosen_version_and_all_others_remain(lab, desk, tmp_path):
     run, photos = desk.train("run", *SUBSPACE, clients=BASE), desk.images("photos", {0: [2, 19]}) / "0"
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     old = scores(run, photos, tmp_path / "a")
@@ -142,9 +149,11 @@ def test_commands_use_the_newest_version_and_older_ones_remain(lab, desk, tmp_pa
     assert version == run / "versions" / "1"
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
     assert scores(run, photos, tmp_path / "b", version=0) == old
-    newest = scores(run, photos, tmp_path / "c")
-    assert newest == scores(run, photos, tmp_path / "d", version=1) == scores(version, photos, tmp_path / "e")
-    assert newest != old
+    assert scores(run, photos, tmp_path / "b") == old
+    choose(run, 1)
+    new = scores(run, photos, tmp_path / "c")
+    assert new == scores(run, photos, tmp_path / "d", version=1) == scores(version, photos, tmp_path / "e")
+    assert new != old
     for number, folder in ((None, version), (0, run)):
         wanted = RunFolder(folder).result()["last"]["i_auroc"]["mean"]
         assert evaluate(str(run), version=number)["i_auroc"]["mean"] == pytest.approx(wanted)
@@ -157,12 +166,20 @@ def test_commands_use_the_newest_version_and_older_ones_remain(lab, desk, tmp_pa
     for number in (2, -1):
         with pytest.raises(UserError, match=rf"version={number}: .* has 0, 1"):
             predict(str(run), str(photos), version=number)
+        with pytest.raises(UserError, match=rf"version={number}: .* has 0, 1"):
+            choose(run, number)
+    choose(run, 0)
+    assert scores(run, photos, tmp_path / "f") == old
+    (run / "versions" / "default.json").write_text('{"default": "1"}')
+    with pytest.raises(UserError, match=r"default.json: names no version"):
+        predict(str(run), str(photos))
 
 
 @pytest.mark.slow
 def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
     run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15]})
     fold(run, images)
+    choose(run, 1)
     with pytest.raises(UserError, match=r"no new image there; the 1 there are part of the detector already"):
         fold(run, images)
     desk.images("new", {0: [16, 17]})
@@ -184,6 +201,25 @@ def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
 
 
 @pytest.mark.slow
+def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_path, capsys):
+    run, folder = desk.train("run", *SUBSPACE, clients=BASE), tmp_path / "foreign"
+    folder.mkdir()
+    for number in range(20):
+        pixels = np.random.default_rng(number).integers(0, 2, (64, 64, 3), np.uint8) * 255
+        Image.fromarray(pixels).resize((512, 512), 0).save(folder / f"{number:02}.png")
+    (product, *_) = RunFolder(run).result()["partition"]["products"]
+    words = rf"20 of the 20 new images of client 0, product {product}, are anomalous .* force=true"
+    with pytest.raises(UserError, match=words):
+        fold(run, folder, force=False, client=0, product=product)
+    assert RunFolder(run).versions() == [0]
+    version = fold(run, folder, client=0, product=product)
+    assert RunFolder(run).version(None).path == run  # the default is what it was
+    said = capsys.readouterr().out
+    assert f"product {product}: 20 before, " in said
+    assert f"lit-fedad update run={run} default={version.name}" in said
+
+
+@pytest.mark.slow
 def test_of_reviewed_images_false_alarms_alone_are_folded_in(desk, tmp_path):
     run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15, 16, 17]})
     first, second, _ = sorted((images / "0").rglob("*.png"))
@@ -192,7 +228,7 @@ def test_of_reviewed_images_false_alarms_alone_are_folded_in(desk, tmp_path):
     with pytest.raises(UserError, match=r"no new image that \S+reviews\.csv calls a false alarm there$"):
         fold(run, images, reviews=str(reviews))
     add_review(reviews, Scored(str(second), 1.0, 0.1, "anomalous", None), "false alarm", "run")
-    version = fold(run, images, reviews=str(reviews))
+    version = fold(run, images, force=False, reviews=str(reviews))
     assert [sample.path for sample in RunFolder(version).additions()[0].images[0]] == [second.resolve()]
 
 
@@ -231,6 +267,7 @@ def test_what_a_killed_update_left_is_no_version(desk):
 def test_a_changed_or_missing_image_of_an_update_is_one_line(desk):
     run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15, 16]})
     version = fold(run, images)
+    choose(run, 1)
     (path,) = images.rglob("015.*")
     path.unlink()
     with pytest.raises(UserError, match=r"image \S+015\.\S+ cannot be read|015"):

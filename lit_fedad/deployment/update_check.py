@@ -1,0 +1,105 @@
+"""What a detector says of new images before they become part of it, and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy import stats
+
+from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.additions import Addition
+from lit_fedad.data.sample import Sample
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.experiment.finished_run import one_process, same_model
+from lit_fedad.experiment.geometry import image_transform
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.trained_client import load_client
+
+_CHANCE = 0.01
+"""New images that fewer than one in so many draws of normal images would look like are called foreign."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How many new images of one client and product lie beyond the threshold.
+
+    Attributes:
+        client: Client number.
+        product: Name of the product.
+        images: Number of images.
+        beyond: Number of them beyond the threshold.
+        chance: Probability of at least so many, if they are like the calibration images.
+    """
+
+    client: int
+    product: str
+    images: int
+    beyond: int
+    chance: float
+
+
+def judge_new(folder: RunFolder, config: Config, result: Mapping[str, Any], new: Addition) -> list[Judged]:
+    """Scores new images with the clients that they are for.
+
+    The threshold is that of the run's decisions or, where alpha cannot be promised, the largest calibration score.
+    Where new and calibration images are alike, the number beyond the calibration score of rank r among n is
+    beta-binomial with parameters n + 1 - r and r.
+
+    Args:
+        folder: A complete run, or a version of it.
+        config: Its configuration on this machine.
+        result: Its ``result.json``.
+        new: The images.
+
+    Raises:
+        UserError: If an image cannot be read, or the backbone differs from the run's.
+    """
+    model, fabric, found = same_model(config, result), one_process(config), []
+    transform, size = image_transform(config, model.task), config["evaluation"]["batch_size"]
+    calibration, alpha = folder.calibration(), folder.alpha()
+    for client, samples in sorted(new.images.items()):
+        load_client(model, folder.path, folder.config(), client, fabric)
+        for product, own in _by_product(samples).items():
+            known = product if any(product in held for held in calibration.clients.values()) else None
+            scores = calibration.source(client, alpha, known).scores
+            if not scores.total:
+                continue
+            images = torch.stack([transform.image(sample.path) for sample in own])
+            new_scores = torch.cat(
+                [
+                    predict_batch(model.client, {"image": part}, fabric).image_score.cpu()
+                    for part in images.split(size)
+                ]
+            )
+            rate = max(alpha, 1 / (scores.total + 1))
+            rank = min(math.ceil((scores.total + 1) * (1 - rate) - 1e-9), scores.total)
+            beyond = int((new_scores > scores.threshold(rate)).sum())
+            chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)
+            found.append(Judged(client, product, len(own), beyond, float(chance)))
+    return found
+
+
+def refuse_foreign(judged: Sequence[Judged]) -> None:
+    """Refuses new images that are unlike those that the detector was calibrated with.
+
+    Raises:
+        UserError: If more lie beyond the threshold than normal images would.
+    """
+    for one in judged:
+        if one.chance < _CHANCE:
+            raise UserError(
+                f"{one.beyond} of the {one.images} new images of client {one.client}, product {one.product}, are"
+                " anomalous to the detector: look at them (predict); force=true adds them as normal all the same"
+            )
+
+
+def _by_product(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.category, []).append(sample)
+    return found
