@@ -40,8 +40,8 @@ def _measure(form: SumSpec, clients: int, gone: int) -> str:
     plain_seconds = time.process_time() - began
     forms = {"x": form}
     keys = {client: KeyPair() for client in range(clients)}
-    roster = {client: pair.public for client, pair in keys.items()}
-    parties = {client: Party(client, pair, roster) for client, pair in keys.items()}
+    registry = {client: pair.public for client, pair in keys.items()}
+    parties = {client: Party(client, pair, registry) for client, pair in keys.items()}
     server = Gathering("benchmark", dict.fromkeys(parties, 100), clients // 2 + 1)
     invitation = server.invitation.to_bytes()
     client_seconds = server_seconds = 0.0

@@ -95,7 +95,7 @@ def over_flower(folder: Path, words: list[str], root: Path, own: list[str]) -> d
     """Plays the federation over Flower; returns its result, the server's state and what crossed."""
     port, link = free_ports(2)
     relays = [Relay(port) for _ in NAMES]
-    given = {"host": "127.0.0.1", "port": port, "link": link, "sites": list(NAMES), "words": words}
+    given = {"host": "127.0.0.1", "port": port, "link": link, "sites": list(NAMES), "overrides": words}
     fed = FederationFolder.create(folder / "fed", **given, own=[*own, "tracking=off"])
     sites = []
     for name, product, relay in zip(NAMES, PRODUCTS, relays, strict=True):
@@ -116,7 +116,7 @@ def over_flower(folder: Path, words: list[str], root: Path, own: list[str]) -> d
             process.wait(60)
     if status:
         raise SystemExit((folder / "fed.log").read_text()[-2000:])
-    orders = re.findall(
+    requests = re.findall(
         r"(\d+) bytes in, (\d+) bytes out", "".join((folder / f"{n}.log").read_text() for n in NAMES)
     )
     checkpoints = Checkpoints(fed.run / "checkpoints")
@@ -126,7 +126,7 @@ def over_flower(folder: Path, words: list[str], root: Path, own: list[str]) -> d
     return {
         "result": json.loads((fed.run / "result.json").read_text()),
         "server": digest_of(state["server"]),
-        "letters": sum(int(size) for order in orders for size in order),
+        "messages": sum(int(size) for request in requests for size in request),
         "wire": sum(relay.bytes for relay in relays),
         "seconds": seconds,
     }
@@ -153,8 +153,8 @@ def measured(folder: Path, method: str, rounds: int, root: Path, own: list[str])
         values = [f"{metrics[key]['mean']:.3f}" for key in METRICS]
         return [method, name, *values, f"{sum(seconds) / len(seconds):.1f}", *rest]
 
-    megabytes = [f"{size / 1e6:.2f}" for size in (counted, there["letters"], there["wire"])]
-    overhead = f"{100 * (there['wire'] / there['letters'] - 1):.1f} %"
+    megabytes = [f"{size / 1e6:.2f}" for size in (counted, there["messages"], there["wire"])]
+    overhead = f"{100 * (there['wire'] / there['messages'] - 1):.1f} %"
     return [
         row("one process", last, trained, megabytes[0], "-", "-", "-", "-"),
         row(
@@ -188,8 +188,8 @@ if __name__ == "__main__":
                 Path(folder), method, given.rounds, given.root, [*CPU, f"backbone.weights={given.weights}"]
             )
             say(rows[-2:])
-    head = ["method", "where", "I-AUROC", "P-AUROC", "PRO", "seconds a round", "MB counted", "MB of letters"]
-    report = markdown_table([*head, "MB on the wire", "over the letters", "same digits"], rows)
+    head = ["method", "where", "I-AUROC", "P-AUROC", "PRO", "seconds a round", "MB counted", "MB of messages"]
+    report = markdown_table([*head, "MB on the wire", "over the messages", "same digits"], rows)
     say(report)
     if given.out:
         given.out.write_text(report + "\n")

@@ -186,7 +186,7 @@ def _init_federation(options: Sequence[str]) -> None:
         port=chosen.port,
         link=chosen.link,
         sites=list(chosen.sites),
-        words=[word for word in others if word not in own],
+        overrides=[word for word in others if word not in own],
         own=own,
         timeout=chosen.timeout,
         classes=list(chosen.classes),

@@ -17,11 +17,11 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 BESIDE = 1 << 16
-"""Bytes of a message beside its letter: names and metadata."""
+"""Bytes of a message beside its payload: names and metadata."""
 
 
 class TooLongError(Exception):
-    """More objects have come than a letter may have."""
+    """More objects have come than a payload may have."""
 
 
 def within(read: Callable[[Q], A], size: Callable[[A], int], most: int) -> Callable[[Q], A]:

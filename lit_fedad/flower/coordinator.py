@@ -24,12 +24,12 @@ from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.leftover import end_leftover, remember
-from lit_fedad.flower.proxy import Bell, server
+from lit_fedad.flower.proxy import RequestSignal, server
 from lit_fedad.report.console import Display
-from lit_fedad.sites.coordinator import ROLL, Plan
+from lit_fedad.sites.coordinator import ENROLLED, Plan
 from lit_fedad.sites.enrolment import check_crosses
 from lit_fedad.sites.offer import OFFERED, Offer
-from lit_fedad.sites.words import check_words
+from lit_fedad.sites.overrides import check_overrides
 
 SETTINGS = "federation.yaml"
 ERROR = "error.txt"  # why a run ended early
@@ -71,7 +71,7 @@ class FederationFolder:
         port: Its open port.
         link: Port of the SuperLink, on this machine alone.
         sites: Names of the sites, in the order of their client numbers.
-        words: The federation's configuration.
+        overrides: The federation's configuration.
         own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, for the coordinator.
         timeout: Longest exchange in seconds: who has not answered then has failed.
         classes: Names of the classes that the federation learns; of none where it looks for anomalies.
@@ -83,7 +83,7 @@ class FederationFolder:
     port: int
     link: int
     sites: Sequence[str]
-    words: Sequence[str]
+    overrides: Sequence[str]
     own: Sequence[str] = field(default_factory=list)
     timeout: float = 3600.0
     classes: Sequence[str] = field(default_factory=list)
@@ -127,9 +127,9 @@ class FederationFolder:
             write_certificates(path, folder.host)
             (path / "app" / "pyproject.toml").write_text(_APP)
             content = {name: value for name, value in asdict(folder).items() if name != "path"}
-            content |= {name: list(content[name]) for name in ("sites", "words", "own", "classes")}
+            content |= {name: list(content[name]) for name in ("sites", "overrides", "own", "classes")}
             (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
-            Offer(content["words"], content["classes"]).write(path / OFFERED)
+            Offer(content["overrides"], content["classes"]).write(path / OFFERED)
             folder.write_flower()
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
@@ -157,7 +157,7 @@ class FederationFolder:
             )
         if self.timeout <= 0:
             raise UserError(f"timeout={self.timeout} must be above 0")
-        check_words(self.words)
+        check_overrides(self.overrides)
 
     @property
     def run(self) -> Path:
@@ -171,15 +171,15 @@ class FederationFolder:
         return "SITE/detectors/RUN" if result.get("models_stay") else str(self.run)
 
     @property
-    def bell(self) -> Bell:
-        """What the run tells the open port by that there are orders."""
-        return Bell(self.path / "orders.given")
+    def signal(self) -> RequestSignal:
+        """What the run tells the open port by that there are requests."""
+        return RequestSignal(self.path / "requests.sent")
 
     @property
     def plan(self) -> Plan:
         """What the run is."""
         own = ["tracking=mlflow", *self.own]
-        return Plan(self.words, self.sites, str(self.run), own, [str(name) for name in self.classes])
+        return Plan(self.overrides, self.sites, str(self.run), own, [str(name) for name in self.classes])
 
     def write_flower(self) -> None:
         """Writes Flower's own settings, which follow from these.
@@ -199,7 +199,7 @@ class FederationFolder:
             UserError: If one is missing before the run has begun, or two sites have the same.
         """
         keys, owner = {}, dict[bytes, str]()
-        begun = (self.run / ROLL).exists()
+        begun = (self.run / ENROLLED).exists()
         for client, name in enumerate(self.sites):
             path = self.path / "keys" / f"{name}.pub"
             try:
@@ -232,7 +232,7 @@ def start(folder: FederationFolder, display: Display) -> None:
     folder.public_keys()  # what is wrong is refused before anything starts
     try:
         folder.write_flower()
-        Offer(folder.words, [str(name) for name in folder.classes]).write(folder.path / OFFERED)
+        Offer(folder.overrides, [str(name) for name in folder.classes]).write(folder.path / OFFERED)
     except OSError as error:
         raise UserError(f"{folder.path / 'flower'}: cannot be written ({error.strerror})") from error
     check_crosses(folder.plan.config(), folder.plan.classes)
@@ -304,7 +304,7 @@ def _open_port(folder: FederationFolder) -> Iterator[None]:
     """Lets sites in for a block."""
     if _listening(folder.port):
         raise UserError(f"port {folder.port} is in use; change port in {folder.path / SETTINGS}")
-    proxy = server(f"127.0.0.1:{folder.link}", folder.path, "0.0.0.0", folder.port, folder.bell)  # noqa: S104
+    proxy = server(f"127.0.0.1:{folder.link}", folder.path, "0.0.0.0", folder.port, folder.signal)  # noqa: S104
     thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()
     try:

@@ -39,14 +39,14 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.flower.authentication import CLOCK
 from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
-from lit_fedad.flower.gate import CLOCK
 from lit_fedad.flower.keys import read_private_key
-from lit_fedad.flower.letters import in_record, wrapped
+from lit_fedad.flower.messages import in_record, wrapped
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 2.0
 _POLL_SHARE = 0.05
-"""Share of the time without an order after which a site asks again, where the port does not hold its poll."""
+"""Share of the time without a request after which a site asks again, where the port does not hold its poll."""
 
 _PATIENCE_S = 150
 """How long a site that is refused tries again: one that was killed counts as online until it misses two heartbeats."""
@@ -79,7 +79,7 @@ class KeepingClient(FleetHttpClient):
 fleet_http_connection.FleetHttpClient = KeepingClient  # type: ignore[misc]  # its connection takes none from outside
 
 
-def answer_orders(
+def answer_requests(
     address: str,
     authority: Path,
     key: Path,
@@ -87,14 +87,14 @@ def answer_orders(
     most: Callable[[], int],
     note: Callable[[str], None],
 ) -> None:
-    """Answers orders until the process is ended.
+    """Answers requests until the process is ended.
 
     Args:
         address: The coordinator's host and port.
         authority: Certificate of the authority that vouches for it.
         key: The site's private key.
-        answer: Turns an order into a reply; never raises. An order that is longer than any is an empty one.
-        most: Returns the most bytes of an order.
+        answer: Turns a request into a reply; never raises. A request that is longer than any is an empty one.
+        most: Returns the most bytes of a request.
         note: Is told what happens, a line each.
 
     Raises:
@@ -103,7 +103,7 @@ def answer_orders(
     private = read_private_key(key)
     if not authority.is_file():
         raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
-    _knock(address, authority, private, note)
+    _activate(address, authority, private, note)
     keys = (private, private.public_key())
     threading.excepthook = lambda failed: note(f"{address}: {first_line(failed.exc_value or OSError())}")
     with fleet_http_connection.http_request_response(address, False, str(authority), keys) as (
@@ -119,10 +119,10 @@ def answer_orders(
                     continue
                 message, tree = received
                 run = message.metadata.run_id
-                letter = _letter(_record(tree), partial(pull, run), most())
+                payload = _payload(_record(tree), partial(pull, run), most())
                 confirm(run, tree.object_id)
                 began = time.monotonic()
-                reply = Message(wrapped(answer(letter)), reply_to=message)
+                reply = Message(wrapped(answer(payload)), reply_to=message)
                 with no_object_id_recompute():
                     reply.metadata.__dict__["_message_id"] = reply.object_id
                     objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
@@ -137,26 +137,26 @@ def answer_orders(
                         f"{address} does not let this site in any more ({_refusal(error)}): its operator took its key"
                         " away, or a clock is wrong"
                     ) from None
-                # The coordinator sends the order again.
-                note(f"an order was lost: {type(error).__name__}: {first_line(error)}")
+                # The coordinator sends the request again.
+                note(f"a request was lost: {type(error).__name__}: {first_line(error)}")
                 time.sleep(_POLL_S)
 
 
 def _record(tree: ObjectTree) -> ObjectTree:
-    """Finds the record of a letter in its message: what is around it has come with the poll, and is not pulled.
+    """Finds the record of a payload in its message: what is around it has come with the poll, and is not pulled.
 
     Raises:
         UserError: If the message holds anything else.
     """
     for _ in ("content", "record"):
         if len(tree.children) != 1:
-            raise UserError("a message holds something else than a letter")
+            raise UserError("a message holds something else than a payload")
         tree = tree.children[0]
     return tree
 
 
-def _letter(record: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes:
-    """Pulls and builds the letter in a record; an empty one where it has more bytes, packed or unpacked."""
+def _payload(record: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes:
+    """Pulls and builds the payload in a record; an empty one where it has more bytes, packed or unpacked."""
     try:
         names = [part.object_id for part in iterate_object_tree(record)]
         contents = pull_objects(names, within(pull, len, most + BESIDE))
@@ -168,7 +168,7 @@ def _letter(record: ObjectTree, pull: Callable[[str], bytes], most: int) -> byte
 
 
 def pause(idle: float) -> float:
-    """Returns how many seconds lie between two polls at least, after so many without an order.
+    """Returns how many seconds lie between two polls at least, after so many without a request.
 
     The open port holds a poll for longer than that (`lit_fedad.flower.proxy`); another one may not.
 
@@ -179,7 +179,7 @@ def pause(idle: float) -> float:
     return min(max(_POLL_S, _POLL_SHARE * idle), _LONGEST_POLL_S)
 
 
-def _knock(address: str, authority: Path, private: object, note: Callable[[str], None]) -> None:
+def _activate(address: str, authority: Path, private: object, note: Callable[[str], None]) -> None:
     """Activates the site's node once, to tell why where that fails: Flower's own connection ends the process."""
     public = private.public_key()  # type: ignore[attr-defined]
     interceptors = [

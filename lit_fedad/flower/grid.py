@@ -1,4 +1,4 @@
-"""The coordinator's end: orders are pushed to nodes that are online, replies pulled."""
+"""The coordinator's end: requests are pushed to nodes that are online, replies pulled."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from flwr.supercore.inflatable.inflatable_utils import (
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
-from lit_fedad.flower.letters import KIND, unwrapped, wrapped
-from lit_fedad.flower.proxy import Bell
-from lit_fedad.sites.remote import Lost, too_long
+from lit_fedad.flower.messages import KIND, unwrapped, wrapped
+from lit_fedad.flower.proxy import RequestSignal
+from lit_fedad.sites.remote import NoReply, too_long
 
 GONE = {3, 4, 5, 8}
-"""Flower's error codes of messages that got lost with their node: an order may be sent again."""
+"""Flower's error codes of messages that got lost with their node: a request may be sent again."""
 
 
-def pull(grid: Grid, names: Collection[str], most: int) -> Iterator[tuple[str, bytes | Lost | None]]:
+def pull(grid: Grid, names: Collection[str], most: int) -> Iterator[tuple[str, bytes | NoReply | None]]:
     """Pulls the replies that are there.
 
     Args:
         grid: Flower's grid.
-        names: Flower's ids of the orders.
+        names: Flower's ids of the requests.
         most: Most bytes of a reply; of a longer one, one chunk more is read at most by each of Flower's threads.
 
     Yields:
-        The id of an order, with the letter in its reply, why there is none, or None where it must be sent again.
+        The id of a request, with the payload in its reply, why there is none, or None where it must be sent again.
     """
     client: Any = grid._runtime_client  # type: ignore[attr-defined]
     answer = client.PullMessages(PullAppMessagesRequest(message_ids=list(names)))
@@ -47,7 +47,7 @@ def pull(grid: Grid, names: Collection[str], most: int) -> Iterator[tuple[str, b
         take = make_pull_object_fn_protobuf(read, grid.node, grid.run.run_id)  # type: ignore[attr-defined]
         try:
             contents = pull_objects([part.object_id for part in iterate_object_tree(tree)], take)
-            found = _letter(header.metadata.message_id, contents, most)
+            found = _payload(header.metadata.message_id, contents, most)
         except TooLongError:
             found = too_long(None, most)
         except ObjectPullError:
@@ -63,61 +63,61 @@ def pull(grid: Grid, names: Collection[str], most: int) -> Iterator[tuple[str, b
         yield told, found
 
 
-def _letter(name: str, contents: dict[str, bytes], most: int) -> bytes | Lost | None:
-    """Builds a message from its objects, and returns the letter in it."""
+def _payload(name: str, contents: dict[str, bytes], most: int) -> bytes | NoReply | None:
+    """Builds a message from its objects, and returns the payload in it."""
     try:
         if unfolded(contents) > most:
             raise TooLongError
         message = inflate_object_from_contents(name, contents)
         if not isinstance(message, Message):
-            return Lost("a message holds something else than a letter", away=False)
+            return NoReply("a message holds something else than a payload", away=False)
         if message.has_error():
-            return None if message.error.code in GONE else Lost(f"Flower: {message.error.reason}")
+            return None if message.error.code in GONE else NoReply(f"Flower: {message.error.reason}")
         return unwrapped(message)
     except UserError as error:
-        return Lost(str(error), away=False)
+        return NoReply(str(error), away=False)
     except TooLongError:
         raise
     except Exception as error:
         # Flower's readers fail in many ways.
-        return Lost(f"a message cannot be read ({type(error).__name__})", away=False)
+        return NoReply(f"a message cannot be read ({type(error).__name__})", away=False)
 
 
 _POLL_S = 0.2
 
 
 class GridCarrier:
-    """A carrier of letters over Flower.
+    """A carrier of messages over Flower.
 
-    A site is known by its registered public key, not by a name or a node's number, which anybody can choose. An order
-    whose site goes away is sent again when it is back: orders can be sent twice.
+    A site is known by its registered public key, not by a name or a node's number, which anybody can choose. A request
+    whose site goes away is sent again when it is back: requests can be sent twice.
 
     Args:
         grid: Flower's grid.
         keys: Returns the public key of every client that is let in now; one that is revoked meanwhile gets nothing.
         timeout: Longest time until all replies are there, in seconds.
-        bell: Is rung when orders were pushed, so that sites come for them.
+        signal: Is sent when requests were pushed, so that sites come for them.
     """
 
     def __init__(
-        self, grid: Grid, keys: Callable[[], Mapping[int, bytes]], timeout: float, bell: Bell
+        self, grid: Grid, keys: Callable[[], Mapping[int, bytes]], timeout: float, signal: RequestSignal
     ) -> None:
-        self.grid, self.keys, self.timeout, self.bell = grid, keys, timeout, bell
+        self.grid, self.keys, self.timeout, self.signal = grid, keys, timeout, signal
 
-    def carry(self, orders: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | Lost]]:
-        """Brings every client its order; see `Carrier.carry`."""
+    def carry(self, requests: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | NoReply]]:
+        """Brings every client its request; see `Carrier.carry`."""
         end = time.monotonic() + self.timeout
-        waiting, sent = set(orders), dict[str, int]()
+        waiting, sent = set(requests), dict[str, int]()
         while (waiting or sent) and time.monotonic() < end:
             keys = self.keys()
             for client in sorted(waiting - set(keys)):
-                yield client, Lost("its key was taken away: it gets no order")
+                yield client, NoReply("its key was taken away: it gets no request")
             waiting &= set(keys)
-            for order in [order for order, client in sent.items() if client not in keys]:
-                yield sent.pop(order), Lost("its key was taken away: what it sends is not read")
-            self._push(orders, waiting, sent, keys)
-            for order, answer in pull(self.grid, list(sent), most) if sent else ():
-                client = sent.pop(order)
+            for request in [request for request, client in sent.items() if client not in keys]:
+                yield sent.pop(request), NoReply("its key was taken away: what it sends is not read")
+            self._push(requests, waiting, sent, keys)
+            for request, answer in pull(self.grid, list(sent), most) if sent else ():
+                client = sent.pop(request)
                 if answer is None:
                     waiting.add(client)
                 else:
@@ -125,11 +125,15 @@ class GridCarrier:
             time.sleep(_POLL_S)
         away = f"did not connect within {self.timeout:g} seconds"
         late = f"did not answer within {self.timeout:g} seconds"
-        yield from ((client, Lost(away)) for client in sorted(waiting))
-        yield from ((client, Lost(late)) for client in sorted(sent.values()))
+        yield from ((client, NoReply(away)) for client in sorted(waiting))
+        yield from ((client, NoReply(late)) for client in sorted(sent.values()))
 
     def _push(
-        self, orders: Mapping[int, bytes], waiting: set[int], sent: dict[str, int], keys: Mapping[int, bytes]
+        self,
+        requests: Mapping[int, bytes],
+        waiting: set[int],
+        sent: dict[str, int],
+        keys: Mapping[int, bytes],
     ) -> None:
         """Sends what waits to the clients that are online."""
         if not waiting:
@@ -140,10 +144,10 @@ class GridCarrier:
             node = nodes.get(keys[client])
             if node is None:
                 continue
-            message = Message(wrapped(orders[client]), node, KIND, ttl=self.timeout)
+            message = Message(wrapped(requests[client]), node, KIND, ttl=self.timeout)
             (pushed,) = self.grid.push_messages([message])
             if pushed:
                 sent[pushed] = client
                 waiting.discard(client)
         if len(sent) > before:
-            self.bell.ring()
+            self.signal.send()

@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lit_fedad.deployment.connections import PatientProtocol
-from lit_fedad.flower.gate import CLOCK, Gate
+from lit_fedad.flower.authentication import CLOCK, Authenticator
 
 HELD_S = 20.0
 """Longest time that an answer is held; Flower's client waits 30 seconds for one."""
@@ -32,38 +32,38 @@ HELD_S = 20.0
 _LOOK_S = 0.1
 
 
-class Bell:
-    """Tells the process of the open port that the process of the run has given orders.
+class RequestSignal:
+    """Tells the process of the open port that the process of the run has sent requests.
 
     Args:
-        path: A file that both can reach; it grows with each ring.
+        path: A file that both can reach; it grows with each request.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def ring(self) -> None:
-        """Tells that there are orders."""
+    def send(self) -> None:
+        """Tells that there are requests."""
         with self.path.open("ab") as file:
             file.write(b".")
 
     @property
-    def rings(self) -> int:
-        """How often it has rung so far."""
+    def count(self) -> int:
+        """How often requests were sent so far."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
-    async def wait(self, heard: int, over: Callable[[], bool]) -> None:
-        """Waits until it rings, `HELD_S` at most.
+    async def wait(self, seen: int, over: Callable[[], bool]) -> None:
+        """Waits until requests are sent, `HELD_S` at most.
 
         Args:
-            heard: Rings that were heard before: one more has come already, and is not waited for.
+            seen: The `count` that is known: where there is more already, nothing is waited for.
             over: Whether to wait no longer.
         """
         end = time.monotonic() + HELD_S
-        while self.rings == heard and time.monotonic() < end and not over():
+        while self.count == seen and time.monotonic() < end and not over():
             await asyncio.sleep(_LOOK_S)
 
 
@@ -79,14 +79,20 @@ _KEPT_S = 75
 """How long a connection is kept that nothing goes over, in seconds: longer than a site keeps it."""
 
 
-def fleet_only(upstream: str, authority: Path, gate: Gate, bell: Bell, over: Callable[[], bool]) -> Starlette:
+def fleet_only(
+    upstream: str,
+    authority: Path,
+    authenticator: Authenticator,
+    signal: RequestSignal,
+    over: Callable[[], bool],
+) -> Starlette:
     """Builds the proxy.
 
     Args:
         upstream: Host and port of the SuperLink.
         authority: Certificate of the authority that vouches for it.
-        gate: Tells sites from others.
-        bell: Rings when there are orders; until then the answer to a site for which there is none is held.
+        authenticator: Tells sites from others.
+        signal: Tells of requests; until then the answer to a site for which there is none is held.
         over: Whether the proxy is about to end.
     """
 
@@ -100,7 +106,7 @@ def fleet_only(upstream: str, authority: Path, gate: Gate, bell: Bell, over: Cal
     busy: Counter[bytes] = Counter()
 
     async def forward(request: Request) -> Response:
-        key, in_time = gate.admits(request.headers)
+        key, in_time = authenticator.check(request.headers)
         if not key:
             return PlainTextResponse("only sites may come in here\n", status_code=403)
         if not in_time:
@@ -125,13 +131,13 @@ def fleet_only(upstream: str, authority: Path, gate: Gate, bell: Bell, over: Cal
             return PlainTextResponse("too large\n", status_code=413)
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
         client: httpx.AsyncClient = request.app.state.client
-        heard = bell.rings
+        seen = signal.count
         try:
             found = await client.request(request.method, path, content=body, headers=headers)
         except httpx.TransportError:
             return PlainTextResponse("the SuperLink does not answer\n", status_code=503)
         if path == _POLL and found.is_success and not found.content:
-            await bell.wait(heard, over)
+            await signal.wait(seen, over)
         kept = {name: value for name, value in found.headers.items() if name not in _HOP | _UNREAD}
         return Response(found.content, found.status_code, kept)
 
@@ -154,7 +160,7 @@ async def _body(request: Request) -> bytes | None:
     return bytes(body)
 
 
-def server(upstream: str, folder: Path, host: str, port: int, bell: Bell) -> uvicorn.Server:
+def server(upstream: str, folder: Path, host: str, port: int, signal: RequestSignal) -> uvicorn.Server:
     """Builds a server of the proxy over TLS; call ``run`` of it in a thread.
 
     Args:
@@ -162,14 +168,14 @@ def server(upstream: str, folder: Path, host: str, port: int, bell: Bell) -> uvi
         folder: Folder with ``ca.crt``, ``server.pem`` and ``server.key``, and the sites' ``keys``.
         host: Address to listen on.
         port: Port to listen on.
-        bell: Rings when there are orders.
+        signal: Tells of requests.
     """
 
     def over() -> bool:
         return proxy.should_exit
 
     config = uvicorn.Config(
-        fleet_only(upstream, folder / "ca.crt", Gate(folder / "keys"), bell, over),
+        fleet_only(upstream, folder / "ca.crt", Authenticator(folder / "keys"), signal, over),
         http=PatientProtocol,
         host=host,
         port=port,

@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     display = Display()
     with plain_warnings(display):
         try:
-            carrier = GridCarrier(grid, folder.public_keys, folder.timeout, folder.bell)
+            carrier = GridCarrier(grid, folder.public_keys, folder.timeout, folder.signal)
             coordinate(folder.plan, carrier)
         except UserError as error:
             # Flower would print a traceback; the command that started the run reads this, and says it in one line.

@@ -15,13 +15,13 @@ import yaml
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.chained_log import ChainedLog
-from lit_fedad.flower.fleet import answer_orders
+from lit_fedad.flower.fleet import answer_requests
 from lit_fedad.flower.keys import write_site_key
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
+from lit_fedad.sites.key_registry import KeyRegistry, write_sum_key
 from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.policy import Policy
-from lit_fedad.sites.roster import Roster, write_sum_key
 from lit_fedad.sites.settings import SiteSettings
 from lit_fedad.sites.site import AUDIT, Site
 
@@ -127,7 +127,7 @@ class SiteFolder:
         """What the site's process is told.
 
         Raises:
-            UserError: If it has a roster that cannot be used.
+            UserError: If it has a registry that cannot be used.
         """
         own = [f"cache.folder={self.path / 'cache'}", *self.own]
         return SiteSettings(
@@ -136,7 +136,7 @@ class SiteFolder:
             self.data,
             own,
             self.apart,
-            Roster.read(self.path, self.name),
+            KeyRegistry.read(self.path, self.name),
             self.epsilon,
             [stage.split("+") for stage in self.stages],
             Policy.read(self.policy),
@@ -191,7 +191,7 @@ class SiteFolder:
 
 
 def start(folder: SiteFolder, display: Display) -> None:
-    """Answers the coordinator's orders until the process is ended.
+    """Answers the coordinator's requests until the process is ended.
 
     Args:
         folder: The site's folder.
@@ -201,7 +201,7 @@ def start(folder: SiteFolder, display: Display) -> None:
         UserError: If the coordinator refuses the site, or is not who it should be.
     """
     site = Site(folder.settings, display)
-    answer_orders(
+    answer_requests(
         folder.address,
         folder.path / "ca.crt",
         folder.path / "key",

@@ -1,4 +1,4 @@
-"""The server's part in one secure sum: it passes letters on, adds masked sums up, and takes the masks off their sum."""
+"""The server's part in one secure sum: it relays messages, adds masked sums, and takes the masks off their sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of clients: their agreement (X25519, RFC 7748), derivation (HKDF, RFC 5869) and sealed letters (RFC 8439)."""
+"""Keys of clients: their agreement (X25519, RFC 7748), derivation (HKDF, RFC 5869) and sealed messages (RFC 8439)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_fedad.core.errors import UserError
 
 KEY_BYTES = 32
 
-_NONCE = bytes(12)  # a key seals one letter
+_NONCE = bytes(12)  # a key seals one message
 
 
 class KeyPair:
@@ -57,21 +57,21 @@ class KeyPair:
 
 
 def seal(key: bytes, content: bytes) -> bytes:
-    """Encrypts and authenticates the only letter that is ever sealed with a key."""
+    """Encrypts and authenticates the only message that is ever sealed with a key."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, content, None)
 
 
-def unseal(key: bytes, letter: bytes, sender: str) -> bytes:
-    """Opens a sealed letter.
+def unseal(key: bytes, message: bytes, sender: str) -> bytes:
+    """Opens a sealed message.
 
     Raises:
         UserError: If it was not sealed with this key.
     """
     try:
-        return ChaCha20Poly1305(key).decrypt(_NONCE, letter, None)
+        return ChaCha20Poly1305(key).decrypt(_NONCE, message, None)
     except InvalidTag as error:
         raise UserError(
-            f"the letter of {sender} was not sealed with the key that it is registered with: compare the keys"
+            f"the message of {sender} was not sealed with the key that it is registered with: compare the keys"
         ) from error
 
 

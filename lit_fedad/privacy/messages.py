@@ -100,7 +100,7 @@ class Offer:
     Attributes:
         public: The public key of its masks in this sum.
         commitment: `lit_fedad.privacy.keys.commitment` to the seed of the mask of its own.
-        envelopes: Sealed letters by client, with the same key and that client's shares.
+        envelopes: Sealed messages by client, with the same key and that client's shares.
     """
 
     public: bytes

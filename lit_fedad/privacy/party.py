@@ -38,7 +38,7 @@ class Party:
     Args:
         number: The client.
         identity: Its registered keys.
-        roster: The public keys of all clients, by number, from elsewhere than the server.
+        registry: The public keys of all clients, by number, from elsewhere than the server.
         names: What clients are called.
     """
 
@@ -46,10 +46,10 @@ class Party:
         self,
         number: int,
         identity: KeyPair,
-        roster: Mapping[int, bytes],
+        registry: Mapping[int, bytes],
         names: ClientNames = NUMBERS,
     ) -> None:
-        self.number, self._identity, self._roster, self._names = number, identity, dict(roster), names
+        self.number, self._identity, self._registry, self._names = number, identity, dict(registry), names
         self._offered: _Sum | None = None
         self._masked: _Sum | None = None
 
@@ -66,9 +66,9 @@ class Party:
             UserError: If it invites others, or too few.
         """
         invitation = Invitation.from_bytes(blob)
-        if unknown := sorted(set(invitation.members) - set(self._roster)):
+        if unknown := sorted(set(invitation.members) - set(self._registry)):
             raise UserError(
-                f"the server invites {self._names.title(unknown[0])}, whose key is not on the roster"
+                f"the server invites {self._names.title(unknown[0])}, whose key is not in the key registry"
             )
         if self.number not in invitation.members:
             raise UserError(f"the server invites others than {self._names.title(self.number)}")
@@ -121,8 +121,8 @@ class Party:
             raise UserError("the server passes on envelopes of clients that it has not invited")
         if len(envelopes) + 1 < invitation.quorum:
             raise UserError(f"only {len(envelopes) + 1} clients take part, of {invitation.quorum} that must")
-        for other, letter in envelopes.items():
-            content = unseal(self._between(other, self.number, invitation), letter, self._names.title(other))
+        for other, message in envelopes.items():
+            content = unseal(self._between(other, self.number, invitation), message, self._names.title(other))
             own.publics[other] = content[:KEY_BYTES]
             own.seed_shares[other] = content[KEY_BYTES : KEY_BYTES + SHARE_BYTES]
             own.key_shares[other] = content[KEY_BYTES + SHARE_BYTES :]
@@ -164,4 +164,4 @@ class Party:
         """Computes the key of the envelope from one client to another, which both know."""
         other = receiver if sender == self.number else sender
         purpose = b"envelope/%d/%d/" % (sender, receiver) + invitation.digest
-        return self._identity.agree(self._roster[other], purpose)
+        return self._identity.agree(self._registry[other], purpose)

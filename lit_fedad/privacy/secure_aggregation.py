@@ -224,9 +224,9 @@ class SumReceiver:
     Attributes:
         gathering: The server's part in the protocol.
         form: The form of the sums.
-        bytes_up: Bytes that each client sent, of all letters.
+        bytes_up: Bytes that each client sent, of all messages.
         bytes_down: Bytes that each client received beside the server's message.
-        causes: Causes by client that dropped out or whose letter was refused.
+        causes: Causes by client that dropped out or whose message was refused.
     """
 
     gathering: Gathering

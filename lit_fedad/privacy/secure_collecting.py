@@ -22,7 +22,7 @@ from lit_fedad.privacy.secure_aggregation import Mask, SecureSum, SumForm, SumRe
 
 
 class Parties:
-    """The parts of this process's clients in secure sums, with keys that are drawn here: a simulation's roster.
+    """The parts of this process's clients in secure sums, with keys that are drawn here: a simulation's registry.
 
     Args:
         fabric: The processes, which tell each other the public keys.
@@ -32,11 +32,11 @@ class Parties:
     def __init__(self, fabric: Fabric, mine: Collection[int]) -> None:
         keys = {client: KeyPair() for client in mine}
         own = {client: pair.public for client, pair in keys.items()}
-        roster: dict[int, bytes] = fabric.broadcast(gather(fabric, own))
-        self._parties = {client: Party(client, pair, roster) for client, pair in keys.items()}
+        registry: dict[int, bytes] = fabric.broadcast(gather(fabric, own))
+        self._parties = {client: Party(client, pair, registry) for client, pair in keys.items()}
 
     def confer(self, step: SumStep, client: int, blob: bytes) -> bytes:
-        """Answers a letter of the server; see `Transport.confer`."""
+        """Answers a message of the server; see `Transport.confer`."""
         party = self._parties[client]
         return party.offer(blob) if step == "offer" else party.reveal(blob)
 

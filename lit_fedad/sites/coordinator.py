@@ -30,13 +30,13 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
-from lit_fedad.sites.letters import Facts
+from lit_fedad.sites.messages import Facts
+from lit_fedad.sites.overrides import compose_overrides, of_one_client
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.remote import Carrier, Sites
-from lit_fedad.sites.status import Status, Visits, flat_status
-from lit_fedad.sites.words import compose_words, of_one_client
+from lit_fedad.sites.status import Contacts, Status, flat_status
 
-ROLL = "sites.json"
+ENROLLED = "sites.json"
 """File in a run's folder: what sites said of themselves when it began."""
 
 
@@ -45,7 +45,7 @@ class Plan:
     """What a coordinator's operator says of a run.
 
     Attributes:
-        words: The federation's configuration, as choices and scalar values.
+        overrides: The federation's configuration, as choices and scalar values.
         names: Names of the sites, in the order of their client numbers.
         out: Folder of the run.
         own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, of the coordinator alone; nothing is tracked
@@ -53,7 +53,7 @@ class Plan:
         classes: Names of the classes that the federation learns; of none where it looks for anomalies.
     """
 
-    words: Sequence[str]
+    overrides: Sequence[str]
     names: Sequence[str]
     out: str
     own: Sequence[str] = ()
@@ -63,11 +63,11 @@ class Plan:
         """Composes the run's configuration.
 
         Raises:
-            UserError: If a word is none that sites take, or several sites are asked for what one client with all
+            UserError: If an override is none that sites take, or several sites are asked for what one client with all
                 images does.
         """
-        config = compose_words(self.words, self.own, coordinator=True)
-        if len(self.names) > 1 and of_one_client(self.words):
+        config = compose_overrides(self.overrides, self.own, coordinator=True)
+        if len(self.names) > 1 and of_one_client(self.overrides):
             raise UserError(
                 f"method={config['method']['name']}: is meant for one client that holds all images, and"
                 f" {len(self.names)} sites hold their own; take another method"
@@ -111,7 +111,7 @@ class SiteClients:
 
     def __init__(self, plan: Plan, carrier: Carrier) -> None:
         self.plan, self.carrier = plan, carrier
-        self.status = Status(dict(enumerate(plan.names)), Visits())
+        self.status = Status(dict(enumerate(plan.names)), Contacts())
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
@@ -131,15 +131,15 @@ class SiteClients:
         sites = Sites(
             self.carrier,
             hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16],
-            plan.words,
+            plan.overrides,
             fabric,
             names,
             names=plan.names,
-            visits=self.status.visits,
+            contacts=self.status.contacts,
             largest=largest,
             classes=plan.classes,
         )
-        facts, warnings = enrol(sites, config, model, names, folder.path / ROLL)
+        facts, warnings = enrol(sites, config, model, names, folder.path / ENROLLED)
         for line in warnings:
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))

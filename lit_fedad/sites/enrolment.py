@@ -21,10 +21,10 @@ from lit_fedad.core.files import atomic
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
 from lit_fedad.experiment.build import Model
-from lit_fedad.sites.letters import Facts
+from lit_fedad.sites.messages import Facts
+from lit_fedad.sites.overrides import agreed
 from lit_fedad.sites.remote import Sites
 from lit_fedad.sites.states import digest_of
-from lit_fedad.sites.words import agreed
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def check_agreement(
 
 
 def enrol(
-    sites: Sites, config: Config, model: Model, names: Mapping[int, str], roll: Path
+    sites: Sites, config: Config, model: Model, names: Mapping[int, str], enrolled: Path
 ) -> tuple[dict[int, Facts], list[str]]:
     """Asks every site who it is.
 
@@ -186,7 +186,7 @@ def enrol(
         config: The server's configuration.
         model: The server's model.
         names: Names of the sites by client.
-        roll: File of what they said when the run began; written here.
+        enrolled: File of what they said when the run began; written here.
 
     Returns:
         What they say, by client; and warnings.
@@ -198,7 +198,7 @@ def enrol(
     outcome = sites.hello()
     answered = {client: reply.facts for client, reply in outcome.values.items()}
     known = (
-        _read(roll, names)
+        _read(enrolled, names)
         if outcome.failures and config["federation"]["sampler"]["on_failure"] == "skip"
         else {}
     )
@@ -212,30 +212,30 @@ def enrol(
     ]
     facts = dict(sorted((known | answered).items()))
     if not outcome.failures:
-        _write(roll, facts, names)
+        _write(enrolled, facts, names)
     sites.products = list(sites.classes) or list(
         dict.fromkeys(product for own in facts.values() for product in own.held)
     )
     return facts, warnings
 
 
-def _write(roll: Path, facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
+def _write(enrolled: Path, facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
     said = {names[client]: asdict(own) for client, own in facts.items()}
     try:
-        with atomic(roll) as part:
+        with atomic(enrolled) as part:
             part.write_text(json.dumps(said, indent=1))
     except OSError as error:
-        raise UserError(f"{roll}: cannot be written ({error.strerror})") from error
+        raise UserError(f"{enrolled}: cannot be written ({error.strerror})") from error
 
 
-def _read(roll: Path, names: Mapping[int, str]) -> dict[int, Facts]:
+def _read(enrolled: Path, names: Mapping[int, str]) -> dict[int, Facts]:
     """Returns what sites said before; of nobody, if the run has not begun."""
-    if not roll.exists():
+    if not enrolled.exists():
         return {}
     try:
-        said = json.loads(roll.read_text())
+        said = json.loads(enrolled.read_text())
         return {client: Facts(**said[name]) for client, name in names.items()}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{roll}: cannot be read; remove it, and begin again once all sites answer"
+            f"{enrolled}: cannot be read; remove it, and begin again once all sites answer"
         ) from error

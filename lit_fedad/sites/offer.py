@@ -33,11 +33,11 @@ class Offer:
     """What a coordinator offers: the configuration of a federation.
 
     Attributes:
-        words: Its overrides.
+        overrides: Its overrides.
         classes: Names of the classes that it learns.
     """
 
-    words: Sequence[str]
+    overrides: Sequence[str]
     classes: Sequence[str] = ()
 
     def write(self, file: Path) -> None:
@@ -48,7 +48,7 @@ class Offer:
         """
         with atomic(file) as partial:
             partial.write_text(
-                json.dumps({"words": list(self.words), "classes": list(self.classes)}, indent=1)
+                json.dumps({"overrides": list(self.overrides), "classes": list(self.classes)}, indent=1)
             )
 
     @classmethod
@@ -60,7 +60,7 @@ class Offer:
         """
         try:
             content = json.loads(file.read_text()) if file.is_file() else None
-            if not isinstance(content, dict) or set(content) != {"words", "classes"}:
+            if not isinstance(content, dict) or set(content) != {"overrides", "classes"}:
                 raise ValueError("no offer")
             if not all(isinstance(text, str) for value in content.values() for text in value):
                 raise ValueError("no texts")
@@ -68,7 +68,7 @@ class Offer:
             raise UserError(
                 f"{file}: holds no offer; take offer.json from the coordinator's operator, or start the site once"
             ) from error
-        return cls(content["words"], content["classes"])
+        return cls(content["overrides"], content["classes"])
 
 
 @dataclass(frozen=True)

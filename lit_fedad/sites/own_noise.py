@@ -136,7 +136,7 @@ class OwnNoise:
         paid = self._ledger.released(run, self.mechanism)
         if answer in paid:
             return
-        self.plan.check(len(paid) + 1, "this order")
+        self.plan.check(len(paid) + 1, "this request")
         epsilon, delta = 0.0, 0.0  # of noise that the coordinator draws the site cannot tell
         if self.drawn_here:
             epsilon, delta = self.plan.epsilon(len(paid) + 1), self.plan.settings.delta

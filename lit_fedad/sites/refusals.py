@@ -18,7 +18,7 @@ class Code(IntEnum):
     NONE = 0
     FAILED = 1
     AGAIN = 2
-    LETTER = 3
+    REQUEST = 3
     OVERRIDE = 4
     CONFIGURATION = 5
     NOT_ALLOWED = 6
@@ -35,7 +35,7 @@ class Code(IntEnum):
     MODEL = 17
     REUSED = 18
     SECURE = 19
-    ROSTER = 20
+    REGISTRY = 20
     NAMES = 21
     MASK = 22
     PART = 23
@@ -53,7 +53,7 @@ class Code(IntEnum):
 _TEXTS = {
     Code.FAILED: "failed; entry {0} of its log (lit-fedad site log) says why",
     Code.AGAIN: "has not kept the server's message",
-    Code.LETTER: "cannot read the request: install the same version of lit_fedad at all sites",
+    Code.REQUEST: "cannot read the request: install the same version of lit_fedad at all sites",
     Code.OVERRIDE: "takes no override such as number {0} of the federation's",
     Code.CONFIGURATION: "cannot compose the federation's configuration; its log (lit-fedad site log) says why",
     Code.NOT_ALLOWED: (
@@ -74,7 +74,7 @@ _TEXTS = {
     Code.MODEL: "has another model than when this run began; give back what it had, or begin another run",
     Code.REUSED: "knows this run under another configuration; begin another run",
     Code.SECURE: "has a key registry, and answers in runs of secure sums alone: give federation=secure",
-    Code.ROSTER: "has no key registry for secure sums: docs/sites.md",
+    Code.REGISTRY: "has no key registry for secure sums: docs/sites.md",
     Code.NAMES: "knows the sites of the run under other names or keys: compare registries",
     Code.MASK: "sends nothing without the masks of a secure sum",
     Code.PART: "has a part in no sum",

@@ -1,4 +1,4 @@
-"""The transport to clients that are sites: orders and replies over a carrier that only knows bytes."""
+"""The transport to clients that are sites: requests and replies over a carrier that only knows bytes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
-from lit_fedad.sites.letters import LONGEST_START, Order, Reply, digest
+from lit_fedad.sites.messages import LONGEST_START, Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of
-from lit_fedad.sites.status import Visits
+from lit_fedad.sites.status import Contacts
 
 T = TypeVar("T")
 _FILE = "sites.pt"
@@ -32,8 +32,8 @@ _CONFERRED = 64 << 20
 
 
 @dataclass(frozen=True)
-class Lost:
-    """An order that was not answered.
+class NoReply:
+    """A request that was not answered.
 
     Attributes:
         cause: Why, in one line.
@@ -47,11 +47,11 @@ class Lost:
 class Carrier(Protocol):
     """The way of bytes to sites and back."""
 
-    def carry(self, orders: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | Lost]]:
-        """Brings each client its order, and yields what came back.
+    def carry(self, requests: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | NoReply]]:
+        """Brings each client its request, and yields what came back.
 
         Args:
-            orders: Bytes by client.
+            requests: Bytes by client.
             most: Most bytes of a reply; of a longer one no more than that should be read.
 
         Yields:
@@ -59,14 +59,14 @@ class Carrier(Protocol):
         """
 
 
-def too_long(length: int | None, most: int) -> Lost:
+def too_long(length: int | None, most: int) -> NoReply:
     """Says that a reply is longer than any of its declared form.
 
     Args:
         length: Its number of bytes; None where it was not read to its end.
         most: Most bytes of a reply.
     """
-    return Lost(
+    return NoReply(
         f"sent {'' if length is None else f'{length}, '}more than {most} bytes, the most that a reply may have",
         away=False,
     )
@@ -80,17 +80,17 @@ class Sites:
     Args:
         carrier: Carries bytes.
         run: The run, 16 hexadecimal digits.
-        words: The federation's configuration.
+        overrides: The federation's configuration.
         fabric: Tells callbacks of the progress.
         clients: Numbers of all sites.
         products: Names of all sites' products.
         names: Names of the sites, in the order of their client numbers.
-        visits: Is told when sites answer; None for one of its own.
+        contacts: Is told when sites answer; None for one of its own.
         largest: Computes the most bytes that an exchange's uploads may have.
         classes: Names of the classes that the federation learns.
 
     Attributes:
-        step: Number of orders that were given so far.
+        step: Number of requests that were given so far.
         bases: Step of the state that each client has, as far as the server knows.
         settled: The same in the last complete checkpoint.
     """
@@ -99,21 +99,21 @@ class Sites:
         self,
         carrier: Carrier,
         run: str,
-        words: Collection[str],
+        overrides: Collection[str],
         fabric: Fabric,
         clients: Collection[int],
         products: Collection[str] = (),
         names: Collection[str] = (),
-        visits: Visits | None = None,
+        contacts: Contacts | None = None,
         largest: Callable[[Exchange], int] = lambda exchange: LARGEST_BLOB,
         classes: Collection[str] = (),
     ) -> None:
         self.classes = list(classes)
         self.largest = largest
-        self.carrier, self.run, self.words = carrier, run, list(words)
+        self.carrier, self.run, self.overrides = carrier, run, list(overrides)
         self.products, self.names = list(products), list(names)
         self.progress = Progress(fabric, clients)
-        self.visits = Visits() if visits is None else visits
+        self.contacts = Contacts() if contacts is None else contacts
         self.step = 0
         self.bases = dict.fromkeys(clients, 0)
         self.settled = dict(self.bases)
@@ -123,7 +123,9 @@ class Sites:
 
     def hello(self) -> Outcome[Reply]:
         """Asks every site who it is."""
-        return self._carry({c: Order("hello", self.run, self.words, c, self.classes) for c in self.bases}, 0)
+        return self._carry(
+            {c: Request("hello", self.run, self.overrides, c, self.classes) for c in self.bases}, 0
+        )
 
     def play(
         self,
@@ -145,7 +147,7 @@ class Sites:
         most = self.largest(exchange) * (_MASKED if envelopes else 1)
         replies = self._send("play", context, blobs, most, envelopes=envelopes or {})
         self._played |= dict.fromkeys(replies.values, self.step)
-        results = {c: ClientResult(reply.letter, reply.scalars) for c, reply in replies.values.items()}
+        results = {c: ClientResult(reply.payload, reply.scalars) for c, reply in replies.values.items()}
         return Outcome(results, replies.failures)
 
     def settle(self, counted: Collection[int]) -> None:
@@ -154,16 +156,18 @@ class Sites:
         self._played = {}
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
-        """Brings sites letters of a secure sum; see `Transport.confer`."""
+        """Brings sites messages of a secure sum; see `Transport.confer`."""
         replies = self._carry(
             {
-                client: Order(step, self.run, self.words, client, self.classes, names=self.names, letter=blob)
+                client: Request(
+                    step, self.run, self.overrides, client, self.classes, names=self.names, payload=blob
+                )
                 for client, blob in blobs.items()
             },
             _CONFERRED,
             turns=False,
         )
-        return Outcome({client: reply.letter for client, reply in replies.values.items()}, replies.failures)
+        return Outcome({client: reply.payload for client, reply in replies.values.items()}, replies.failures)
 
     def ask(
         self,
@@ -187,7 +191,7 @@ class Sites:
         outcome: Outcome[Any] = Outcome({}, dict(replies.failures))
         for client, reply in replies.values.items():
             try:
-                message = answer.unpack(reply.letter, query.spec(), "the client")
+                message = answer.unpack(reply.payload, query.spec(), "the client")
                 outcome.values[client] = query.unpack(message)
             except UserError as error:
                 outcome.failures[client] = str(error)
@@ -197,7 +201,7 @@ class Sites:
 
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes the step of every site's state to a checkpoint."""
-        state = {"step": self.step, "bases": self.bases, "visits": self.visits.state()}
+        state = {"step": self.step, "bases": self.bases, "contacts": self.contacts.state()}
         state |= {"round": self._round, "away": self._away}
         write_state(state, folder / _FILE)
         self.settled = dict(self.bases)
@@ -206,7 +210,7 @@ class Sites:
         """Goes back to the steps of a checkpoint."""
         state = read_state(folder / _FILE, read_meta(folder)["files"].get(_FILE))
         self.step, self.bases = state["step"], dict(state["bases"])
-        self.visits.restore(state.get("visits", {}))
+        self.contacts.restore(state.get("contacts", {}))
         self._round, self._away = state.get("round", -1), dict(state.get("away", {}))
         self.settled = dict(self.bases)
 
@@ -220,7 +224,7 @@ class Sites:
         pose: Pose | None = None,
         envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[Reply]:
-        """Gives every site that a message is for the next order; what it was sent in the last is not sent again."""
+        """Gives every site that a message is for the next request; what it was sent in the last is not sent again."""
         self.step += 1
         asked: dict[str, Any] = {}
         sealed = envelopes or {}
@@ -228,11 +232,11 @@ class Sites:
             asked = {"question": query.name, "numbers": dict(query.numbers), "names": self.products}
             asked |= {"keep": pose.keep, "sums": pose.sums}
 
-        def order(client: int, **message: Any) -> Order:
-            return Order(
+        def request(client: int, **message: Any) -> Request:
+            return Request(
                 kind,
                 self.run,
-                self.words,
+                self.overrides,
                 client,
                 self.classes,
                 round=context.round,
@@ -244,14 +248,14 @@ class Sites:
                 **asked,
             )
 
-        def whole(client: int) -> Order:
+        def whole(client: int) -> Request:
             own = sealed.get(client, b"")
-            return order(client, sealed=len(own), letter=own + blobs[client])
+            return request(client, sealed=len(own), payload=own + blobs[client])
 
         hashes = {client: digest(blob) for client, blob in blobs.items()}
         known = {c for c in blobs if hashes[c] and self._sent.get(c) == hashes[c] and c not in sealed}
-        orders = {c: order(c, same=hashes[c]) if c in known else whole(c) for c in blobs}
-        outcome = self._carry(orders, most)
+        requests = {c: request(c, same=hashes[c]) if c in known else whole(c) for c in blobs}
+        outcome = self._carry(requests, most)
         if again := [c for c, cause in outcome.failures.items() if c in known and cause == _AGAIN]:
             second = self._carry({client: whole(client) for client in again}, most)
             failures = {c: cause for c, cause in outcome.failures.items() if c not in again} | second.failures
@@ -260,37 +264,37 @@ class Sites:
             self._sent[client] = hashes[client] if client in outcome.values else ""
         return outcome
 
-    def _carry(self, orders: Mapping[int, Order], message: int, turns: bool = True) -> Outcome[Reply]:
-        """Has orders carried, and reads the replies.
+    def _carry(self, requests: Mapping[int, Request], message: int, turns: bool = True) -> Outcome[Reply]:
+        """Has requests carried, and reads the replies.
 
         Args:
-            orders: Orders by client.
+            requests: Requests by client.
             message: Most bytes of the message in a reply.
             turns: Whether they are turns of clients.
         """
         most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
-        carried: dict[int, bytes | Lost] = {
-            c: Lost(f"left out until the next round: {self._away[c]}") for c in orders if c in self._away
+        carried: dict[int, bytes | NoReply] = {
+            c: NoReply(f"left out until the next round: {self._away[c]}") for c in requests if c in self._away
         }
         for _ in carried if turns else ():
             self.progress.step()
         began = time.monotonic()
-        asked = {c: order.to_bytes() for c, order in orders.items() if c not in carried}
+        asked = {c: request.to_bytes() for c, request in requests.items() if c not in carried}
         for client, found in self.carrier.carry(asked, most) if asked else ():
-            if not isinstance(found, Lost) and len(found) > most:
+            if not isinstance(found, NoReply) and len(found) > most:
                 found = too_long(len(found), most)
             carried[client] = found
-            if isinstance(found, Lost):
-                if found.away and orders[client].kind != "hello":
+            if isinstance(found, NoReply):
+                if found.away and requests[client].kind != "hello":
                     self._away[client] = found.cause
             else:
-                self.visits.note(client, time.monotonic() - began)
+                self.contacts.note(client, time.monotonic() - began)
             if turns:
                 self.progress.step()
-        for client in sorted(orders):
-            found = carried.get(client, Lost("no reply came"))
-            if isinstance(found, Lost):
+        for client in sorted(requests):
+            found = carried.get(client, NoReply("no reply came"))
+            if isinstance(found, NoReply):
                 outcome.failures[client] = found.cause
                 continue
             try:
@@ -300,8 +304,8 @@ class Sites:
                 continue
             if reply.cause:
                 outcome.failures[client] = reply.cause
-            elif reply.step != orders[client].step:
-                outcome.failures[client] = f"answered order {reply.step} instead of {orders[client].step}"
+            elif reply.step != requests[client].step:
+                outcome.failures[client] = f"answered request {reply.step} instead of {requests[client].step}"
             else:
                 outcome.values[client] = reply
         return outcome

@@ -19,7 +19,7 @@ from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
 from lit_fedad.sites.own_images import own_images, products_of, training_indices
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.policy import COUNTED, Policy
-from lit_fedad.sites.seat import composed
+from lit_fedad.sites.session import composed
 from lit_fedad.sites.settings import SiteSettings
 
 
@@ -62,7 +62,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         UserError: If the site's images cannot be read.
     """
     policy = settings.policy
-    config = composed(offer.words, settings.own)
+    config = composed(offer.overrides, settings.own)
     policy.check_floors(config)
     digest = digest_of_offer(config, offer.classes, policy.vary)
     form, config["data"] = config["data"], compose([*settings.data])["data"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lit_fedad.sites.key_registry import KeyRegistry
 from lit_fedad.sites.policy import Policy
-from lit_fedad.sites.roster import Roster
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SiteSettings:
         data: Words that describe its images: ``data=folders``, ``data.root=...``.
         own: Words of ``cache`` and ``fabric``, and ``calibration.group``.
         apart: Whether its products are its own, even where those of another site have the same name.
-        roster: The keys for secure sums; a site that has some answers in runs of secure sums alone. None for none.
+        key_registry: The keys for secure sums; a site that has some answers in runs of secure sums alone.
         epsilon: Largest budget of differential privacy of all runs together, whose sites draw the noise; None for any,
             and for runs without noise.
         stages: Its products by the stages in which their images come; of none where all are there from the start.
@@ -33,7 +33,7 @@ class SiteSettings:
     data: Sequence[str]
     own: Sequence[str] = ()
     apart: bool = False
-    roster: Roster | None = None
+    key_registry: KeyRegistry | None = None
     epsilon: float | None = None
     stages: Sequence[Sequence[str]] = ()
     policy: Policy = field(default_factory=Policy)

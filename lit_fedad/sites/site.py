@@ -13,10 +13,10 @@ from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.local_transport import cause_of
 from lit_fedad.privacy.ledger import BudgetError
 from lit_fedad.report.console import Display
-from lit_fedad.sites.letters import LONGEST_START, Order, Reply
+from lit_fedad.sites.messages import LONGEST_START, Reply, Request
 from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.refusals import Code, RefusalError
-from lit_fedad.sites.seat import Seat
+from lit_fedad.sites.session import Session
 from lit_fedad.sites.settings import SiteSettings
 
 AUDIT = "log.jsonl"
@@ -38,13 +38,13 @@ class Site:
     def __init__(self, settings: SiteSettings, display: Display) -> None:
         self.settings, self.display = settings, display
         self.log = ChainedLog(settings.folder / AUDIT)
-        self._seat: tuple[tuple[object, ...], Seat] | None = None
+        self._session: tuple[tuple[object, ...], Session] | None = None
 
     @property
     def largest(self) -> int:
         """Most bytes of a request: of the run that the site is in, or else as the policy says."""
         most = self.settings.policy.megabytes << 20
-        return most if self._seat is None else min(most, LONGEST_START + self._seat[1].largest)
+        return most if self._session is None else min(most, LONGEST_START + self._session[1].largest)
 
     def answer(self, blob: bytes) -> bytes:
         """Carries out a request; why it fails is a code, and nothing leaves before the site's log says so.
@@ -53,40 +53,40 @@ class Site:
             blob: A request; not trusted.
         """
         began = time.monotonic()
-        order: Order | None = None
+        request: Request | None = None
         told, why = "", ""
         try:
-            order = _read(blob)
-            reply, told = self._take(order).answer(order)
+            request = _read(blob)
+            reply, told = self._take(request).answer(request)
         except Exception as error:
             why = cause_of(error)
-            reply = self._refused(error, order)
-        reply = replace(reply, step=order.step if order else 0)
+            reply = self._refused(error, request)
+        reply = replace(reply, step=request.step if request else 0)
         answer = reply.to_bytes()
         try:
-            self._note(order, blob, reply, answer, told, why, time.monotonic() - began)
+            self._note(request, blob, reply, answer, told, why, time.monotonic() - began)
         except UserError as error:
             self.display.warn(str(error))
             return Reply(step=reply.step, code=Code.LOG).to_bytes()
         return answer
 
-    def _take(self, order: Order) -> Seat:
-        key = (order.run, tuple(order.words), order.client, tuple(order.classes))
-        if self._seat is None or self._seat[0] != key:
-            self._seat = None  # its memory is free before the next model is built
-            self._seat = key, Seat(order, self.settings, self.display)
-        return self._seat[1]
+    def _take(self, request: Request) -> Session:
+        key = (request.run, tuple(request.overrides), request.client, tuple(request.classes))
+        if self._session is None or self._session[0] != key:
+            self._session = None  # its memory is free before the next model is built
+            self._session = key, Session(request, self.settings, self.display)
+        return self._session[1]
 
-    def _refused(self, error: Exception, order: Order | None) -> Reply:
+    def _refused(self, error: Exception, request: Request | None) -> Reply:
         """Returns the code of an error; what the operator has to decide about is kept for ``site review``."""
         if isinstance(error, BudgetError):
             return Reply(code=Code.BUDGET, numbers=[error.left, error.asked])
         if not isinstance(error, RefusalError):
             return Reply(code=Code.FAILED, numbers=[float(self._entries + 1)])
         numbers = list(map(float, error.numbers))
-        if order is not None and error.code in _TO_REVIEW:
+        if request is not None and error.code in _TO_REVIEW:
             try:
-                Offer(order.words, order.classes).write(self.settings.folder / OFFERED)
+                Offer(request.overrides, request.classes).write(self.settings.folder / OFFERED)
             except OSError as failure:
                 self.display.warn(f"{self.settings.folder / OFFERED}: cannot be written ({failure.strerror})")
         return Reply(code=error.code, numbers=numbers)
@@ -100,7 +100,7 @@ class Site:
 
     def _note(
         self,
-        order: Order | None,
+        request: Request | None,
         blob: bytes,
         reply: Reply,
         answer: bytes,
@@ -110,12 +110,12 @@ class Site:
     ) -> None:
         """Writes a request and its answer to the log, and a line to the console."""
         asked: Mapping[str, Any] = {"asked": "bytes that are no request"}
-        if order is not None:
+        if request is not None:
             asked = {
-                "run": order.run,
-                "round": order.round,
-                "exchange": order.exchange,
-                "asked": order.question or order.kind,
+                "run": request.run,
+                "round": request.round,
+                "exchange": request.exchange,
+                "asked": request.question or request.kind,
             }
         line = self.log.append(
             by=self.settings.coordinator,
@@ -124,24 +124,24 @@ class Site:
             verdict="refused" if reply.code else "answered",
             code=int(reply.code),
             told=told,
-            bytes_out=len(reply.letter),
+            bytes_out=len(reply.payload),
             answer=hashlib.sha256(answer).hexdigest()[:16],
             seconds=round(seconds, 3),
             why=why,
         )
-        place = "" if order is None else f"round {order.round}: "
+        place = "" if request is None else f"round {request.round}: "
         head = f"{line['time']} entry {line['entry']}: {place}{asked['asked']}"
         if reply.code:
             self.display.warn(f"{head}, refused: {why}")
         else:
             self.display.note(
-                f"{head}, {len(blob)} bytes in, {len(reply.letter)} bytes out ({told or 'nothing of images'}),"
+                f"{head}, {len(blob)} bytes in, {len(reply.payload)} bytes out ({told or 'nothing of images'}),"
                 f" {seconds:.1f} s"
             )
 
 
-def _read(blob: bytes) -> Order:
+def _read(blob: bytes) -> Request:
     try:
-        return Order.from_bytes(blob)
+        return Request.from_bytes(blob)
     except UserError as error:
-        raise RefusalError(Code.LETTER, detail=str(error)) from error
+        raise RefusalError(Code.REQUEST, detail=str(error)) from error

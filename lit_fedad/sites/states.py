@@ -21,8 +21,8 @@ from lit_fedad.sites.refusals import Code, RefusalError
 class States:
     """The states that a site had after its steps, each in a file of its own.
 
-    A coordinator says which one an order starts from, and which are not needed any more. So an order that is sent twice
-    has the same result twice, and a coordinator that has returned to its checkpoint finds the state of that time.
+    A coordinator says which one a request starts from, and which are not needed any more. So a request that is sent
+    twice has the same result twice, and a coordinator that has returned to its checkpoint finds the state of that time.
 
     Args:
         folder: Folder of the run.
@@ -77,7 +77,7 @@ class States:
             write_state(detached(state), partial)
 
     def settle(self, settled: int, base: int) -> None:
-        """Removes the states before a step, but for the one that an order starts from."""
+        """Removes the states before a step, but for the one that a request starts from."""
         for path in self.folder.glob("*.pt"):
             if int(path.stem) < settled and int(path.stem) != base:
                 path.unlink(missing_ok=True)

@@ -19,13 +19,13 @@ from lit_fedad.report.naming import human_bytes, human_seconds
 
 
 @dataclass
-class Visit:
+class Contact:
     """What a coordinator knows of one site's answers.
 
     Attributes:
         last_seen: Time of its last answer in seconds since 1970; None before the first.
         answers: Number of its answers.
-        seconds: Time from order to answer, over all answers.
+        seconds: Time from request to answer, over all answers.
     """
 
     last_seen: float | None = None
@@ -34,35 +34,35 @@ class Visit:
 
 
 @dataclass
-class Visits:
+class Contacts:
     """The answers of all sites, those before a restart of the coordinator included.
 
     Attributes:
         sites: By client.
     """
 
-    sites: dict[int, Visit] = field(default_factory=dict)
+    sites: dict[int, Contact] = field(default_factory=dict)
 
-    def of(self, client: int) -> Visit:
+    def of(self, client: int) -> Contact:
         """Returns what is known of a site."""
-        return self.sites.setdefault(client, Visit())
+        return self.sites.setdefault(client, Contact())
 
     def note(self, client: int, seconds: float) -> None:
-        """Adds an answer that came just now, some seconds after its order."""
-        visit = self.of(client)
-        visit.last_seen = time.time()
-        visit.answers += 1
-        visit.seconds += seconds
+        """Adds an answer that came just now, some seconds after its request."""
+        contact = self.of(client)
+        contact.last_seen = time.time()
+        contact.answers += 1
+        contact.seconds += seconds
 
     def state(self) -> dict[int, dict[str, Any]]:
         """Returns what `restore` takes."""
-        return {client: asdict(visit) for client, visit in self.sites.items()}
+        return {client: asdict(contact) for client, contact in self.sites.items()}
 
     def restore(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         """Goes back to a state, but keeps when sites were seen since."""
         for client, values in state.items():
             seen = self.of(client).last_seen
-            self.sites[client] = Visit(**{**values, "last_seen": seen or values["last_seen"]})
+            self.sites[client] = Contact(**{**values, "last_seen": seen or values["last_seen"]})
 
 
 STATUS = "status.json"
@@ -73,13 +73,13 @@ class Status(RunCallback):
 
     Args:
         names: Names of the sites by client.
-        visits: When they answered.
+        contacts: When they answered.
     """
 
     _folder: Path
 
-    def __init__(self, names: Mapping[int, str], visits: Visits) -> None:
-        self.names, self.visits = names, visits
+    def __init__(self, names: Mapping[int, str], contacts: Contacts) -> None:
+        self.names, self.contacts = names, contacts
 
     def on_run_start(self, run: Run) -> None:
         """Receives the run's folder."""
@@ -104,8 +104,8 @@ class Status(RunCallback):
         alarms = rates.get("false_alarm_rate", {}).get("per_client", {})
         found = {}
         for client, name in self.names.items():
-            visit = self.visits.of(client)
-            seen = {"last_seen": visit.last_seen, "seconds": visit.seconds}
+            contact = self.contacts.of(client)
+            seen = {"last_seen": contact.last_seen, "seconds": contact.seconds}
             found[name] = {**_of(client, history), **seen, "false_alarm_rate": alarms.get(client)}
         return found
 

@@ -27,7 +27,7 @@ def federation(tmp_path_factory):
     port, link = (one.getsockname()[1] for one in held)
     for one in held:
         one.close()
-    given = {"host": "127.0.0.1", "port": port, "link": link, "words": ["method=fedavg"]}
+    given = {"host": "127.0.0.1", "port": port, "link": link, "overrides": ["method=fedavg"]}
     fed = FederationFolder.create(folder / "fed", sites=["north", "east"], **given)
     for name in ("north", "east", "stranger", "second"):
         (folder / name).mkdir()
@@ -46,7 +46,7 @@ def knock(federation, monkeypatch):
     fed, folder = federation
 
     def enter(name, authority=fed.path / "ca.crt"):
-        fleet._knock(f"127.0.0.1:{fed.port}", authority, read_private_key(folder / name / "key"), print)
+        fleet._activate(f"127.0.0.1:{fed.port}", authority, read_private_key(folder / name / "key"), print)
 
     return enter
 

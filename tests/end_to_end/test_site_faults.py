@@ -17,7 +17,7 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.message import spec_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Link, Plain
-from lit_fedad.sites.letters import Reply
+from lit_fedad.sites.messages import Reply
 
 # Drawn anew by another seed; a failure names the run, which scripts/site_faults.py plays again.
 SEED = 0
@@ -45,14 +45,14 @@ def test_every_kind_of_fault_is_drawn_as_often():
 
 @pytest.mark.parametrize("trial", range(40))
 def test_garbage_is_no_reply(trial):
-    """Of the bytes that the campaign sends, none is a letter with a message that answers the order."""
+    """Of the bytes that the campaign sends, none is a payload with a message that answers the request."""
     link, message = Link(Plain()), {"w": torch.ones(5, 7)}
-    letter = link.pack(message, spec_of(message), Context(0, 1), "the client")
-    honest = Reply(step=3, scalars={"loss": 0.5}, letter=letter)
+    payload = link.pack(message, spec_of(message), Context(0, 1), "the client")
+    honest = Reply(step=3, scalars={"loss": 0.5}, payload=payload)
     try:
         found = Reply.from_bytes(garbled(honest.to_bytes(), Random(trial)))
         if found.step == honest.step:
-            link.unpack(found.letter, spec_of(message), "the client")
+            link.unpack(found.payload, spec_of(message), "the client")
     except UserError:
         return
     assert found.step != honest.step

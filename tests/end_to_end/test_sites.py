@@ -33,8 +33,8 @@ from lit_fedad.papers.page import report_runs
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate
-from lit_fedad.sites.letters import Order
-from lit_fedad.sites.remote import Lost
+from lit_fedad.sites.messages import Request
+from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.status import read_status
 from lit_fedad.tracking.reading import tracked_runs
 
@@ -130,7 +130,7 @@ def test_a_killed_coordinator_goes_on_where_its_checkpoint_is(tmp_path, monkeypa
         runs[name] = coordinate(plan, carrier, quiet=True), carrier, folder
     (straight, _, one), (killed, carrier, other) = runs.values()
     assert told_result(killed) == told_result(straight)
-    first = Order.from_bytes(carrier.orders[1][0])
+    first = Request.from_bytes(carrier.requests[1][0])
     assert (first.kind, first.round) == ("play", 2)
     assert 0 < first.base < first.step
     states = [
@@ -203,11 +203,11 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path, capsys):
     paint(tmp_path)
 
     class Away(Here):
-        def carry(self, orders, most):
-            for client, found in super().carry(orders, most):
-                order = Order.from_bytes(orders[client])
-                late = client == 1 and order.kind == "play" and order.round == 1
-                yield client, Lost("did not answer within 5 seconds") if late else found
+        def carry(self, requests, most):
+            for client, found in super().carry(requests, most):
+                request = Request.from_bytes(requests[client])
+                late = client == 1 and request.kind == "play" and request.round == 1
+                yield client, NoReply("did not answer within 5 seconds") if late else found
 
     carrier = Away(three_sites(tmp_path))
     plan = Plan(words, NAMES, str(tmp_path / "run"), ("fabric.accelerator=cpu",))
@@ -223,7 +223,7 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path, capsys):
     ]
     assert [own["last_round"] for own in status["sites"].values()] == [2, 2, 2]
     # What it did in the round that was lost is forgotten: round 2 starts from the state before.
-    plays = [Order.from_bytes(found[1]) for found in carrier.orders if 1 in found]
+    plays = [Request.from_bytes(found[1]) for found in carrier.requests if 1 in found]
     lost, after = (next(o for o in plays if o.kind == "play" and o.round == r) for r in (1, 2))
     assert after.base == lost.base
 
@@ -238,10 +238,10 @@ def test_a_federation_is_tracked_and_reported(tmp_path, monkeypatch):
     words = ["method=federated_subspace", *DEBUG, "federation.sampler.on_failure=skip"]
 
     class Away(Here):
-        def carry(self, orders, most):
-            for client, found in super().carry(orders, most):
-                asked = Order.from_bytes(orders[client]).question == "calibration"
-                yield client, Lost("did not answer within 5 seconds") if asked and client == 2 else found
+        def carry(self, requests, most):
+            for client, found in super().carry(requests, most):
+                asked = Request.from_bytes(requests[client]).question == "calibration"
+                yield client, NoReply("did not answer within 5 seconds") if asked and client == 2 else found
 
     plan = Plan(words, NAMES, str(tmp_path / "run"), own)
     result = coordinate(plan, Away(three_sites(tmp_path)), quiet=True)

@@ -42,7 +42,7 @@ def paint(folder):
 
 
 def sites(folder, products):
-    """Three sites, each with its stages in its own words."""
+    """Three sites, each with its stages in its own overrides."""
     return [
         Site(replace(settings(folder, name), stages=stages_of(name, products)), Display(quiet=True))
         for name in NAMES
@@ -62,7 +62,7 @@ class OwnHere(AnomalyStreamEvaluator):
         return self.unpack(self.pack(super().score(client, number)))
 
 
-def in_one_process(folder, words, products):
+def in_one_process(folder, overrides, products):
     """The run of the same federation, whose partition is a file with stages."""
     held = [name for name in products if (folder / "all" / name).exists()]
     data = ["data=mvtec_mixture", f"data.root={folder / 'all'}", f"data.products=[{','.join(held)}]"]
@@ -73,7 +73,7 @@ def in_one_process(folder, words, products):
     ]
     (folder / "stages.json").write_text(json.dumps({"stages": stages}))
     config = compose([
-        *words, *data, "partition=file", f"partition.path={folder / 'stages.json'}", "~partition.clients",
+        *overrides, *data, "partition=file", f"partition.path={folder / 'stages.json'}", "~partition.clients",
         "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *HERE,
     ])  # fmt: skip
     run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
@@ -92,24 +92,24 @@ def in_one_process(folder, words, products):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [["method=federated_bank"], ["method=federated_subspace"], ["method=fedavg", "task=memory_bank"]],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
-def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, differences, words):
+def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, differences, overrides):
     played, build = [], coordinator.build_federation
     monkeypatch.setattr(
         coordinator,
         "build_federation",
         lambda *given, **more: played.append(build(*given, **more)) or played[-1],
     )
-    words = [*words, *DEBUG, f"rounds={ROUNDS}"]
+    overrides = [*overrides, *DEBUG, f"rounds={ROUNDS}"]
     products = paint(tmp_path)
     result = coordinate(
-        Plan(words, NAMES, str(tmp_path / "run"), HERE), Here(sites(tmp_path, products)), quiet=True
+        Plan(overrides, NAMES, str(tmp_path / "run"), HERE), Here(sites(tmp_path, products)), quiet=True
     )
     (there,) = played
-    run = in_one_process(tmp_path, words, products)
+    run = in_one_process(tmp_path, overrides, products)
     one, data = run.federation, run.local
     assert told(there.history) == told(one.history)
     assert differences(state_of(there.server), state_of(one.server)) == []
@@ -135,7 +135,7 @@ def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, diff
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stages", "words", "cause"),
+    ("stages", "overrides", "cause"),
     [
         ([[0]], [], r"product .* must be in one, and is in 0"),
         ([[0], [0, 1]], [], r"product .* must be in one, and is in 2"),
@@ -144,13 +144,13 @@ def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, diff
         ([[0], [1]], ["federation=secure"], "has no key registry"),
     ],
 )
-def test_stages_that_cannot_be_are_refused_in_one_line(tmp_path, capfd, stages, words, cause):
+def test_stages_that_cannot_be_are_refused_in_one_line(tmp_path, capfd, stages, overrides, cause):
     products = paint(tmp_path)
     own = replace(
         settings(tmp_path, "north"), stages=[[products[number] for number in stage] for stage in stages]
     )
     plan = Plan(
-        ["method=federated_subspace", *DEBUG, *words],
+        ["method=federated_subspace", *DEBUG, *overrides],
         NAMES,
         str(tmp_path / "run"),
         ("fabric.accelerator=cpu",),

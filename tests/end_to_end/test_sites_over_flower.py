@@ -73,7 +73,7 @@ def federation(folder, data, classes=()):
     given = {"host": "127.0.0.1", "port": port, "link": link, "sites": list(NAMES), "timeout": 1800.0}
     given["classes"] = list(classes)
     words = ["method=fedavg", *DEBUG]
-    fed = FederationFolder.create(folder / "fed", **given, words=words, own=[*CPU, "tracking=off"]).path
+    fed = FederationFolder.create(folder / "fed", **given, overrides=words, own=[*CPU, "tracking=off"]).path
     processes = []
     for name in NAMES:
         given = [*data(folder / name), f"cache.folder={folder / name / 'cache'}"]
@@ -135,7 +135,7 @@ def over_flower(folder, words, own):
     before = runs(folder)
     settings = folder / "fed" / "federation.yaml"
     content = yaml.safe_load(settings.read_text())
-    settings.write_text(yaml.safe_dump({**content, "words": words, "own": [*CPU, "tracking=off", *own]}))
+    settings.write_text(yaml.safe_dump({**content, "overrides": words, "own": [*CPU, "tracking=off", *own]}))
     done = subprocess.run(
         **command("federation", "start", f"fed={folder / 'fed'}"), capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""A site's end: which part of an order it pulls, and how its connections are kept."""
+"""A site's end: which part of a request it pulls, and how its connections are kept."""
 
 import pytest
 
@@ -16,42 +16,42 @@ from flwr.supernode import fleet_http_connection
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import fleet, proxy
-from lit_fedad.flower.letters import wrapped
+from lit_fedad.flower.messages import wrapped
 
 
 @pytest.mark.parametrize("size", [0, 1000, (1 << 20) + 1])
-def test_of_an_order_only_the_letters_record_is_pulled(monkeypatch, size):
+def test_of_a_request_only_the_payloads_record_is_pulled(monkeypatch, size):
     for name in ("_task_id", "_run_id", "_node_id"):  # what Flower tells the process of a ServerApp
         monkeypatch.setattr(TaskIdentity, name, 1)
-    order = Message(wrapped(bytes(size)), 7, "train.letter")
+    request = Message(wrapped(bytes(size)), 7, "train.payload")
     with no_object_id_recompute():
-        objects = {key: part.deflate() for key, part in get_all_nested_objects(order).items()}
-        record = fleet._record(get_object_tree(order))
+        objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
+        record = fleet._record(get_object_tree(request))
     pulled = []
 
     def pull(name):
         pulled.append(name)
         return objects[name]
 
-    assert fleet._letter(record, pull, max(size, 1)) == bytes(size)
+    assert fleet._payload(record, pull, max(size, 1)) == bytes(size)
     assert len(pulled) == len(objects) - 2  # the message and its content are around it
 
 
-def test_an_order_that_would_fill_the_memory_is_an_empty_one(monkeypatch):
+def test_a_request_that_would_fill_the_memory_is_an_empty_one(monkeypatch):
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    order = Message(wrapped(bytes(40 << 20)), 7, "train.letter")  # of one chunk, again and again
+    request = Message(wrapped(bytes(40 << 20)), 7, "train.payload")  # of one chunk, again and again
     with no_object_id_recompute():
-        objects = {key: part.deflate() for key, part in get_all_nested_objects(order).items()}
-        record = fleet._record(get_object_tree(order))
+        objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
+        record = fleet._record(get_object_tree(request))
     assert sum(map(len, objects.values())) < 20 << 20
-    assert fleet._letter(record, objects.get, 20 << 20) == b""
-    assert fleet._letter(record, objects.get, 1) == b""
+    assert fleet._payload(record, objects.get, 20 << 20) == b""
+    assert fleet._payload(record, objects.get, 1) == b""
 
 
 @pytest.mark.parametrize("children", [[], [ObjectTree()], [ObjectTree()] * 2])
-def test_a_message_without_a_letters_record_is_refused(children):
-    with pytest.raises(UserError, match="something else than a letter"):
+def test_a_message_without_a_payloads_record_is_refused(children):
+    with pytest.raises(UserError, match="something else than a payload"):
         fleet._record(ObjectTree(children=children))
 
 

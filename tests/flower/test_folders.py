@@ -27,7 +27,7 @@ def init(folder, *more):
 def test_what_init_writes_is_read(tmp_path, capsys):
     assert init(tmp_path) == 0
     federation = FederationFolder.open(tmp_path / "fed")
-    assert (federation.sites, federation.words) == (["north", "east"], ["method=fedavg", "debug=seconds"])
+    assert (federation.sites, federation.overrides) == (["north", "east"], ["method=fedavg", "debug=seconds"])
     assert federation.own == ["fabric.accelerator=cpu"]
     assert federation.plan.config()["data"] == {"name": "sites", "sites": ["north", "east"]}
     site = SiteFolder.open(tmp_path / "north")
@@ -120,7 +120,7 @@ def test_settings_of_another_form_are_refused(tmp_path):
     init(tmp_path)
     path = tmp_path / "fed" / "federation.yaml"
     content = yaml.safe_load(path.read_text())
-    for changed in ({**content, "more": 1}, {**content, "words": ["+x=1"]}, {**content, "port": 0}, []):
+    for changed in ({**content, "more": 1}, {**content, "overrides": ["+x=1"]}, {**content, "port": 0}, []):
         path.write_text(yaml.safe_dump(changed))
         with pytest.raises(UserError):
             FederationFolder.open(tmp_path / "fed")

@@ -19,10 +19,10 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.task_identity import TaskIdentity
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.flower import letters
+from lit_fedad.flower import messages
 from lit_fedad.flower.grid import GridCarrier
-from lit_fedad.flower.letters import unwrapped, wrapped
-from lit_fedad.sites.remote import Lost
+from lit_fedad.flower.messages import unwrapped, wrapped
+from lit_fedad.sites.remote import NoReply
 
 KEYS = {0: b"north's key", 1: b"east's key"}
 
@@ -41,7 +41,7 @@ class Grid:
 
     def __init__(self, nodes, *script):
         self.nodes, self.script = nodes, list(script)
-        self.pushed, self.waiting, self.rings = [], {}, []
+        self.pushed, self.waiting, self.signals = [], {}, []
         self.objects, self.read, self.confirmed = {}, 0, 0
         self._runtime_client = self
 
@@ -66,13 +66,13 @@ class Grid:
             what = self.script.pop(0) if self.script else "answer"
             if what == "wait":
                 continue
-            order = self.waiting[name]
+            request = self.waiting[name]
             if isinstance(what, int):
-                reply = Message(Error(what, "gone"), reply_to=order)
+                reply = Message(Error(what, "gone"), reply_to=request)
             else:
                 reply = Message(
-                    what if isinstance(what, RecordDict) else wrapped(unwrapped(order).upper()),
-                    reply_to=order,
+                    what if isinstance(what, RecordDict) else wrapped(unwrapped(request).upper()),
+                    reply_to=request,
                 )
             with no_object_id_recompute():
                 reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -91,20 +91,20 @@ class Grid:
 
 
 def carry(grid, timeout=2.0, most=1000):
-    bell = SimpleNamespace(ring=lambda: grid.rings.append(len(grid.pushed)))
-    return dict(GridCarrier(grid, lambda: KEYS, timeout, bell).carry({0: b"to north", 1: b"to east"}, most))
+    signal = SimpleNamespace(send=lambda: grid.signals.append(len(grid.pushed)))
+    return dict(GridCarrier(grid, lambda: KEYS, timeout, signal).carry({0: b"to north", 1: b"to east"}, most))
 
 
-def test_orders_go_to_keys_not_to_names():
+def test_requests_go_to_keys_not_to_names():
     grid = Grid({7: KEYS[1], 8: KEYS[0], 9: b"a stranger who calls itself north"})
     assert carry(grid) == {0: b"TO NORTH", 1: b"TO EAST"}
     assert sorted(grid.pushed) == [(7, b"to east"), (8, b"to north")]
 
 
-def test_sites_are_rung_for_when_all_their_orders_are_there():
+def test_sites_are_told_when_all_their_requests_are_there():
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, 3)
     carry(grid)
-    assert grid.rings == [2, 3]  # one order got lost, and was sent again
+    assert grid.signals == [2, 3]  # one request got lost, and was sent again
     nobody = Grid({}, "wait")
     carry(nobody, 0.1)
     assert nobody.rings == []
@@ -119,45 +119,45 @@ def test_what_got_lost_with_its_node_is_sent_again(code):
 
 def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
     grid, keys = Grid({7: KEYS[1], 8: KEYS[0]}, *["wait"] * 1000), dict(KEYS)
-    bell = SimpleNamespace(ring=lambda: keys.pop(1))  # after its order was pushed
-    found = GridCarrier(grid, lambda: keys, 0.5, bell).carry({0: b"to north", 1: b"to east"}, 1000)
+    signal = SimpleNamespace(send=lambda: keys.pop(1))  # after its request was pushed
+    found = GridCarrier(grid, lambda: keys, 0.5, signal).carry({0: b"to north", 1: b"to east"}, 1000)
     assert "its key was taken away" in dict(found)[1].cause
     del keys[0]
-    found = GridCarrier(grid, lambda: keys, 3600.0, bell).carry({0: b"to north"}, 1000)
+    found = GridCarrier(grid, lambda: keys, 3600.0, signal).carry({0: b"to north"}, 1000)
     assert "its key was taken away" in dict(found)[0].cause  # at once
 
 
 def test_who_is_away_or_late_is_lost():
     grid = Grid({8: KEYS[0]}, *["wait"] * 1000)
     assert carry(grid, 0.5) == {
-        0: Lost("did not answer within 0.5 seconds"),
-        1: Lost("did not connect within 0.5 seconds"),
+        0: NoReply("did not answer within 0.5 seconds"),
+        1: NoReply("did not connect within 0.5 seconds"),
     }
 
 
 def test_other_errors_and_other_messages_are_not_taken():
-    foreign = RecordDict({"letter": ConfigRecord({"letter": "text"})})
+    foreign = RecordDict({"payload": ConfigRecord({"payload": "text"})})
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, 7, foreign)
     found = carry(grid)
     assert found == {
-        0: Lost("Flower: gone"),
-        1: Lost("a message holds something else than a letter", away=False),
+        0: NoReply("Flower: gone"),
+        1: NoReply("a message holds something else than a payload", away=False),
     }
 
 
 @pytest.mark.parametrize(("short", "record"), [(8, ConfigRecord), (7, ArrayRecord)])
-def test_a_letter_is_one_record_of_its_bytes(monkeypatch, short, record):
-    monkeypatch.setattr(letters, "_SHORT", short)
-    content = wrapped(b"\x00\x01letter")
+def test_a_message_is_one_record_of_its_bytes(monkeypatch, short, record):
+    monkeypatch.setattr(messages, "_SHORT", short)
+    content = wrapped(b"\x00\x01payload")
     assert [type(found) for found in content.values()] == [record]
-    assert unwrapped(SimpleNamespace(content=content)) == b"\x00\x01letter"
+    assert unwrapped(SimpleNamespace(content=content)) == b"\x00\x01payload"
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"letter": ConfigRecord({"other": b"x"})}, {"letter": MetricRecord({"letter": 1.0})}]
+    "content", [{}, {"payload": ConfigRecord({"other": b"x"})}, {"payload": MetricRecord({"payload": 1.0})}]
 )
-def test_what_is_no_letter_is_refused(content):
-    with pytest.raises(UserError, match="something else than a letter"):
+def test_what_is_no_message_is_refused(content):
+    with pytest.raises(UserError, match="something else than a payload"):
         unwrapped(SimpleNamespace(content=RecordDict(content)))
 
 
@@ -168,7 +168,7 @@ def test_of_a_reply_that_is_too_long_no_more_is_read(monkeypatch):
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, long)
     found = carry(grid, most=100_000)
     assert found == {
-        0: Lost("sent more than 100000 bytes, the most that a reply may have", away=False),
+        0: NoReply("sent more than 100000 bytes, the most that a reply may have", away=False),
         1: b"TO EAST",
     }
     assert grid.read < 1_000_000
@@ -180,5 +180,5 @@ def test_a_chunk_that_stands_in_many_places_counts_in_each(monkeypatch):
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, wrapped(bytes(4_000_000)))
     found = carry(grid, most=100_000)
-    assert found[0] == Lost("sent more than 100000 bytes, the most that a reply may have", away=False)
+    assert found[0] == NoReply("sent more than 100000 bytes, the most that a reply may have", away=False)
     assert grid.read < 100_000

@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from lit_fedad.flower import proxy
 from lit_fedad.flower import proxy as held_polls
-from lit_fedad.flower.gate import CLOCK, Gate
+from lit_fedad.flower.authentication import CLOCK, Authenticator
 from lit_fedad.flower.keys import read_private_key, write_certificates, write_site_key
-from lit_fedad.flower.proxy import Bell
+from lit_fedad.flower.proxy import RequestSignal
 
 POLL = "/v1/fleet/pull-messages"
 
@@ -34,11 +34,11 @@ class Port:
         (folder / "keys").mkdir()
         write_site_key(folder)
         (folder / "key.pub").rename(folder / "keys" / "north.pub")
-        self.gate, self.key = Gate(folder / "keys"), read_private_key(folder / "key")
-        self.bell, self.ending, self.asked = Bell(folder / "orders.given"), False, asyncio.Event()
+        self.authenticator, self.key = Authenticator(folder / "keys"), read_private_key(folder / "key")
+        self.signal, self.ending, self.asked = RequestSignal(folder / "requests.sent"), False, asyncio.Event()
         self.meanwhile = lambda: None
         self.app = proxy.fleet_only(
-            "127.0.0.1:1", folder / "ca.crt", self.gate, self.bell, lambda: self.ending
+            "127.0.0.1:1", folder / "ca.crt", self.authenticator, self.signal, lambda: self.ending
         )
 
     async def answer(self, request: Request) -> Response:
@@ -121,9 +121,9 @@ async def unread():
 def test_of_a_stranger_no_body_is_read(port, send, change):
     headers = port.signed()
     if change == "revoked":
-        (port.gate.folder / "north.pub").unlink()
+        (port.authenticator.folder / "north.pub").unlink()
     elif change == "key":
-        port.key = read_private_key(write_other(port.gate.folder.parent / "other"))
+        port.key = read_private_key(write_other(port.authenticator.folder.parent / "other"))
         headers = port.signed()
     elif change == "signature":
         headers[TIMESTAMP_HEADER] = port.signed(1)[TIMESTAMP_HEADER]
@@ -156,15 +156,15 @@ def test_a_site_has_few_requests_at_once_and_little_time_for_each(port, send, mo
     assert send(POLL).status_code == 429
 
 
-@pytest.mark.parametrize("end", ["orders", "closing", "time"])
-def test_an_empty_answer_is_held_until_there_are_orders(port, monkeypatch, end):
+@pytest.mark.parametrize("end", ["requests", "closing", "time"])
+def test_an_empty_answer_is_held_until_there_are_requests(port, monkeypatch, end):
     async def play():
         poll = asyncio.create_task(port.send(POLL))
         await port.asked.wait()
         await asyncio.sleep(0.02)
         assert not poll.done()
-        if end == "orders":
-            port.bell.ring()
+        if end == "requests":
+            port.signal.send()
         elif end == "closing":
             port.ending = True
         found = await poll
@@ -175,17 +175,17 @@ def test_an_empty_answer_is_held_until_there_are_orders(port, monkeypatch, end):
     asyncio.run(play())
 
 
-def test_orders_that_are_given_while_a_site_asks_are_not_waited_for(port, send):
+def test_requests_that_are_given_while_a_site_asks_are_not_waited_for(port, send):
     """They may have come after the SuperLink had looked."""
-    port.meanwhile = port.bell.ring
+    port.meanwhile = port.signal.send
     assert send(POLL).content == b""
 
 
 @pytest.mark.parametrize(
     ("path", "content", "status"),
-    [(POLL, b"an order", 200), (POLL, b"", 401), ("/v1/fleet/confirm-message-received", b"", 200)],
+    [(POLL, b"a request", 200), (POLL, b"", 401), ("/v1/fleet/confirm-message-received", b"", 200)],
 )
 def test_nothing_else_is_held(send, path, content, status):
-    """Above all no order, which would be lost with a site that has gone without a word."""
+    """Above all no request, which would be lost with a site that has gone without a word."""
     found = send(path, content, {"status": str(status)})
     assert (found.status_code, found.content) == (status, content)

@@ -26,9 +26,9 @@ from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
+from lit_fedad.sites.key_registry import write_sum_key
 from lit_fedad.sites.policy import FLOORS, Policy
-from lit_fedad.sites.remote import Lost
-from lit_fedad.sites.roster import write_sum_key
+from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.settings import SiteSettings
 from lit_fedad.sites.site import Site
 
@@ -51,13 +51,13 @@ class Here:
 
     def __init__(self, sites):
         self.sites = dict(enumerate(sites))
-        self.orders, self.replies = [], []
+        self.requests, self.replies = [], []
 
-    def carry(self, orders, most):
-        self.orders.append(dict(orders))
+    def carry(self, requests, most):
+        self.requests.append(dict(requests))
         self.replies.append({})
-        for client, blob in orders.items():
-            found = self.sites[client].answer(blob) if client in self.sites else Lost("gone")
+        for client, blob in requests.items():
+            found = self.sites[client].answer(blob) if client in self.sites else NoReply("gone")
             self.replies[-1][client] = found
             yield client, found
 
@@ -85,12 +85,12 @@ def settings(folder: Path, name: str, *own: str) -> SiteSettings:
 
 
 def enrol_in_sums(folder: Path) -> None:
-    """Writes the keys for secure sums of all sites, and to each site's folder the roster of them."""
+    """Writes the keys for secure sums of all sites, and to each site's folder the registry of them."""
     for name in NAMES:
         write_sum_key(folder / name, name)
-    roster = "".join((folder / name / "sum.pub").read_text() for name in NAMES)
+    registry = "".join((folder / name / "sum.pub").read_text() for name in NAMES)
     for name in NAMES:
-        (folder / name / "roster").write_text(roster)
+        (folder / name / "key_registry").write_text(registry)
 
 
 def message_of(config: Config, model: Model, round: int = 1) -> bytes:

@@ -40,8 +40,8 @@ def total(clients) -> dict[str, np.ndarray]:
 @pytest.fixture
 def parties():
     keys = {client: KeyPair() for client in SIZES}
-    roster = {client: pair.public for client, pair in keys.items()}
-    return {client: Party(client, pair, roster) for client, pair in keys.items()}
+    registry = {client: pair.public for client, pair in keys.items()}
+    return {client: Party(client, pair, registry) for client, pair in keys.items()}
 
 
 def begin(parties, members=SIZES, quorum=3):
@@ -133,7 +133,7 @@ def test_survivors_that_had_no_part_are_refused(parties, named):
 
 def test_a_client_that_is_not_on_the_roster_is_not_masked_with(parties):
     stranger = Invitation("run/1/0/x", {**SIZES, 12: 3}, 4)
-    with pytest.raises(UserError, match="client 12, whose key is not on the roster"):
+    with pytest.raises(UserError, match="client 12, whose key is not in the key registry"):
         parties[3].offer(stranger.to_bytes())
 
 
@@ -172,9 +172,9 @@ def test_false_shares_lose_the_round_in_one_line(parties):
         entries = {**getattr(shares[5], spoilt)}
         entries[max(entries)] = bytes(32) + b"\x07"
         forged = Revealed(**{"seeds": shares[5].seeds, "keys": shares[5].keys, spoilt: entries})
-        letters = {client: (forged if client == 5 else own).to_bytes() for client, own in shares.items()}
+        messages = {client: (forged if client == 5 else own).to_bytes() for client, own in shares.items()}
         with pytest.raises(UserError, match=rf"client {max(entries)}'s secrets are not those"):
-            server.unmask(letters)
+            server.unmask(messages)
 
 
 def test_two_clients_and_minorities_are_refused():
@@ -214,7 +214,7 @@ def test_the_server_refuses_offers_that_leave_a_client_out(parties):
     server = Gathering("run/1/0", SIZES, 3)
     offers = {c: parties[c].offer(server.invitation.to_bytes()) for c in SIZES}
     offer = Offer.from_bytes(offers[6])
-    less = {client: letter for client, letter in offer.envelopes.items() if client != 3}
+    less = {client: message for client, message in offer.envelopes.items() if client != 3}
     offers[6] = Offer(offer.public, offer.commitment, less).to_bytes()
     envelopes, refused = server.take_offers(offers)
     assert set(refused) == {6}

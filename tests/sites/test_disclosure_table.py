@@ -10,8 +10,8 @@ from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.sites.offer import taken_by
+from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.policy import Policy
-from lit_fedad.sites.words import compose_words
 
 PAGE = Path(__file__).parents[2] / "docs" / "sites.md"
 SMALL = ["backbone=resnet18", "backbone.weights=random", "image.size=64"]
@@ -19,11 +19,11 @@ SMALL = ["backbone=resnet18", "backbone.weights=random", "image.size=64"]
 
 def row_of(method):
     """Returns a method's exchanges with their kinds, and the default policy's answer for a site with many images."""
-    config = compose_words([f"method={method}", *SMALL])
+    config = compose_overrides([f"method={method}", *SMALL])
     try:
         model = build_model(config, ("a", "b", "c"))
     except UserError:  # it works with another task
-        config = compose_words([f"method={method}", "task=autoencoder", *SMALL])
+        config = compose_overrides([f"method={method}", "task=autoencoder", *SMALL])
         model = build_model(config, ())
     said, policy, answers = dict[str, list[str]](), Policy(), set()
     for part in taken_by(model.method.exchanges, model.client, config):

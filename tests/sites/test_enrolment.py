@@ -12,7 +12,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.transport import Outcome
 from lit_fedad.sites import enrolment
 from lit_fedad.sites.enrolment import SiteSizes, check_agreement, enrol
-from lit_fedad.sites.letters import Facts, Reply
+from lit_fedad.sites.messages import Facts, Reply
 
 NAMES = {0: "north", 1: "east"}
 CONFIG = {"federation": {"sampler": {"on_failure": "skip"}}}

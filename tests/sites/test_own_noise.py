@@ -21,12 +21,12 @@ from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
-from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.key_registry import KeyRegistry
+from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
 from lit_fedad.sites.refusals import Code
-from lit_fedad.sites.roster import Roster
 from lit_fedad.sites.site import Site
-from lit_fedad.sites.words import compose_words
 
 RUN = "0123456789abcdef"
 CLASSIFIER = [
@@ -65,7 +65,7 @@ def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
         noise.pay(OneSum, None, one)
     again = OwnNoise(noise.plan, tmp_path, "images", Ledger(tmp_path / LEDGER))  # the site was started anew
     again.pay(OneSum, None, asked[0])
-    with pytest.raises(UserError, match=r"this order needs epsilon .* the budget is 4"):
+    with pytest.raises(UserError, match=r"this request needs epsilon .* the budget is 4"):
         again.pay(OneSum, None, asked[affordable])
     assert len(noise._ledger.released(tmp_path.name, noise.mechanism)) == affordable
 
@@ -91,14 +91,14 @@ def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(tmp_p
     paint(tmp_path)
     enrol_in_sums(tmp_path)
     limited = replace(
-        settings(tmp_path, "north"), epsilon=8.0, roster=Roster.read(tmp_path / "north", "north")
+        settings(tmp_path, "north"), epsilon=8.0, key_registry=KeyRegistry.read(tmp_path / "north", "north")
     )
     Ledger(limited.folder / LEDGER).spend("earlier", "noise", 6.0, 1e-5)
 
     def said(epsilon):
         privacy = ["federation/privacy=distributed", f"federation.privacy.epsilon={epsilon}"]
-        order = Order("hello", RUN, [*SUBSPACE, "federation=secure", *privacy], 0)
-        return Reply.from_bytes(Site(limited, Display(quiet=True)).answer(order.to_bytes())).cause
+        request = Request("hello", RUN, [*SUBSPACE, "federation=secure", *privacy], 0)
+        return Reply.from_bytes(Site(limited, Display(quiet=True)).answer(request.to_bytes())).cause
 
     assert "has epsilon 2 left, and this asks for 4" in said(4)
     assert not said(1)
@@ -140,7 +140,7 @@ def test_the_secret_stays_in_the_sites_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         [],
         ["federation/privacy=distributed", "federation.privacy.epsilon=8"],
@@ -148,8 +148,8 @@ def test_the_secret_stays_in_the_sites_folder(tmp_path):
         ["federation/privacy=distributed"],
     ],
 )
-def test_an_operator_who_asks_for_a_promise_gets_it_or_nothing(words):
-    config = compose_words([*SUBSPACE, *words])
+def test_an_operator_who_asks_for_a_promise_gets_it_or_nothing(overrides):
+    config = compose_overrides([*SUBSPACE, *overrides])
     check_promise(config, None)
     with pytest.raises(UserError, match="epsilon of at most 4"):
         check_promise(config, 4)
@@ -157,13 +157,13 @@ def test_an_operator_who_asks_for_a_promise_gets_it_or_nothing(words):
 
 def test_a_promise_that_is_kept_is_taken():
     for choice in ("distributed", "dp_sgd"):
-        words = [f"federation/privacy={choice}", "federation.privacy.epsilon=4"]
-        check_promise(compose_words([*SUBSPACE, *words]), 4)
+        overrides = [f"federation/privacy={choice}", "federation.privacy.epsilon=4"]
+        check_promise(compose_overrides([*SUBSPACE, *overrides]), 4)
 
 
 def test_noise_that_the_coordinator_knows_is_refused():
     with pytest.raises(UserError, match="federation.privacy.seed: whoever knows it"):
-        compose_words([*SUBSPACE, "federation/privacy=distributed", "federation.privacy.seed=1"])
+        compose_overrides([*SUBSPACE, "federation/privacy=distributed", "federation.privacy.seed=1"])
 
 
 class Asking:
@@ -183,9 +183,9 @@ class Asking:
             name: entry + change if entry.is_floating_point() else entry
             for name, entry in server.weights.items()
         }
-        letter = message_of(self.config, self.model)
-        order = Order("play", RUN, CLASSIFIER, 0, [*CLASSES], round=1, step=1, letter=letter)
-        return Reply.from_bytes(self.site.answer(order.to_bytes()))
+        payload = message_of(self.config, self.model)
+        request = Request("play", RUN, CLASSIFIER, 0, [*CLASSES], round=1, step=1, payload=payload)
+        return Reply.from_bytes(self.site.answer(request.to_bytes()))
 
 
 @pytest.mark.slow
@@ -194,10 +194,10 @@ def test_asked_twice_a_site_draws_the_same_noise_and_asked_otherwise_another(tmp
     asking = Asking(tmp_path, epsilon=8)
     first, again = asking.train(), asking.train()
     assert not first.cause
-    assert first.letter == again.letter
+    assert first.payload == again.payload
     assert not first.scalars  # losses are of its images
     other = asking.train(change=1e-3)
-    weights = [load(reply.letter)["classifier.weight"] for reply in (first, other)]
+    weights = [load(reply.payload)["classifier.weight"] for reply in (first, other)]
     # The same noise moves both in the same way from where they start: the spread of their difference is then .00006,
     # and .011 with another. The noise is a secret's, so the bound stands far from both.
     assert (weights[1] - weights[0]).std() > 0.001
@@ -229,12 +229,15 @@ def folder(tmp_path_factory):
 def centre(folder, name, noise):
     """The centre of features that sites find with so much noise."""
     found = [
-        Site(replace(settings(folder, own, *OWN), roster=Roster.read(folder / own, own)), Display(quiet=True))
+        Site(
+            replace(settings(folder, own, *OWN), key_registry=KeyRegistry.read(folder / own, own)),
+            Display(quiet=True),
+        )
         for own in NAMES
     ]
     private = ["federation/privacy=distributed", "federation.privacy.epsilon=1e12"]
-    words = [*SUBSPACE, "federation=secure", *private, f"federation.privacy.noise={noise}"]
-    plan = coordinator.Plan(words, NAMES, str(folder / name), OWN)
+    overrides = [*SUBSPACE, "federation=secure", *private, f"federation.privacy.noise={noise}"]
+    plan = coordinator.Plan(overrides, NAMES, str(folder / name), OWN)
     result = coordinate(plan, Here(found), quiet=True)
     checkpoints = Checkpoints(folder / name / "checkpoints")
     return checkpoints.load(checkpoints.latest())[1]["server"]["moments"]["centre"], result

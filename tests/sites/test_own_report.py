@@ -10,7 +10,7 @@ from PIL import Image
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
@@ -33,16 +33,16 @@ def decide(site):
     """Asks the site for decisions at a threshold for its product."""
     config = Plan(WORDS, ["north"], "x").config()
     model = build_model(config, ())
-    letter = message_of(config, model)
-    first = Order("hello", RUN, WORDS, 0)
+    payload = message_of(config, model)
+    first = Request("hello", RUN, WORDS, 0)
     (product,) = Reply.from_bytes(site.answer(first.to_bytes())).facts.held
 
     def ask(limit, question="decisions"):
-        order = Order(
+        request = Request(
             "ask", RUN, WORDS, 0, round=1, step=1, question=question, numbers={product: limit}, names=[product],
-            letter=letter,
+            payload=payload,
         )  # fmt: skip
-        reply = Reply.from_bytes(site.answer(order.to_bytes()))
+        reply = Reply.from_bytes(site.answer(request.to_bytes()))
         assert not reply.cause
         return reply
 
@@ -76,7 +76,7 @@ def test_every_image_is_in_it_and_only_counts_cross(site, decide):
         assert min(picture.size) > 100
     sent = reply.to_bytes()
     assert b".png" not in sent
-    assert len(reply.letter) < 1000  # eight counts
+    assert len(reply.payload) < 1000  # eight counts
 
 
 def test_without_matplotlib_it_has_no_picture(site, decide, monkeypatch):
@@ -106,7 +106,7 @@ def test_a_limit_without_a_promise_is_named(site, decide):
 def test_where_no_report_can_be_written_the_round_goes_on(site, decide, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    seat = site._seat[1]
-    before, seat.settings = seat.settings, replace(seat.settings, folder=blocked)
+    session = site._session[1]
+    before, session.settings = session.settings, replace(session.settings, folder=blocked)
     decide(1.0)
-    seat.settings = before
+    session.settings = before

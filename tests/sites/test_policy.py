@@ -12,7 +12,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer
 from lit_fedad.sites.policy import Policy
 from lit_fedad.sites.refusals import KINDS, Code
@@ -47,9 +47,11 @@ def files(folder, tmp_path):
     return replace(settings(folder, "north"), folder=tmp_path, policy=Policy())
 
 
-def hello(given, words, learnt=(), run=RUN):
+def hello(given, overrides, learnt=(), run=RUN):
     site = Site(given, Display(quiet=True))
-    return Reply.from_bytes(site.answer(Order("hello", run, [*words, *SMALL], 0, list(learnt)).to_bytes()))
+    return Reply.from_bytes(
+        site.answer(Request("hello", run, [*overrides, *SMALL], 0, list(learnt)).to_bytes())
+    )
 
 
 IMAGES, MEANS, PATCHES = (KINDS.index(kind) for kind in (Kind.IMAGES, Kind.MEAN_IMAGES, Kind.PATCHES))
@@ -82,30 +84,30 @@ ASK_FOR_PATCHES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "number"), ASK_FOR_IMAGES)
-def test_what_asks_for_images_is_refused(classes, words, code, number):
-    reply = hello(classes, words, CLASSES)
+@pytest.mark.parametrize(("overrides", "code", "number"), ASK_FOR_IMAGES)
+def test_what_asks_for_images_is_refused(classes, overrides, code, number):
+    reply = hello(classes, overrides, CLASSES)
     assert (reply.code, reply.numbers[0]) == (code, number)
     assert not reply.facts.held  # not even numbers of images
     assert "\n" not in reply.cause
 
 
-@pytest.mark.parametrize(("words", "code", "number"), ASK_FOR_PATCHES)
-def test_what_asks_for_single_patches_is_refused(files, words, code, number):
-    reply = hello(files, words)
+@pytest.mark.parametrize(("overrides", "code", "number"), ASK_FOR_PATCHES)
+def test_what_asks_for_single_patches_is_refused(files, overrides, code, number):
+    reply = hello(files, overrides)
     assert (reply.code, reply.numbers[0]) == (code, number)
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("overrides", "code"),
     [
         (["method=federated_subspace"], 0),
         (["method=fedavg", "task=autoencoder"], 0),
         (["method=federated_subspace", "rounds=0"], 0),
     ],
 )
-def test_sums_and_weights_leave_by_default(files, words, code):
-    assert hello(files, words).code == code
+def test_sums_and_weights_leave_by_default(files, overrides, code):
+    assert hello(files, overrides).code == code
 
 
 def test_of_four_images_no_sum_leaves(files):
@@ -127,8 +129,8 @@ NAMES = [
 @pytest.mark.parametrize("word", NAMES)
 def test_no_override_names_a_file_or_learns_a_name(files, folder, word):
     site = Site(files, Display(quiet=True))
-    order = Order("hello", RUN, ["method=federated_subspace", *SMALL, word], 0)
-    blob = site.answer(order.to_bytes())
+    request = Request("hello", RUN, ["method=federated_subspace", *SMALL, word], 0)
+    blob = site.answer(request.to_bytes())
     reply = Reply.from_bytes(blob)
     assert reply.code in (Code.OVERRIDE, Code.CONFIGURATION)
     assert not reply.facts.held
@@ -143,15 +145,15 @@ def test_errors_of_images_are_numbers(files, tmp_path):
     (root / "Adler_Karin_1950.png").write_bytes(b"no image")
     broken = replace(files, data=("data=mvtec_mixture", f"data.root={tmp_path / 'images'}"))
     site = Site(broken, Display(quiet=True))
-    words = ["method=federated_subspace", *SMALL]
+    overrides = ["method=federated_subspace", *SMALL]
     for kind in ("hello", "play", "ask", "offer", "reveal"):
-        answer = site.answer(Order(kind, RUN, words, 0, letter=b"x", question="scores").to_bytes())
+        answer = site.answer(Request(kind, RUN, overrides, 0, payload=b"x", question="scores").to_bytes())
         assert b"Adler" not in answer
 
 
 def test_what_was_approved_is_answered_and_nothing_else(files):
-    words = ["method=federated_bank", *SMALL]
-    found = review(files, Offer(words))
+    overrides = ["method=federated_bank", *SMALL]
+    found = review(files, Offer(overrides))
     assert any("single patches" in line and "NEEDS YOUR APPROVAL" in line for line in found.lines)
     approvals = Approvals(files.folder / APPROVED)
     approvals.add(found.digest, found.method, found.taken)
@@ -159,7 +161,7 @@ def test_what_was_approved_is_answered_and_nothing_else(files):
     for other in (["method=federated_bank", "seed=1"], ["method=federated_subspace"]):
         assert hello(files, other, run="f" * 16).code == Code.NOT_APPROVED
     varies = replace(files, policy=Policy(vary=["seed"]))
-    found = review(varies, Offer(words))
+    found = review(varies, Offer(overrides))
     approvals.add(found.digest, found.method, found.taken)
     assert hello(varies, ["method=federated_bank", "seed=1"], run="e" * 16).code == 0
     assert hello(varies, ["method=federated_bank", "task.slots=9"], run="d" * 16).code == Code.NOT_APPROVED
@@ -175,21 +177,21 @@ def test_no_approval_lets_images_go(classes):
 def test_what_is_offered_is_kept_for_review(classes):
     hello(classes, ["method=fedmix"], CLASSES)
     content = json.loads((classes.folder / "offer.json").read_text())
-    assert content == {"words": ["method=fedmix", *SMALL], "classes": list(CLASSES)}
+    assert content == {"overrides": ["method=fedmix", *SMALL], "classes": list(CLASSES)}
 
 
 def test_the_log_says_what_was_asked_and_what_was_answered(files):
     site = Site(files, Display(quiet=True))
-    words = ["method=federated_subspace", *SMALL]
-    config = Plan(words, ["north"], "x").config()
-    letter = message_of(config, build_model(config, ()), round=0)
-    orders = [
-        Order("hello", RUN, words, 0),
-        Order("play", RUN, words, 0, round=0, step=1, letter=letter),
-        Order("hello", RUN, ["method=feddymem", *SMALL], 0),
+    overrides = ["method=federated_subspace", *SMALL]
+    config = Plan(overrides, ["north"], "x").config()
+    payload = message_of(config, build_model(config, ()), round=0)
+    requests = [
+        Request("hello", RUN, overrides, 0),
+        Request("play", RUN, overrides, 0, round=0, step=1, payload=payload),
+        Request("hello", RUN, ["method=feddymem", *SMALL], 0),
     ]
-    for order in orders:
-        site.answer(order.to_bytes())
+    for request in requests:
+        site.answer(request.to_bytes())
     site.answer(b"garbage")
     log = Site(files, Display(quiet=True)).log.entries()
     assert [line["asked"] for line in log] == ["hello", "play", "hello", "bytes that are no request"]
@@ -200,7 +202,7 @@ def test_the_log_says_what_was_asked_and_what_was_answered(files):
     site.log.file.write_text(text.replace('"answered"', '"refused"', 1))
     with pytest.raises(UserError, match="line 1: does not follow"):
         Site(files, Display(quiet=True)).log.entries()
-    assert Reply.from_bytes(site.answer(orders[0].to_bytes())).code == Code.LOG
+    assert Reply.from_bytes(site.answer(requests[0].to_bytes())).code == Code.LOG
 
 
 def test_made_up_runs_leave_nothing_behind(files):
@@ -212,9 +214,9 @@ def test_made_up_runs_leave_nothing_behind(files):
 def test_runs_without_noise_are_few(files):
     few = replace(files, policy=Policy(runs=1))
     site = Site(few, Display(quiet=True))
-    words = ["method=federated_subspace", *SMALL]
+    overrides = ["method=federated_subspace", *SMALL]
     codes = [
-        Reply.from_bytes(site.answer(Order("reveal", f"{number:016x}", words, 0).to_bytes())).code
+        Reply.from_bytes(site.answer(Request("reveal", f"{number:016x}", overrides, 0).to_bytes())).code
         for number in range(2)
     ]
     assert codes == [Code.PART, Code.RUNS]

@@ -15,23 +15,23 @@ from lit_fedad.core.files import sha256
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_query import ClientQuery, LocalQuery
 from lit_fedad.federation.transport import Pose
-from lit_fedad.sites.letters import Order, Reply, digest
+from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of
-from lit_fedad.sites.remote import Lost, Sites
+from lit_fedad.sites.remote import NoReply, Sites
 
 CONTEXT = Context(seed=0, round=2, exchange=1)
 
 
 class Script:
-    """A carrier whose replies are written down; keeps the orders."""
+    """A carrier whose replies are written down; keeps the requests."""
 
     def __init__(self, *replies):
-        self.replies, self.orders = list(replies), []
+        self.replies, self.requests = list(replies), []
 
-    def carry(self, orders, most):
-        self.orders.append({client: Order.from_bytes(blob) for client, blob in orders.items()})
+    def carry(self, requests, most):
+        self.requests.append({client: Request.from_bytes(blob) for client, blob in requests.items()})
         for client, found in self.replies.pop(0).items():
-            step = self.orders[-1][client].step
+            step = self.requests[-1][client].step
             yield client, replace(found, step=step).to_bytes() if isinstance(found, Reply) else found
 
 
@@ -51,8 +51,8 @@ def sites(*replies):
     return Sites(carrier, "0" * 16, ["method=fedavg"], Fabric(accelerator="cpu", devices=1), [0, 1]), carrier
 
 
-def good(letter=b"", **values):
-    return Reply(letter=letter, **values)
+def good(payload=b"", **values):
+    return Reply(payload=payload, **values)
 
 
 def counted(number):
@@ -71,7 +71,7 @@ def checkpoint(transport, folder):
 
 
 def test_a_site_starts_from_what_the_server_took_in():
-    lost = {0: good(b"a"), 1: Lost("did not answer within 5 seconds")}
+    lost = {0: good(b"a"), 1: NoReply("did not answer within 5 seconds")}
     transport, carrier = sites(lost, {0: good(b"b"), 1: good(b"c", scalars={"loss": 2.0})})
     first = transport.play(Exchange(), CONTEXT, {0: b"x", 1: b"y"}, ())
     transport.settle(first.values)
@@ -80,10 +80,10 @@ def test_a_site_starts_from_what_the_server_took_in():
     second = transport.play(Exchange(), replace(CONTEXT, round=3), {0: b"x", 1: b"y"}, ())
     transport.settle({1})
     assert second.values[1].scalars == {"loss": 2.0}
-    assert [(o[0].step, o[0].base, o[1].base) for o in carrier.orders] == [(1, 0, 0), (2, 1, 0)]
+    assert [(o[0].step, o[0].base, o[1].base) for o in carrier.requests] == [(1, 0, 0), (2, 1, 0)]
     assert transport.bases == {0: 1, 1: 2}
-    order = carrier.orders[0][1]
-    assert (order.kind, order.round, order.exchange, order.letter) == ("play", 2, 1, b"y")
+    request = carrier.requests[0][1]
+    assert (request.kind, request.round, request.exchange, request.payload) == ("play", 2, 1, b"y")
 
 
 def test_clients_of_two_calls_in_one_exchange_have_each_their_step():
@@ -96,7 +96,7 @@ def test_clients_of_two_calls_in_one_exchange_have_each_their_step():
 
 def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
     """It is asked nothing more until the next round, also by a coordinator that was started again in between."""
-    lost, long = {0: counted(1), 1: Lost("gone")}, {0: good(), 1: Lost("too long", away=False)}
+    lost, long = {0: counted(1), 1: NoReply("gone")}, {0: good(), 1: NoReply("too long", away=False)}
     transport, carrier = sites(long, lost, {0: counted(2)}, {0: counted(3)}, {0: good(), 1: good()})
     everyone, after = {0: b"x", 1: b"y"}, Context(seed=0, round=3)
     transport.play(Exchange(), CONTEXT, everyone, ())
@@ -110,16 +110,16 @@ def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
     again.restore(checkpoint(transport, tmp_path))
     assert again.ask(Count(), Exchange(), after, everyone, Pose(2)).values == {0: 3}
     assert set(again.play(Exchange(), after, everyone, ()).values) == {0, 1}
-    assert [sorted(orders) for orders in carrier.orders] == [[0, 1], [0, 1], [0], [0], [0, 1]]
+    assert [sorted(requests) for requests in carrier.requests] == [[0, 1], [0, 1], [0], [0], [0, 1]]
 
 
 @pytest.mark.parametrize(
     ("forged", "cause"),
     [
-        (b"garbage", "the site sent bytes that hold no letter"),
+        (b"garbage", "the site sent bytes that hold no message"),
         (good(b"garbage"), "the client sent bytes that hold no message"),
         (Reply(code=Code.FAILED, numbers=[7.0]), "failed; entry 7 of its log"),
-        (Reply(step=7).to_bytes(), "answered order 7 instead of 1"),
+        (Reply(step=7).to_bytes(), "answered request 7 instead of 1"),
     ],
 )
 def test_who_answers_nonsense_has_failed(forged, cause):
@@ -128,8 +128,13 @@ def test_who_answers_nonsense_has_failed(forged, cause):
     assert outcome.values == {0: 3}
     assert outcome.failures[1].startswith(cause)
     assert transport.bases == {0: 1, 1: 0}
-    order = carrier.orders[0][0]
-    assert (order.kind, order.question, order.numbers, order.keep) == ("ask", "count", {"at": 0.5}, True)
+    request = carrier.requests[0][0]
+    assert (request.kind, request.question, request.numbers, request.keep) == (
+        "ask",
+        "count",
+        {"at": 0.5},
+        True,
+    )
 
 
 def test_an_answer_out_of_its_form_is_refused():
@@ -146,7 +151,7 @@ def torch_bytes(number):
 
 def test_a_message_is_sent_once():
     """Until it changes, or the site has failed, or has not kept it."""
-    away = {0: good(), 1: Lost("gone")}
+    away = {0: good(), 1: NoReply("gone")}
     replies = [
         {0: good(), 1: good()},
         away,
@@ -159,7 +164,10 @@ def test_a_message_is_sent_once():
         outcome = transport.play(Exchange(), replace(CONTEXT, round=round), {0: blob, 1: blob}, ())
         transport.settle(outcome.values)
         assert 0 in outcome.values
-    sent = [{c: order.letter or order.same for c, order in orders.items()} for orders in carrier.orders]
+    sent = [
+        {c: request.payload or request.same for c, request in requests.items()}
+        for requests in carrier.requests
+    ]
     same = digest(b"x")
     assert sent == [
         {0: b"x", 1: b"x"},
@@ -169,7 +177,7 @@ def test_a_message_is_sent_once():
         {0: b"x"},
         {0: b"y", 1: b"y"},
     ]
-    assert [orders[0].step for orders in carrier.orders] == [1, 2, 3, 4, 4, 5]
+    assert [requests[0].step for requests in carrier.requests] == [1, 2, 3, 4, 4, 5]
     assert transport.bases == {0: 5, 1: 5}
 
 
@@ -177,7 +185,7 @@ def test_who_never_keeps_a_message_has_failed():
     transport, carrier = sites({0: good()}, {0: Reply(code=Code.AGAIN)}, {0: Reply(code=Code.AGAIN)})
     transport.play(Exchange(), CONTEXT, {0: b"x"}, ())
     assert transport.play(Exchange(), CONTEXT, {0: b"x"}, ()).failures == {0: text_of(Code.AGAIN, [])}
-    assert len(carrier.orders) == 3
+    assert len(carrier.requests) == 3
 
 
 def test_a_reply_that_is_too_long_is_not_read(monkeypatch):
@@ -203,7 +211,7 @@ def test_what_cannot_cross_is_refused_before_anything_is_sent():
         transport.ask(Count(), Exchange(), CONTEXT, {0: b""}, Pose(1, "server"))
     with pytest.raises(UserError, match="not scored right after training"):
         transport.play(Exchange(), CONTEXT, {0: b""}, {0})
-    assert carrier.orders == []
+    assert carrier.requests == []
 
 
 def test_a_checkpoint_holds_steps(tmp_path):
@@ -216,4 +224,8 @@ def test_a_checkpoint_holds_steps(tmp_path):
     again, carrier = sites({0: good()})
     again.restore(folder)
     again.play(Exchange(), CONTEXT, {0: b""}, ())
-    assert (carrier.orders[0][0].step, carrier.orders[0][0].base, carrier.orders[0][0].settled) == (2, 1, 1)
+    assert (carrier.requests[0][0].step, carrier.requests[0][0].base, carrier.requests[0][0].settled) == (
+        2,
+        1,
+        1,
+    )

@@ -11,9 +11,9 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate
-from lit_fedad.sites.letters import Order, Reply
-from lit_fedad.sites.remote import Lost
-from lit_fedad.sites.roster import Roster, write_sum_key
+from lit_fedad.sites.key_registry import KeyRegistry, write_sum_key
+from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.site import Site
 
 WORDS = ["method=federated_subspace", *DEBUG, "rounds=0"]
@@ -33,7 +33,8 @@ def sites(folder, secure):
     return [
         Site(
             replace(
-                settings(folder, name, *own), roster=Roster.read(folder / name, name) if secure else None
+                settings(folder, name, *own),
+                key_registry=KeyRegistry.read(folder / name, name) if secure else None,
             ),
             Display(quiet=True),
         )
@@ -44,14 +45,14 @@ def sites(folder, secure):
 class Dropping(Here):
     """Loses a site when it is asked for its message."""
 
-    def carry(self, orders, most):
-        for client, found in super().carry(orders, most):
-            dead = client == 1 and Order.from_bytes(orders[client]).kind == "play"
-            yield client, Lost("the line went dead") if dead else found
+    def carry(self, requests, most):
+        for client, found in super().carry(requests, most):
+            dead = client == 1 and Request.from_bytes(requests[client]).kind == "play"
+            yield client, NoReply("the line went dead") if dead else found
 
 
-def play(folder, name, carrier, words):
-    plan = Plan([*WORDS, *words], NAMES, str(folder / name), OWN)
+def play(folder, name, carrier, overrides):
+    plan = Plan([*WORDS, *overrides], NAMES, str(folder / name), OWN)
     coordinate(plan, carrier, quiet=True)
     checkpoints = Checkpoints(folder / name / "checkpoints")
     return checkpoints.load(checkpoints.latest())[1]["server"]
@@ -66,18 +67,18 @@ def test_the_coordinator_has_the_sum_alone(folder):
     for name in ("count", "mean", "covariance"):
         torch.testing.assert_close(summed["moments"][name], plain["moments"][name], rtol=1e-5, atol=1e-6)
 
-    def letters(carrier):
-        pairs = zip(carrier.orders, carrier.replies, strict=True)
+    def messages(carrier):
+        pairs = zip(carrier.requests, carrier.replies, strict=True)
         return [
-            Reply.from_bytes(replies[client]).letter
-            for orders, replies in pairs
-            for client, order in orders.items()
-            if Order.from_bytes(order).kind == "play"
+            Reply.from_bytes(replies[client]).payload
+            for requests, replies in pairs
+            for client, request in requests.items()
+            if Request.from_bytes(request).kind == "play"
         ]
 
-    covariance = [blob[-4000:] for blob in letters(plain_carrier)]
-    assert len(covariance) == len(letters(carrier)) == len(NAMES)
-    for blob in letters(carrier):
+    covariance = [blob[-4000:] for blob in messages(plain_carrier)]
+    assert len(covariance) == len(messages(carrier)) == len(NAMES)
+    for blob in messages(carrier):
         values = torch.frombuffer(bytearray(blob[-8 * (len(blob) // 8) :]), dtype=torch.int64)
         assert values.double().std() > 2**61  # uniform: 2^64 / sqrt(12)
 
@@ -97,17 +98,17 @@ def test_a_site_that_drops_out_is_not_in_the_sum(tmp_path):
 
 
 def test_sites_refuse_what_their_roster_does_not_say(folder):
-    roster = Roster.read(folder / "north", "north")
-    assert set(roster.numbered(NAMES, 0)) == {0, 1, 2}
+    registry = KeyRegistry.read(folder / "north", "north")
+    assert set(registry.numbered(NAMES, 0)) == {0, 1, 2}
     for names, client in ((["north", "north", "south"], 0), (NAMES, 1), (["north", "east"], 5)):
         with pytest.raises(UserError, match="under other names or keys"):
-            roster.numbered(names, client)
-    with pytest.raises(UserError, match="site west is not on this site's roster"):
-        roster.numbered(["north", "west"], 0)
+            registry.numbered(names, client)
+    with pytest.raises(UserError, match="site west is not in this site's key registry"):
+        registry.numbered(["north", "west"], 0)
 
 
 def test_a_roster_that_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
-    assert Roster.read(tmp_path, "north") is None
+    assert KeyRegistry.read(tmp_path, "north") is None
     write_sum_key(tmp_path, "north")
     line = (tmp_path / "sum.pub").read_text()
     other = KeyPair()
@@ -119,22 +120,22 @@ def test_a_roster_that_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
         ("", "site north is not in it with its own key"),
         ("".join(p.read_text() for p in (folder / "north" / "sum.pub",)), "not in it with its own key"),
     ):
-        (tmp_path / "roster").write_text(text)
+        (tmp_path / "key_registry").write_text(text)
         with pytest.raises(UserError, match=cause) as refused:
-            Roster.read(tmp_path, "north")
+            KeyRegistry.read(tmp_path, "north")
         assert "\n" not in str(refused.value)
     assert other.public != (tmp_path / "sum.key").read_bytes()
     assert (tmp_path / "sum.key").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
-    ("secure", "words", "cause"),
+    ("secure", "overrides", "cause"),
     [
         (True, ["federation/robust=off"], "answers in runs of secure sums alone"),
         (False, ["federation=secure"], "has no key registry"),
     ],
 )
-def test_a_site_answers_in_one_kind_of_run(folder, secure, words, cause):
+def test_a_site_answers_in_one_kind_of_run(folder, secure, overrides, cause):
     site = sites(folder, secure)[0]
-    order = Order("hello", "0123456789abcdef", [*WORDS, *words], 0)
-    assert cause in Reply.from_bytes(site.answer(order.to_bytes())).cause
+    request = Request("hello", "0123456789abcdef", [*WORDS, *overrides], 0)
+    assert cause in Reply.from_bytes(site.answer(request.to_bytes())).cause

@@ -1,4 +1,4 @@
-"""A site answers orders from its own images and states, whatever the coordinator sends."""
+"""A site answers requests from its own images and states, whatever the coordinator sends."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from helpers.sites import DEBUG, message_of, paint, settings
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.letters import Order, Reply, digest
+from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.site import Site
 
@@ -30,25 +30,25 @@ def site(folder):
 
 @pytest.fixture(scope="module")
 def train():
-    """An order to train in round 1, with the server's first message."""
+    """A request to train in round 1, with the server's first message."""
     config = Plan(WORDS, ["north"], "x").config()
-    letter = message_of(config, build_model(config, ()))
-    return Order("play", RUN, WORDS, 0, round=1, step=1, letter=letter)
+    payload = message_of(config, build_model(config, ()))
+    return Request("play", RUN, WORDS, 0, round=1, step=1, payload=payload)
 
 
-def ask(site, order):
-    return Reply.from_bytes(site.answer(order.to_bytes()))
+def ask(site, request):
+    return Reply.from_bytes(site.answer(request.to_bytes()))
 
 
 def test_it_says_what_it_is(site, folder):
-    facts = ask(site, Order("hello", RUN, WORDS, 0)).facts
+    facts = ask(site, Request("hello", RUN, WORDS, 0)).facts
     (product,) = facts.held
     assert facts.held == {product: 8}
     assert 0 < facts.size < 8  # some are kept back for calibration
     assert str(folder) not in repr(facts)
 
 
-def test_an_order_sent_twice_has_one_result(site, train, folder):
+def test_a_request_sent_twice_has_one_result(site, train, folder):
     first = site.answer(train.to_bytes())
     assert not Reply.from_bytes(first).cause
     later = ask(site, replace(train, round=2, step=2, base=1))
@@ -61,7 +61,7 @@ def test_an_order_sent_twice_has_one_result(site, train, folder):
 
 def test_a_message_that_it_has_kept_need_not_come_again(site, train, folder):
     first = ask(site, train)
-    again = replace(train, letter=b"", same=digest(train.letter))
+    again = replace(train, payload=b"", same=digest(train.payload))
     assert ask(site, again) == first
     restarted = Site(settings(folder, "north"), Display(quiet=True))
     assert ask(restarted, again).code == Code.AGAIN
@@ -72,16 +72,16 @@ def test_a_message_that_it_has_kept_need_not_come_again(site, train, folder):
 @pytest.mark.parametrize(
     ("change", "code", "numbers"),
     [
-        ({"words": [*WORDS, "data.root=x"]}, Code.OVERRIDE, [len(WORDS) + 1]),
-        ({"words": [*WORDS, "rounds=3"]}, Code.REUSED, []),
-        ({"letter": b"garbage"}, Code.MESSAGE, []),
+        ({"overrides": [*WORDS, "data.root=x"]}, Code.OVERRIDE, [len(WORDS) + 1]),
+        ({"overrides": [*WORDS, "rounds=3"]}, Code.REUSED, []),
+        ({"payload": b"garbage"}, Code.MESSAGE, []),
         ({"base": 1, "step": 9, "run": "f" * 16}, Code.STATE, [1]),
         ({"round": 1, "exchange": 3}, Code.EXCHANGE, [1, 3]),
         ({"kind": "ask", "question": "images"}, Code.QUERY, []),
         ({"kind": "ask", "question": "calibration", "names": ["nut"]}, Code.PRODUCT, []),
         ({"kind": "ask", "question": "scores", "sums": True}, Code.LEAVE_OUT, []),
         ({"kind": "reveal"}, Code.PART, []),
-        ({"kind": "offer"}, Code.ROSTER, []),
+        ({"kind": "offer"}, Code.REGISTRY, []),
     ],
 )
 def test_what_it_refuses_is_a_number(site, train, folder, change, code, numbers):
@@ -106,5 +106,5 @@ def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
 
 def test_products_apart_have_the_sites_name(folder):
     site = Site(replace(settings(folder, "north"), apart=True), Display(quiet=True))
-    facts = ask(site, Order("hello", "a" * 16, WORDS, 0)).facts
+    facts = ask(site, Request("hello", "a" * 16, WORDS, 0)).facts
     assert all(product.startswith("north.") for product in facts.held)

@@ -6,15 +6,15 @@ import torch
 from lit_fedad.core.errors import UserError
 from lit_fedad.sites.states import States, digest_of
 
-INITIAL = {"w": torch.zeros(2), "visits": 0}
+INITIAL = {"w": torch.zeros(2), "contacts": 0}
 
 
 def test_states_are_found_by_step(tmp_path):
     states = States(tmp_path / "run", INITIAL, images="some", model="one")
-    states.put(3, {"w": torch.ones(2), "visits": 1})
-    states.put(5, {"w": torch.ones(2) * 2, "visits": 2})
+    states.put(3, {"w": torch.ones(2), "contacts": 1})
+    states.put(5, {"w": torch.ones(2) * 2, "contacts": 2})
     again = States(tmp_path / "run", INITIAL, images="some", model="one")  # as after a restart
-    assert [again.get(step)["visits"] for step in (0, 3, 5)] == [0, 1, 2]
+    assert [again.get(step)["contacts"] for step in (0, 3, 5)] == [0, 1, 2]
     again.get(0)["w"].add_(1)
     assert again.get(0)["w"].tolist() == [0, 0]
 
@@ -22,9 +22,9 @@ def test_states_are_found_by_step(tmp_path):
 def test_settled_states_go_but_not_the_one_to_start_from(tmp_path):
     states = States(tmp_path, INITIAL, images="some", model="one")
     for step in (1, 2, 3, 4):
-        states.put(step, {"visits": step})
+        states.put(step, {"contacts": step})
     states.settle(settled=3, base=2)
-    assert [states.get(step)["visits"] for step in (2, 3, 4)] == [2, 3, 4]
+    assert [states.get(step)["contacts"] for step in (2, 3, 4)] == [2, 3, 4]
     with pytest.raises(UserError, match="no state of step 1 of this run: its folder was cleared"):
         states.get(1)
 
@@ -39,7 +39,7 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path, other):
 
 def test_a_damaged_state_is_refused(tmp_path):
     states = States(tmp_path, INITIAL, images="some", model="one")
-    states.put(1, {"visits": 1})
+    states.put(1, {"contacts": 1})
     (tmp_path / f"{1:012d}.pt").write_bytes(b"half")
     with pytest.raises(UserError, match=r"cannot be read .*restore it from a copy, or begin another run"):
         states.get(1)

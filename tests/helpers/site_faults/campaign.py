@@ -17,8 +17,8 @@ from helpers.sites import DEBUG, HERE, NAMES, Here, paint, three_sites
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.report.html import markdown_table
 from lit_fedad.sites.coordinator import Plan, coordinate
-from lit_fedad.sites.letters import Order, Reply
-from lit_fedad.sites.remote import Lost
+from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.states import digest_of
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -61,14 +61,14 @@ class Absent(Here):
         super().__init__(sites)
         self.lost, self.refused = lost, refused
 
-    def carry(self, orders, most):
-        for client, blob in orders.items():
-            self.steps = Order.from_bytes(blob).step
+    def carry(self, requests, most):
+        for client, blob in requests.items():
+            self.steps = Request.from_bytes(blob).step
             if (self.steps, client) in self.lost:
-                yield client, Lost("did not answer in time")
+                yield client, NoReply("did not answer in time")
             elif (self.steps, client) in self.refused:
                 reply = Reply.from_bytes(self.sites[client].answer(blob))
-                yield client, replace(reply, letter=b"no message").to_bytes()
+                yield client, replace(reply, payload=b"no message").to_bytes()
             else:
                 yield client, self.sites[client].answer(blob)
 

@@ -1,4 +1,4 @@
-"""Replies that no site sends: bytes that hold no letter, letters that hold no message, answers to another order."""
+"""Replies that no site sends: bytes that hold no payload, messages that hold no message, answers to another request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 from random import Random
 
-from lit_fedad.sites.letters import Reply
+from lit_fedad.sites.messages import Reply
 
 _LENGTH = struct.Struct(">I")
 

@@ -1,4 +1,4 @@
-"""The office through which letters between a coordinator and its sites go, and where faults happen."""
+"""The office through which messages between a coordinator and its sites go, and where faults happen."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from helpers.site_faults.processes import Event, Life, play_coordinator, play_si
 from helpers.sites import NAMES
 from lit_fedad.core.errors import UserError
 from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.letters import Order, Reply
-from lit_fedad.sites.remote import Lost
+from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.remote import NoReply
 
 Kind = Literal[
     "site killed, back at once",
@@ -31,7 +31,7 @@ Kind = Literal[
 ]
 
 _PATIENCE_S = 0.5
-"""How long others wait for a site that is away. Only its order has a deadline: others take what the machine needs."""
+"""How long others wait for a site that is away. Only its request has a deadline: others take what the machine needs."""
 
 _MOST_S = 300.0
 _MOST_STARTS = 8
@@ -43,9 +43,9 @@ class Fault:
 
     Attributes:
         kind: What.
-        step: From which order on.
+        step: From which request on.
         client: At which site; without a meaning where the coordinator is killed.
-        delay: How many seconds after the order was given.
+        delay: How many seconds after the request was given.
     """
 
     kind: Kind
@@ -55,7 +55,7 @@ class Fault:
 
     def __str__(self) -> str:
         where = "" if self.kind == "coordinator killed" else f", {NAMES[self.client]}"
-        return f"{self.kind}{where}, {self.delay:.2f} s after order {self.step}"
+        return f"{self.kind}{where}, {self.delay:.2f} s after request {self.step}"
 
 
 @dataclass
@@ -66,9 +66,9 @@ class Desk:
         life: Its process; None while it is gone.
         stopped: Whether it is stopped.
         back: Round in which it comes back; None while it is there.
-        busy: Number of the order that it works on.
-        waiting: An order that it has not been given yet: number and letter.
-        owed: Number of the order that the coordinator waits for.
+        busy: Number of the request that it works on.
+        waiting: A request that it has not been given yet: number and payload.
+        owed: Number of the request that the coordinator waits for.
         late: Whether its reply to that comes after the deadline.
         garbled: Draws what its reply to that becomes; None where that is left alone.
     """
@@ -92,8 +92,8 @@ class Office:
         folder: Folder of the sites.
         faults: What goes wrong.
         draw: Draws garbage.
-        lost: Step and client of the orders to which the coordinator got no reply of the site's own.
-        refused: Those to which a letter without a message came, in exchanges before round 1: such a site has played,
+        lost: Step and client of the requests to which the coordinator got no reply of the site's own.
+        refused: Those to which a payload without a message came, in exchanges before round 1: such a site has played,
             and goes on.
         causes: Why the coordinator ended early, each time that it did.
         starts: How often it was started.
@@ -177,26 +177,26 @@ class Office:
             self._take(said[1])
         return True
 
-    def _take(self, orders: dict[int, bytes]) -> None:
-        """Gives every site its order."""
-        first = Order.from_bytes(next(iter(orders.values())))
+    def _take(self, requests: dict[int, bytes]) -> None:
+        """Gives every site its request."""
+        first = Request.from_bytes(next(iter(requests.values())))
         self._step, self._round = first.step, first.round
         self._kind = first.kind
         for missed in (self.lost, self.refused):
             # Of a coordinator that has gone back to its checkpoint; a message that a site had lost comes in one more
-            # order of the same step.
-            anew = {(self._step, client) for client in orders}
+            # request of the same step.
+            anew = {(self._step, client) for client in requests}
             missed -= anew | {(step, client) for step, client in missed if 0 < self._step < step}
         for client in self._desks:
             self._welcome(client)
-        for client, blob in orders.items():
+        for client, blob in requests.items():
             desk = self._desks[client]
             desk.owed = next(self._numbers)
             desk.waiting = (desk.owed, blob)
         for fault in [fault for fault in self.faults if self._step and fault.step == self._step]:
             self.faults.remove(fault)
             self._begin(fault)
-        for client in orders:
+        for client in requests:
             self._hand(client)
         self._give_up()
 
@@ -252,7 +252,7 @@ class Office:
             desk.stopped = False
 
     def _hand(self, client: int) -> None:
-        """Gives a site the order that waits for it, unless it is gone, stopped or works on another."""
+        """Gives a site the request that waits for it, unless it is gone, stopped or works on another."""
         desk = self._desks[client]
         if desk.life is None or desk.stopped or desk.busy is not None or desk.waiting is None:
             return
@@ -275,7 +275,7 @@ class Office:
             self._reply(client, reply)
         self._hand(client)
 
-    def _reply(self, client: int, found: bytes | Lost) -> None:
+    def _reply(self, client: int, found: bytes | NoReply) -> None:
         desk = self._desks[client]
         desk.owed, desk.waiting = None, None
         assert self._head is not None
@@ -299,7 +299,7 @@ class Office:
                 desk.late = False
                 if self._step:
                     self.lost.add((self._step, client))
-                self._reply(client, Lost("did not answer in time"))
+                self._reply(client, NoReply("did not answer in time"))
 
 
 def _is_letter(blob: bytes, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""A coordinator and sites as processes that can be killed and stopped; letters between them go through the office."""
+"""A coordinator and sites as processes that can be killed and stopped; messages between them go through the office."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ class Life:
 
 
 class Mail:
-    """A carrier whose letters the office takes."""
+    """A carrier whose messages the office takes."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
 
-    def carry(self, orders, most):
-        """Hands over all orders, and yields the replies as they come."""
-        self.pipe.send(("orders", dict(orders)))
-        for _ in orders:
+    def carry(self, requests, most):
+        """Hands over all requests, and yields the replies as they come."""
+        self.pipe.send(("requests", dict(requests)))
+        for _ in requests:
             yield self.pipe.recv()
 
 
@@ -100,8 +100,8 @@ def play_coordinator(pipe: Any, plan: Plan) -> None:
 
 
 def play_site(pipe: Any, folder: Any, client: int) -> None:
-    """Answers orders one after the other."""
+    """Answers requests one after the other."""
     site = Site(settings(folder, NAMES[client]), Display(quiet=True))
     while True:
-        number, order = pipe.recv()
-        pipe.send((number, site.answer(order)))
+        number, request = pipe.recv()
+        pipe.send((number, site.answer(request)))

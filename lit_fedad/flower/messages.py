@@ -1,4 +1,4 @@
-"""Letters as Flower's messages: one record of bytes."""
+"""Requests and replies as Flower's messages: one record of bytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from lit_fedad.core.errors import UserError
 
-_NAME = "letter"
-KIND = "train.letter"
+_NAME = "payload"
+KIND = "train.payload"
 """Type of the messages: one of those that a SuperLink accepts."""
 
 _SHORT = 1 << 20
-"""Most bytes of a letter that crosses as one value of a configuration: fewer requests, but no chunks."""
+"""Most bytes of a payload that crosses as one value of a configuration: fewer requests, but no chunks."""
 
 
 def wrapped(blob: bytes) -> RecordDict:
@@ -45,4 +45,4 @@ def in_record(record: object) -> bytes:
         return value
     if isinstance(value, Array) and value.stype == "lit_fedad":
         return bytes(value.data)
-    raise UserError("a message holds something else than a letter")
+    raise UserError("a message holds something else than a payload")

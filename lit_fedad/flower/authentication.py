@@ -24,7 +24,7 @@ CLOCK = "X-Lit-Fedad-Clock"
 """Header in which a site that is refused for its clock is told the coordinator's."""
 
 
-class Gate:
+class Authenticator:
     """The keys of a folder.
 
     Args:
@@ -44,7 +44,7 @@ class Gate:
                 continue
         return found
 
-    def admits(self, headers: Mapping[str, str]) -> tuple[bytes, bool]:
+    def check(self, headers: Mapping[str, str]) -> tuple[bytes, bool]:
         """Checks who sends a request.
 
         Args:

@@ -1,4 +1,4 @@
-"""Orders and replies are read as what anybody could have sent."""
+"""Requests and replies are read as what anybody could have sent."""
 
 import json
 import struct
@@ -6,26 +6,26 @@ import struct
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.sites.letters import Facts, Order, Reply
+from lit_fedad.sites.messages import Facts, Reply, Request
 
 RUN = "0123456789abcdef"
-ORDER = Order(
+REQUEST = Request(
     "ask", RUN, ["method=fedavg", "rounds=2"], 3, round=-1, step=7, base=5, settled=4, keep=True,
-    question="decisions", numbers={"nut": 0.5, "bolt": float("inf")}, names=["nut", "bolt"], letter=b"\x00letter",
+    question="decisions", numbers={"nut": 0.5, "bolt": float("inf")}, names=["nut", "bolt"], payload=b"\x00payload",
 )  # fmt: skip
 
 
 def test_what_is_written_is_read():
-    assert Order.from_bytes(ORDER.to_bytes()) == ORDER
+    assert Request.from_bytes(REQUEST.to_bytes()) == REQUEST
     facts = Facts("0.2", "2.11", "c", "b", "i", [{"nut": 6}], {"nut": 8})
-    reply = Reply(scalars={"loss": 0.25}, facts=facts, letter=b"abc")
+    reply = Reply(scalars={"loss": 0.25}, facts=facts, payload=b"abc")
     assert Reply.from_bytes(reply.to_bytes()) == reply
     assert reply.facts.size == 6
 
 
 def changed(**values):
-    """An order whose header says something else."""
-    blob = ORDER.to_bytes()
+    """A request whose header says something else."""
+    blob = REQUEST.to_bytes()
     (length,) = struct.unpack_from(">I", blob)
     header = json.loads(blob[4 : 4 + length]) | values
     text = json.dumps({key: value for key, value in header.items() if value is not None}).encode()
@@ -36,29 +36,29 @@ def changed(**values):
     "values",
     [
         {"client": -1}, {"client": True}, {"client": "3"}, {"client": 10_000}, {"run": "../../etc"}, {"kind": "run"},
-        {"base": 8}, {"settled": 6}, {"step": 1 << 41}, {"words": "method=fedavg"}, {"words": [1]},
-        {"words": ["x" * 501]},
-        {"numbers": {"nut": "1"}}, {"keep": 1}, {"exchange": -1}, {"round": None}, {"more": 1}, {"letter": "x"},
+        {"base": 8}, {"settled": 6}, {"step": 1 << 41}, {"overrides": "method=fedavg"}, {"overrides": [1]},
+        {"overrides": ["x" * 501]},
+        {"numbers": {"nut": "1"}}, {"keep": 1}, {"exchange": -1}, {"round": None}, {"more": 1}, {"payload": "x"},
         {"names": ["x"] * 1001}, {"same": 3},
     ],
 )  # fmt: skip
-def test_orders_of_another_form_are_refused(values):
+def test_requests_of_another_form_are_refused(values):
     with pytest.raises(UserError, match="^the coordinator sent"):
-        Order.from_bytes(changed(**values))
+        Request.from_bytes(changed(**values))
 
 
 @pytest.mark.parametrize(
     "blob", [b"", b"\x00", b"\x00\x00\x00\x05{", struct.pack(">I", 2) + b"[]", b"\xff" * 64]
 )
 def test_other_bytes_are_refused(blob):
-    for kind in (Order, Reply):
+    for kind in (Request, Reply):
         with pytest.raises(UserError):
             kind.from_bytes(blob)
 
 
 def test_another_version_is_told():
     with pytest.raises(UserError, match="another version of lit_fedad: install the same at all sites"):
-        Order.from_bytes(changed(format=4))
+        Request.from_bytes(changed(format=5))
 
 
 @pytest.mark.parametrize("size", [-1, 0.5, 1e12, float("nan")])
@@ -67,7 +67,7 @@ def test_sizes_are_numbers_of_images(size):
         Reply.from_bytes(Reply(facts=Facts(stages=[{"nut": size}])).to_bytes())
 
 
-def test_a_terminal_is_not_given_orders():
+def test_a_terminal_is_not_given_requests():
     reply = Reply.from_bytes(Reply(facts=Facts(version="1\x1b[2J")).to_bytes())
     assert reply.facts.version == "1\\x1b[2J"
 

@@ -1,4 +1,4 @@
-"""A site's key for secure sums, and the roster of those of all sites, which their operators give each other."""
+"""A site's key for secure sums, and the registry of those of all sites, which their operators give each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_fedad.sites.refusals import Code, RefusalError
 
 KEY = "sum.key"
 PUBLIC = "sum.pub"
-ROSTER = "roster"
+REGISTRY = "key_registry"
 
 
 def write_sum_key(folder: Path, name: str) -> None:
@@ -32,7 +32,7 @@ def write_sum_key(folder: Path, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Roster:
+class KeyRegistry:
     """The public keys of all sites, and the private one of this site.
 
     Attributes:
@@ -46,20 +46,20 @@ class Roster:
     keys: Mapping[str, bytes]
 
     @classmethod
-    def read(cls, folder: Path, name: str) -> Roster | None:
-        """Reads ``roster`` in a site's folder: the lines of all sites' ``sum.pub``, one after the other.
+    def read(cls, folder: Path, name: str) -> KeyRegistry | None:
+        """Reads ``key_registry`` in a site's folder: the lines of all sites' ``sum.pub``, one after the other.
 
         Args:
             folder: The site's folder.
             name: Name of the site.
 
         Returns:
-            The roster; None if there is none.
+            The registry; None if there is none.
 
         Raises:
             UserError: If a line is not a name and a key, or this site's key is not among them.
         """
-        path = folder / ROSTER
+        path = folder / REGISTRY
         if not path.exists():
             return None
         keys: dict[str, bytes] = {}
@@ -89,10 +89,10 @@ class Roster:
             client: The number of this site.
 
         Raises:
-            RefusalError: If a site is not on the roster or occurs twice, or this one has another number.
+            RefusalError: If a site is not in the key registry or occurs twice, or this one has another number.
         """
         if unknown := [name for name in names if name not in self.keys]:
-            raise RefusalError(Code.NAMES, detail=f"site {unknown[0]} is not on this site's roster")
+            raise RefusalError(Code.NAMES, detail=f"site {unknown[0]} is not in this site's key registry")
         if len(set(names)) < len(names) or not 0 <= client < len(names) or names[client] != self.name:
             raise RefusalError(Code.NAMES)
         return {number: self.keys[name] for number, name in enumerate(names)}

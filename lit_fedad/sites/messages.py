@@ -19,13 +19,13 @@ from lit_fedad.sites.refusals import MOST_NUMBERS, text_of
 
 T = TypeVar("T")
 
-FORMAT = 5
-"""Version of these letters; raise it when one that is sent could be misread by an older version."""
+FORMAT = 6
+"""Version of these messages: raise it when one that is sent could be misread by an older version."""
 
 _LENGTH = struct.Struct(">I")
 _LONGEST_HEADER = 1 << 20
 LONGEST_START = _LENGTH.size + _LONGEST_HEADER
-"""Most bytes of a letter before its message."""
+"""Most bytes of a message before its payload."""
 
 _LONGEST_TEXT = 500
 _RUN = re.compile(r"[0-9a-f]{16}")
@@ -33,38 +33,38 @@ _WORD = re.compile(r"[A-Za-z][\w./ -]{0,63}")
 
 
 @dataclass(frozen=True)
-class Order:
+class Request:
     """What a coordinator asks of one site.
 
-    A site starts from the personal state that it had after step `base`, whatever it has done since: an order may be
+    A site starts from the personal state that it had after step `base`, whatever it has done since: a request may be
     sent twice, and a coordinator that went back to its checkpoint finds the older state.
 
     Attributes:
         kind: ``hello`` (who are you), ``play`` (an exchange), ``ask`` (a question), or the steps of a secure sum,
             ``offer`` and ``reveal``.
         run: The run, 16 hexadecimal digits.
-        words: The federation's configuration, as choices and scalar values.
+        overrides: The federation's configuration, as choices and scalar values.
         client: The number that the site has in this run.
         classes: Names of the classes that the federation learns; of none where it looks for anomalies.
         round: Round of the context.
         exchange: Index of the exchange in the round.
         sums: Whether the message is that of `Exchanges.sums` instead.
-        step: Number of this order in the run; the state that it leaves is kept under it.
+        step: Number of this request in the run; the state that it leaves is kept under it.
         base: Step whose state it starts from; 0 for the initial one.
         settled: States of earlier steps are not needed any more.
         keep: Whether what predicts is kept as personal state (`Pose.keep`).
         question: Name of the question.
         numbers: Its numbers.
         names: Its names: those of all clients' products; with ``offer``, those of the sites by client number.
-        sealed: Number of bytes at the letter's beginning that are the envelopes of a secure sum.
-        same: Hash of the server's message, where the site should still have it from the order before; empty where the
-            letter holds it.
-        letter: The server's message, serialised.
+        sealed: Number of bytes at the payload's beginning that are the envelopes of a secure sum.
+        same: Hash of the server's message, where the site should still have it from the request before; empty where the
+            payload holds it.
+        payload: The server's message, serialised.
     """
 
     kind: Literal["hello", "play", "ask", "offer", "reveal"]
     run: str
-    words: list[str]
+    overrides: list[str]
     client: int
     classes: list[str] = field(default_factory=list)
     round: int = 0
@@ -79,33 +79,33 @@ class Order:
     names: list[str] = field(default_factory=list)
     sealed: int = 0
     same: str = ""
-    letter: bytes = b""
+    payload: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """Returns the order as bytes."""
+        """Returns the request as bytes."""
         return _pack(self)
 
     @classmethod
-    def from_bytes(cls, blob: bytes) -> Order:
-        """Reads an order.
+    def from_bytes(cls, blob: bytes) -> Request:
+        """Reads a request.
 
         Raises:
             UserError: If the bytes hold none.
         """
-        order = _unpack(cls, blob, "the coordinator")
+        request = _unpack(cls, blob, "the coordinator")
         within = (
-            order.kind in ("hello", "play", "ask", "offer", "reveal")
-            and _RUN.fullmatch(order.run) is not None
-            and 0 <= order.client < 10_000
-            and 0 <= order.settled <= order.base <= order.step < 1 << 40
-            and abs(order.round) < 1 << 31
-            and 0 <= order.exchange < 1000
-            and 0 <= order.sealed <= len(order.letter)
-            and not (order.same and order.letter)
+            request.kind in ("hello", "play", "ask", "offer", "reveal")
+            and _RUN.fullmatch(request.run) is not None
+            and 0 <= request.client < 10_000
+            and 0 <= request.settled <= request.base <= request.step < 1 << 40
+            and abs(request.round) < 1 << 31
+            and 0 <= request.exchange < 1000
+            and 0 <= request.sealed <= len(request.payload)
+            and not (request.same and request.payload)
         )
         if not within:
-            raise UserError("the coordinator sent an order whose numbers are out of range")
-        return order
+            raise UserError("the coordinator sent a request whose numbers are out of range")
+        return request
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,12 @@ class Reply:
     """What a site answers.
 
     Attributes:
-        step: Number of the order that it answers.
+        step: Number of the request that it answers.
         code: Why it failed (`lit_fedad.sites.refusals.Code`); 0 where it did not.
         numbers: The numbers that belong to the code. No text of an error leaves a site.
         scalars: Loss and other scalars of training.
         facts: In answer to ``hello``.
-        letter: The client's message, serialised.
+        payload: The client's message, serialised.
     """
 
     step: int = 0
@@ -169,7 +169,7 @@ class Reply:
     numbers: list[float] = field(default_factory=list)
     scalars: dict[str, float] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
-    letter: bytes = b""
+    payload: bytes = b""
 
     @property
     def cause(self) -> str:
@@ -203,11 +203,11 @@ def digest(message: bytes) -> str:
     return hashlib.sha256(message).hexdigest() if message else ""
 
 
-def _pack(letter: Order | Reply) -> bytes:
-    header = {"format": FORMAT, **asdict(letter)}
-    del header["letter"]
+def _pack(message: Request | Reply) -> bytes:
+    header = {"format": FORMAT, **asdict(message)}
+    del header["payload"]
     text = json.dumps(header).encode()
-    return _LENGTH.pack(len(text)) + text + letter.letter
+    return _LENGTH.pack(len(text)) + text + message.payload
 
 
 def _unpack(kind: type[T], blob: bytes, sender: str) -> T:
@@ -219,14 +219,14 @@ def _unpack(kind: type[T], blob: bytes, sender: str) -> T:
         header = json.loads(blob[start : start + length])
         if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
             raise UserError(f"{sender} has another version of lit_fedad: install the same at all sites")
-        return kind(**_checked(kind, header), letter=blob[start + length :])  # type: ignore[call-arg]
+        return kind(**_checked(kind, header), payload=blob[start + length :])  # type: ignore[call-arg]
     except (struct.error, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{sender} sent bytes that hold no letter ({type(error).__name__})") from error
+        raise UserError(f"{sender} sent bytes that hold no message ({type(error).__name__})") from error
 
 
 def _checked(kind: Any, header: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a header as the fields of a dataclass, checked by their declared types."""
-    declared = {f.name: str(f.type) for f in fields(kind) if f.name != "letter"}
+    declared = {f.name: str(f.type) for f in fields(kind) if f.name != "payload"}
     if set(header) != set(declared):
         raise ValueError("other keys")
     return {name: _value(header[name], declared[name]) for name in declared}

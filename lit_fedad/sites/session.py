@@ -44,8 +44,9 @@ from lit_fedad.privacy.party import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims
-from lit_fedad.sites.letters import Facts, Order, Reply, digest
+from lit_fedad.sites.messages import Facts, Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, check_approval, digest_of_offer, judge, taken_by
+from lit_fedad.sites.overrides import agreed, check_overrides, compose_overrides
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
 from lit_fedad.sites.own_images import (
     anomalies_of,
@@ -60,17 +61,16 @@ from lit_fedad.sites.policy import not_allowed
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings
 from lit_fedad.sites.states import States, digest_of
-from lit_fedad.sites.words import agreed, check_words, compose_words
 
 _SHARES = 64 << 20
 """Most bytes of what other sites' parts of a secure sum add to a message."""
 
 
-class Seat:
+class Session:
     """A site's part in one run.
 
     Args:
-        order: A request of the run; not trusted.
+        request: A request of the run; not trusted.
         settings: What the site's operator says.
         display: Output at the site.
 
@@ -81,46 +81,46 @@ class Seat:
         largest: Most bytes of a message of the run's coordinator.
     """
 
-    def __init__(self, order: Order, settings: SiteSettings, display: Display) -> None:
-        policy, self.run = settings.policy, order.run
-        config = composed(order.words, settings.own)
+    def __init__(self, request: Request, settings: SiteSettings, display: Display) -> None:
+        policy, self.run = settings.policy, request.run
+        config = composed(request.overrides, settings.own)
         policy.check_floors(config)
-        offered = digest_of_offer(config, order.classes, policy.vary)
+        offered = digest_of_offer(config, request.classes, policy.vary)
         approved = check_approval(policy, Approvals(settings.folder / APPROVED), offered)
         check_promise(config, settings.epsilon)
         self.secure = build(config["federation"].get("secure_sum"))
         self.summed = self.secure is not None
-        if self.summed != (settings.roster is not None):
-            raise RefusalError(Code.ROSTER if self.summed else Code.SECURE)
-        self.configuration = _hash([agreed(config), config["data"], order.classes, order.client])
+        if self.summed != (settings.key_registry is not None):
+            raise RefusalError(Code.REGISTRY if self.summed else Code.SECURE)
+        self.configuration = _hash([agreed(config), config["data"], request.classes, request.client])
         self.claims = Claims(settings.folder / CLAIMS)
-        self.claims.check_run(order.run, self.configuration)
+        self.claims.check_run(request.run, self.configuration)
         form, config["data"] = config["data"], compose([*settings.data])["data"]
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         read = build_images(config)
         # Whatever settings make of them: sums of other runs are of the same images.
         self.images = data_digest(read, Partition.of_clients([range(len(read.train))]))
-        images = own_images(read, form, order.classes, settings.name, settings.apart)
-        model = build_model(config, order.classes)
-        whole = _whole(config, images, settings, order.client)
+        images = own_images(read, form, request.classes, settings.name, settings.apart)
+        model = build_model(config, request.classes)
+        whole = _whole(config, images, settings, request.client)
         partition = with_calibration(config, images, whole, model.method)
         initial = state_of(model.client)
         begins = digest_of([initial, learned_state(model.task)])
         states = States(
-            settings.folder / "states" / order.run,
+            settings.folder / "states" / request.run,
             initial,
             images=data_digest(images, partition, hashes_file(config)),
             model=f"{model.fingerprint[:16]} {begins}",
         )
         data = build_data(config, images, partition, model, fabric, display)
-        size = len(partition.clients[order.client])
+        size = len(partition.clients[request.client])
         ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
-        self.noise = OwnNoise.of(config, model, states.folder, data.digest, order.client, size, ledger)
+        self.noise = OwnNoise.of(config, model, states.folder, data.digest, request.client, size, ledger)
         exchanges = model.method.exchanges
         if self.noise is not None:
-            display.note(f"run {order.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
+            display.note(f"run {request.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
             exchanges = self.noise.plan.noised(model.method, b"declared")
-        least = min((len(own) for own in partition.by_stage[order.client]), default=0)
+        least = min((len(own) for own in partition.by_stage[request.client]), default=0)
         judge(policy, taken_by(exchanges, model.client, config), least, approved)
         self.told_scalars = approved is not None or (
             Kind.SUMS.value in policy.allow and least >= policy.images
@@ -136,7 +136,7 @@ class Seat:
         self.largest = min(
             LARGEST_BLOB, max(map(channel.down.largest, specs)) + (_SHARES if self.summed else 0)
         )
-        self.roster = settings.roster
+        self.key_registry = settings.key_registry
         self.party: Party | None = None
         self.message = b""
         self.place, self.sites = (0, 0, ""), list[str]()
@@ -146,18 +146,18 @@ class Seat:
         if self.evaluator.local:
             raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
         products = products_of(images)
-        stages = [_by_product(images.train, products, own) for own in partition.by_stage[order.client]]
-        sizes = _by_product(images.train, products, partition.clients[order.client])
+        stages = [_by_product(images.train, products, own) for own in partition.by_stage[request.client]]
+        sizes = _by_product(images.train, products, partition.clients[request.client])
         self.detector: OwnDetector | None = (
             None
             if model.client.predictors.shared
             else OwnDetector(
-                settings.folder / "detectors" / order.run,
+                settings.folder / "detectors" / request.run,
                 config,
                 type(model.task).__name__,
                 settings.name,
-                order.client,
-                {name: sizes.get(name, 0) for name in order.classes or sizes},
+                request.client,
+                {name: sizes.get(name, 0) for name in request.classes or sizes},
                 model.provenance,
             )
         )
@@ -168,13 +168,13 @@ class Seat:
             backbone=model.fingerprint[:16],
             initial=begins,
             stages=stages,
-            held=_by_product(images.train, products, whole.clients[order.client]),
+            held=_by_product(images.train, products, whole.clients[request.client]),
             tested=_by_product(images.test, images.categories, range(len(images.test))),
             anomalies=anomalies_of(images),
             form=form_of(images),
         )
 
-    def answer(self, order: Order) -> tuple[Reply, str]:
+    def answer(self, request: Request) -> tuple[Reply, str]:
         """Carries out a request.
 
         Returns:
@@ -183,82 +183,82 @@ class Seat:
         Raises:
             RefusalError: If the site does not.
         """
-        if order.kind == "hello":
+        if request.kind == "hello":
             return Reply(facts=self.facts), "numbers of images by product"
         self.claims.begin(self.run, self.configuration, self.images, self._noised, self.settings.policy.runs)
         self.states.begin()
-        if order.kind == "offer":
-            return Reply(letter=self._offer(order)), "keys"
-        if order.kind == "reveal":
-            return Reply(letter=self._reveal(order.letter)), "shares of keys"
+        if request.kind == "offer":
+            return Reply(payload=self._offer(request)), "keys"
+        if request.kind == "reveal":
+            return Reply(payload=self._reveal(request.payload)), "shares of keys"
         # A query after a round comes with the message of the next.
-        data = self.module.at(order.round - (order.kind == "ask"))
-        stage = data.stages[order.client]
-        context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
-        envelopes, blob = order.letter[: order.sealed], self._message(order)
-        state = self.states.get(order.base)
+        data = self.module.at(request.round - (request.kind == "ask"))
+        stage = data.stages[request.client]
+        context = Context(self.config["seed"], request.round, request.client, request.exchange, stage)
+        envelopes, blob = request.payload[: request.sealed], self._message(request)
+        state = self.states.get(request.base)
         known = digest_of(state) if self.noise else ""
-        asked = Asked(self.facts.configuration, order.round, order.exchange, digest(blob), known)
-        exchange = self._exchange(order, context, asked)
-        self.states.settle(order.settled, order.base)
+        asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), known)
+        exchange = self._exchange(request, context, asked)
+        self.states.settle(request.settled, request.base)
         try:
             self.runner.activate(exchange, context, state, blob)
         except UserError as error:
             raise RefusalError(Code.MESSAGE, detail=str(error)) from error
-        if order.kind == "play":
+        if request.kind == "play":
             if self.noise is not None:
                 self.noise.pay(exchange, self.client, asked)
             mask = self._mask(exchange, envelopes)
-            self.place = order.round, order.exchange, exchange.name
+            self.place = request.round, request.exchange, exchange.name
             result = self.runner.play(exchange, data, mask)
-            self.states.put(order.step, state_of(self.client))
+            self.states.put(request.step, state_of(self.client))
             scalars = dict(result.scalars) if self.told_scalars else {}
-            return Reply(scalars=scalars, letter=result.blob), _told(disclosed_by(exchange, self.client))
-        query = self._query(order)
+            return Reply(scalars=scalars, payload=result.blob), _told(disclosed_by(exchange, self.client))
+        query = self._query(request)
         if query.discloses and any(
             part.kind.value not in self.settings.policy.allow for part in query.discloses
         ):
-            raise not_allowed(query.discloses[0], order.round, order.exchange)
+            raise not_allowed(query.discloses[0], request.round, request.exchange)
         pose_client(self.client, "own", {}, data)
-        if order.keep:
+        if request.keep:
             state = state_of(self.client)
-            self.states.put(order.step, state)
-            trained = TrainedClient(order.round, order.exchange, blob, state)
+            self.states.put(request.step, state)
+            trained = TrainedClient(request.round, request.exchange, blob, state)
             self._keep(lambda detector: detector.write(trained))
-        found = query(self.client, order.client)
-        if order.question == "scores":
-            self.predicted = (order.round, digest(blob)), self.evaluator.predicted(found)
-        if order.question == "calibration":
+        found = query(self.client, request.client)
+        if request.question == "scores":
+            self.predicted = (request.round, digest(blob)), self.evaluator.predicted(found)
+        if request.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
             self._check_calibration(sum(int(counts.counts.sum()) for counts in found.values()))
         message = query.pack(found)
-        letter = Link(Plain()).pack(message, query.spec(), context, "the client")
-        return Reply(letter=letter), _told(query.discloses)
+        payload = Link(Plain()).pack(message, query.spec(), context, "the client")
+        return Reply(payload=payload), _told(query.discloses)
 
     @property
     def _noised(self) -> bool:
         """Whether all that leaves the site holds noise that the site draws."""
         return self.noise is not None and self.noise.drawn_here
 
-    def _message(self, order: Order) -> bytes:
-        """Returns the server's message: that of the order, or of the one before where it is the same."""
-        if not order.same:
-            self.message = order.letter[order.sealed :]
-        elif digest(self.message) != order.same:
+    def _message(self, request: Request) -> bytes:
+        """Returns the server's message: that of the request, or of the one before where it is the same."""
+        if not request.same:
+            self.message = request.payload[request.sealed :]
+        elif digest(self.message) != request.same:
             raise RefusalError(Code.AGAIN)
         return self.message
 
-    def _offer(self, order: Order) -> bytes:
+    def _offer(self, request: Request) -> bytes:
         """Accepts the invitation to a secure sum."""
-        if self.roster is None:
-            raise RefusalError(Code.ROSTER)
-        keys = self.roster.numbered(order.names, order.client)
-        names, self.sites = ClientNames(dict(enumerate(order.names))), order.names
+        if self.key_registry is None:
+            raise RefusalError(Code.REGISTRY)
+        keys = self.key_registry.numbered(request.names, request.client)
+        names, self.sites = ClientNames(dict(enumerate(request.names))), request.names
         if self.noise is not None:
-            self.noise.share(self.secure, len(order.names))
-        self.party = Party(order.client, self.roster.pair, keys, names)
-        offer = self.party.offer(order.letter)
-        images = self.party.invitation.members[order.client]
+            self.noise.share(self.secure, len(request.names))
+        self.party = Party(request.client, self.key_registry.pair, keys, names)
+        offer = self.party.offer(request.payload)
+        images = self.party.invitation.members[request.client]
         if images != self.facts.size:
             raise RefusalError(Code.COUNT, images, self.facts.size)
         return offer
@@ -271,59 +271,61 @@ class Seat:
             raise RefusalError(Code.MASK)
         return Mask(self.party, envelopes)
 
-    def _reveal(self, letter: bytes) -> bytes:
+    def _reveal(self, payload: bytes) -> bytes:
         """Reveals shares of the sum that the site has last had a part in."""
         if self.party is None:
             raise RefusalError(Code.PART)
-        clients = read_survivors(letter)
+        clients = read_survivors(payload)
         if self.noise is not None:
             self.noise.check_sum(clients)
         if not clients or not all(0 <= client < len(self.sites) for client in clients):
             raise RefusalError(Code.NAMES)
         names = [self.sites[client] for client in clients]
         self.claims.claim(self.run, self.images, self.place, names, self._noised)
-        return self.party.reveal(letter)
+        return self.party.reveal(payload)
 
-    def _exchange(self, order: Order, context: Context, asked: Asked) -> Exchange:
+    def _exchange(self, request: Request, context: Context, asked: Asked) -> Exchange:
         exchanges = self.noise.exchanges(self.method, asked) if self.noise else self.method.exchanges
-        if order.sums:
+        if request.sums:
             if exchanges.leave_out is None:
                 raise RefusalError(Code.LEAVE_OUT)
             return exchanges.leave_out
-        if order.round < exchanges.first_round or order.exchange >= len(exchanges.of_round(order.round)):
-            raise RefusalError(Code.EXCHANGE, order.round, order.exchange)
+        if request.round < exchanges.first_round or request.exchange >= len(
+            exchanges.of_round(request.round)
+        ):
+            raise RefusalError(Code.EXCHANGE, request.round, request.exchange)
         return exchanges.at(context)
 
-    def _query(self, order: Order) -> ClientQuery[Any]:
-        if order.question not in ("scores", "calibration", "decisions", "further decisions"):
-            raise RefusalError(Code.QUERY, detail=order.question)
-        if order.question == "scores":
+    def _query(self, request: Request) -> ClientQuery[Any]:
+        if request.question not in ("scores", "calibration", "decisions", "further decisions"):
+            raise RefusalError(Code.QUERY, detail=request.question)
+        if request.question == "scores":
             return self.evaluator
         data = self.data
         if data.images.kind == "classification":
-            raise RefusalError(Code.QUERY, detail=f"{order.question} about classes")
-        if unknown := sorted(set(self.facts.held) - set(order.names)):
+            raise RefusalError(Code.QUERY, detail=f"{request.question} about classes")
+        if unknown := sorted(set(self.facts.held) - set(request.names)):
             raise RefusalError(Code.PRODUCT, detail=unknown[0])
-        if order.question == "calibration":
+        if request.question == "calibration":
             scores = calibration_scores(
                 self.config, data.images, data.partition, data.module, self.fabric, self.method
             )
-            return CalibrationQuery(order.names, scores)
-        images, shipped = evaluated_images(self.config, data), order.question == "decisions"
+            return CalibrationQuery(request.names, scores)
+        images, shipped = evaluated_images(self.config, data), request.question == "decisions"
 
         def scored(client: Client) -> Tensor:
-            predicted = self._predictions(client, order)
+            predicted = self._predictions(client, request)
             if shipped:
-                self._report(predicted, order, images)
+                self._report(predicted, request, images)
             return predicted.scores
 
-        return DecisionsQuery(order.names, order.numbers, images, scored, shipped)
+        return DecisionsQuery(request.names, request.numbers, images, scored, shipped)
 
-    def _predictions(self, client: Client, order: Order) -> Predicted:
+    def _predictions(self, client: Client, request: Request) -> Predicted:
         """Returns the predictions of the test images: those that metrics were computed from, or else computes them."""
-        after = order.round, digest(self.message)
+        after = request.round, digest(self.message)
         if self.predicted[0] != after:
-            self.predicted = after, self.evaluator.predicted(self.evaluator(client, order.client))
+            self.predicted = after, self.evaluator.predicted(self.evaluator(client, request.client))
         predicted = self.predicted[1]
         assert predicted is not None
         return predicted
@@ -346,32 +348,32 @@ class Seat:
             if self.detector.complete and not known:
                 self.display.note(f"detector: lit-fedad predict run={self.detector.folder.path} images=DIR")
 
-    def _report(self, predicted: Predicted, order: Order, images: EvaluatedImages) -> None:
+    def _report(self, predicted: Predicted, request: Request, images: EvaluatedImages) -> None:
         """Writes the site's own report; a failure ends no round."""
-        report = OwnReport(self.settings.folder / "reports" / order.run, self.config, self.data, images)
+        report = OwnReport(self.settings.folder / "reports" / request.run, self.config, self.data, images)
         try:
-            self.display.note(f"report: {report.write(predicted, order.numbers)}")
+            self.display.note(f"report: {report.write(predicted, request.numbers)}")
         except (OSError, ValueError, UserError) as error:
             self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
 
 
-def composed(words: Sequence[str], own: Sequence[str]) -> Config:
+def composed(overrides: Sequence[str], own: Sequence[str]) -> Config:
     """Composes a federation's configuration at a site.
 
     Args:
-        words: The federation's overrides; not trusted.
+        overrides: The federation's overrides; not trusted.
         own: The site's own.
 
     Raises:
         RefusalError: If an override is refused, or the configuration is none.
     """
-    for number, word in enumerate(words, start=1):
+    for number, override in enumerate(overrides, start=1):
         try:
-            check_words([word])
+            check_overrides([override])
         except UserError as error:
             raise RefusalError(Code.OVERRIDE, number, detail=str(error)) from error
     try:
-        return compose_words(words, own)
+        return compose_overrides(overrides, own)
     except UserError as error:
         raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
 

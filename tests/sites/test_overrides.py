@@ -5,21 +5,21 @@ import sys
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.sites.words import agreed, check_words, compose_words
+from lit_fedad.sites.overrides import agreed, check_overrides, compose_overrides
 
 GOOD = ("method=fedavg", "debug=seconds", "rounds=3", "task.learning_rate=3e-4", "federation/robust=off", "seed=-1",
         "federation.sampler.on_failure=skip", "backbone.weights=random")  # fmt: skip
 
 
 def test_choices_and_scalars_are_taken():
-    check_words(GOOD)
-    config = compose_words(["method=fedavg", "debug=seconds", "rounds=3", "seed=7"])
+    check_overrides(GOOD)
+    config = compose_overrides(["method=fedavg", "debug=seconds", "rounds=3", "seed=7"])
     assert (config["rounds"], config["seed"], config["method"]["name"]) == (3, 7, "fedavg")
     assert config["data"] is config["partition"] is config["out"] is None
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         "federation.participation._target_=subprocess.getoutput", "task._target_=os.system", "+task.x=1", "~task",
         "++rounds=2", "data=folders", "data.root=x", "out=x", "cache.folder=x", "cache=x", "fabric.accelerator=cpu",
@@ -31,20 +31,20 @@ def test_choices_and_scalars_are_taken():
         "rounds", "rounds=", "rounds=1 2", "rounds=1\n", "", "a/b=c", "evaluation.alpha='0.1'", "task@x=subspace",
     ],
 )  # fmt: skip
-def test_anything_else_is_refused(word):
+def test_anything_else_is_refused(override):
     with pytest.raises(UserError, match="is not taken from a federation"):
-        compose_words(["method=fedavg", word])
+        compose_overrides(["method=fedavg", override])
 
 
 def test_a_site_needs_no_library_that_draws_images(monkeypatch):
     monkeypatch.setitem(sys.modules, "lit_fedad.data.textures", None)
-    assert compose_words(["method=federated_subspace", "debug=seconds"])["data"] is None
+    assert compose_overrides(["method=federated_subspace", "debug=seconds"])["data"] is None
 
 
 def test_what_a_word_names_is_never_called(tmp_path):
     marker = tmp_path / "marker"
     with pytest.raises(UserError):
-        compose_words([
+        compose_overrides([
             "method=fedavg", "+federation.participation._target_=subprocess.getoutput",
             f"+federation.participation.cmd=touch {marker}",
         ])  # fmt: skip
@@ -52,18 +52,18 @@ def test_what_a_word_names_is_never_called(tmp_path):
 
 
 def test_more_words_than_any_use_are_refused():
-    with pytest.raises(UserError, match="201 words"):
-        check_words(["seed=0"] * 201)
+    with pytest.raises(UserError, match="201 overrides"):
+        check_overrides(["seed=0"] * 201)
 
 
 def test_machines_agree_whatever_is_their_own():
-    one = compose_words(["method=fedavg", "debug=seconds"], ["cache.folder=/a", "fabric.accelerator=cpu"])
-    other = compose_words(["method=fedavg", "debug=seconds"], ["cache.folder=/b"])
+    one = compose_overrides(["method=fedavg", "debug=seconds"], ["cache.folder=/a", "fabric.accelerator=cpu"])
+    other = compose_overrides(["method=fedavg", "debug=seconds"], ["cache.folder=/b"])
     other["data"] = {"root": "/images"}
     assert agreed(one) == agreed(other)
-    for words, own in (
+    for overrides, own in (
         (["seed=1"], []),
         ([], ["fabric.precision=bf16-mixed"]),
         ([], ["cache.enabled=false"]),
     ):
-        assert agreed(compose_words(["method=fedavg", "debug=seconds", *words], own)) != agreed(one)
+        assert agreed(compose_overrides(["method=fedavg", "debug=seconds", *overrides], own)) != agreed(one)

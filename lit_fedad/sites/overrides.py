@@ -58,39 +58,41 @@ _MOST = 200
 _WORD = re.compile(r"([a-z][a-z0-9_]*(?:[./][a-z0-9][a-z0-9_]*)*)=(-?[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})")
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Checks that words only choose and set scalar values.
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Checks that overrides only choose and set scalar values.
 
     Raises:
         UserError: If one does more, naming it.
     """
-    if len(words) > _MOST:
-        raise UserError(f"the federation's configuration has {len(words)} words; at most {_MOST} are taken")
+    if len(overrides) > _MOST:
+        raise UserError(
+            f"the federation's configuration has {len(overrides)} overrides; at most {_MOST} are taken"
+        )
     groups = config_groups()
-    for word in words:
-        found = _WORD.fullmatch(word)
+    for override in overrides:
+        found = _WORD.fullmatch(override)
         if found is None:
             raise UserError(
-                f"'{word[:100]}' is not taken from a federation: only group=choice and key=scalar are, no _target_,"
+                f"'{override[:100]}' is not taken from a federation: only group=choice and key=scalar are, no _target_,"
                 " +, ~, ${}, list or path"
             )
         key, value = found.groups()
         if key in NORMALISATION:
-            _number(word, value)
+            _number(override, value)
             continue
         if re.split("[./]", key)[0] in OWN or key in _OPERATORS:
-            raise UserError(f"'{word}' is not taken from a federation: each site sets {key} for itself")
+            raise UserError(f"'{override}' is not taken from a federation: each site sets {key} for itself")
         if key in groups and value not in (*choices(key), "null"):
-            raise UserError(f"'{word}' is not taken from a federation: {key} has no choice {value} here")
+            raise UserError(f"'{override}' is not taken from a federation: {key} has no choice {value} here")
         if "/" in key and key not in groups:
-            raise UserError(f"'{word}' is not taken from a federation: there is no group {key} here")
+            raise UserError(f"'{override}' is not taken from a federation: there is no group {key} here")
 
 
-def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bool = False) -> Config:
+def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordinator: bool = False) -> Config:
     """Composes a federation's configuration, and this machine's own part of it.
 
     Args:
-        words: Those of the federation; not trusted.
+        overrides: Those of the federation; not trusted.
         own: Of ``fabric`` and ``cache``, as this machine's operator gave them.
         coordinator: Whether this machine's server may have public images; a site has none.
 
@@ -99,23 +101,31 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
         is None: each site puts its own in its place.
 
     Raises:
-        UserError: If a word is refused, or the configuration is none.
+        UserError: If an override is refused, or the configuration is none.
     """
-    check_words(words)
-    given = dict(word.split("=") for word in words if word.split("=")[0] in NORMALISATION)
+    check_overrides(overrides)
+    given = dict(override.split("=") for override in overrides if override.split("=")[0] in NORMALISATION)
     if given and len(given) < len(NORMALISATION):
         raise UserError(f"{next(iter(given))}: give {' and '.join(NORMALISATION)}, or neither")
-    words = [word for word in words if word.split("=")[0] not in NORMALISATION]
+    overrides = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
     # Presets may choose a set that needs a folder; the last choice wins, and is not read.
     public = [] if coordinator else ["public=null"]
-    words = [*words, "data=folders", "data.root=unread", "partition=pooled", *public, "tracking=off", *own]
-    config, data = compose(words), {}
+    overrides = [
+        *overrides,
+        "data=folders",
+        "data.root=unread",
+        "partition=pooled",
+        *public,
+        "tracking=off",
+        *own,
+    ]
+    config, data = compose(overrides), {}
     if not given and takes(config["task"], "classes"):
         given = dict.fromkeys(NORMALISATION, "0.5")
     if given:
         channels = config["image"]["channels"]
         data = {key.split(".")[1]: [float(value)] * channels for key, value in given.items()}
-        config = compose([*words, *(f"+data.{key}={values}" for key, values in data.items())])
+        config = compose([*overrides, *(f"+data.{key}={values}" for key, values in data.items())])
     config |= {
         "data": data or None,
         "partition": None,
@@ -124,8 +134,8 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
         "callbacks": {},
         "fresh": False,
     }
-    for word in words[: len(words) - len(own)]:
-        _check_text(word, config)
+    for override in overrides[: len(overrides) - len(own)]:
+        _check_text(override, config)
     check_targets(config, Path("the federation's configuration"))
     if (config["federation"].get("privacy") or {}).get("seed") is not None:
         raise UserError(
@@ -135,16 +145,16 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
     return config
 
 
-def _check_text(word: str, config: Config) -> None:
+def _check_text(override: str, config: Config) -> None:
     """Refuses a text that its setting does not list."""
-    key = word.split("=")[0]
+    key = override.split("=")[0]
     *path, last = key.split(".")
     section: Any = config
     for name in path:
         section = section.get(name) if isinstance(section, Mapping) else None
     value = section.get(last) if isinstance(section, Mapping) else None
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"'{word}' is not taken from a federation: it is no number")
+        raise UserError(f"'{override}' is not taken from a federation: it is no number")
     if key in config_groups() or not isinstance(value, str):
         return
     listed = _LISTED.get(key, ())
@@ -155,7 +165,7 @@ def _check_text(word: str, config: Config) -> None:
             listed = {"name": _packaged_backbones(), "weights": _WEIGHTS}.get(last, ())
     if value not in listed:
         raise UserError(
-            f"'{word}' is not taken from a federation: {key} takes no text"
+            f"'{override}' is not taken from a federation: {key} takes no text"
             + (f" but {', '.join(listed)}" if listed else "")
         )
 
@@ -166,20 +176,20 @@ def _packaged_backbones() -> tuple[str, ...]:
     return tuple(sorted({compose([f"backbone={name}"])["backbone"]["name"] for name in choices("backbone")}))
 
 
-def of_one_client(words: Sequence[str]) -> bool:
-    """Tells whether the method that words choose is meant for one client that holds all images."""
+def of_one_client(overrides: Sequence[str]) -> bool:
+    """Tells whether the method that overrides choose is meant for one client that holds all images."""
     method = [
-        word for word in words if word.startswith("method=")
+        override for override in overrides if override.startswith("method=")
     ]  # presets beside it may have partitions too
     return locate(compose(method)["partition"]["_target_"]) is Pooled
 
 
-def _number(word: str, value: str) -> None:
+def _number(override: str, value: str) -> None:
     try:
         if not math.isfinite(float(value)):
             raise ValueError("not finite")
     except ValueError as error:
-        raise UserError(f"'{word}' is not taken from a federation: it is no number") from error
+        raise UserError(f"'{override}' is not taken from a federation: it is no number") from error
 
 
 def agreed(config: Config) -> str:
