@@ -66,13 +66,13 @@ class Grid:
             what = self.script.pop(0) if self.script else "answer"
             if what == "wait":
                 continue
-            request = self.waiting[name]
+            waiting = self.waiting[name]
             if isinstance(what, int):
-                reply = Message(Error(what, "gone"), reply_to=request)
+                reply = Message(Error(what, "gone"), reply_to=waiting)
             else:
                 reply = Message(
-                    what if isinstance(what, RecordDict) else wrapped(unwrapped(request).upper()),
-                    reply_to=request,
+                    what if isinstance(what, RecordDict) else wrapped(unwrapped(waiting).upper()),
+                    reply_to=waiting,
                 )
             with no_object_id_recompute():
                 reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -107,7 +107,7 @@ def test_sites_are_told_when_all_their_requests_are_there():
     assert grid.signals == [2, 3]  # one request got lost, and was sent again
     nobody = Grid({}, "wait")
     carry(nobody, 0.1)
-    assert nobody.rings == []
+    assert nobody.signals == []
 
 
 @pytest.mark.parametrize("code", [3, 4, 5, 8])
@@ -148,9 +148,9 @@ def test_other_errors_and_other_messages_are_not_taken():
 @pytest.mark.parametrize(("short", "record"), [(8, ConfigRecord), (7, ArrayRecord)])
 def test_a_message_is_one_record_of_its_bytes(monkeypatch, short, record):
     monkeypatch.setattr(messages, "_SHORT", short)
-    content = wrapped(b"\x00\x01payload")
+    content = wrapped(b"\x00\x01abcdef")
     assert [type(found) for found in content.values()] == [record]
-    assert unwrapped(SimpleNamespace(content=content)) == b"\x00\x01payload"
+    assert unwrapped(SimpleNamespace(content=content)) == b"\x00\x01abcdef"
 
 
 @pytest.mark.parametrize(
