@@ -78,7 +78,8 @@ def train(
         data: Name of a data configuration; None for the default, or for ``normal``.
         normal: In place of ``data``: paths of normal training images; by client's name, they are a federation.
         test: Paths of test images by label: ``"good"``, and one name for each defect. By client's name, where
-            ``normal`` is; None where nothing is to be measured: every fifth normal image is then tested.
+            ``normal`` is; None where nothing is to be measured: a fifth of each client's normal images is then tested
+            (``data.train_share``).
         out: Folder of the run; None for one in ``outputs``.
         settings: Other keys of the configuration, such as ``{"rounds": 20, "data.root": "/data/mvtec"}``.
         quiet: Whether only warnings are printed.
@@ -124,10 +125,7 @@ def _write_list(
     if test is not None and not isinstance(test, Mapping):
         raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
     if test is None:
-        tested: dict[str, Labelled] = {name: {"good": paths[::5]} for name, paths in by_client.items()}
-        by_client = {
-            name: [path for place, path in enumerate(paths) if place % 5] for name, paths in by_client.items()
-        }
+        tested: dict[str, Labelled] = {}
     elif isinstance(normal, Mapping):
         tested = dict(cast("Mapping[str, Labelled]", test))
     else:

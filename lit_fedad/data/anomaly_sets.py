@@ -8,7 +8,6 @@ Anomaly Detection", CVPR 2024.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import LeftOut, images_in
-from lit_fedad.data.input_files import read_json, require_files
+from lit_fedad.data.input_files import read_json, read_table, require_files
 from lit_fedad.data.masks import marked_pixels
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.pictures import open_picture
@@ -201,12 +200,9 @@ def visa(
 def _rows(table: Path) -> list[dict[str, str]]:
     if not table.is_file():
         raise UserError(f"{table}: no such file; root is the unpacked folder VisA, with split_csv in it")
-    with table.open(newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or [])]
-        if missing:
-            raise UserError(f"{table}: no column '{missing[0]}'; a split file has {', '.join(_COLUMNS)}")
-        rows = list(reader)
+    columns, rows = read_table(table)
+    if missing := [column for column in _COLUMNS if column not in columns]:
+        raise UserError(f"{table}: no column '{missing[0]}'; a split file has {', '.join(_COLUMNS)}")
     for line, row in enumerate(rows, start=2):
         known = row["split"] in ("train", "test") and row["label"] in ("normal", "anomaly")
         if not (known and row["image"]):

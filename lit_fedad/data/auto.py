@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.typed_words import as_typed, shell_word
 from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suffixes
-from lit_fedad.data.input_files import read_json
+from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import matches
 from lit_fedad.data.mixture import mixture
 from lit_fedad.data.sample import ImageSet
@@ -190,9 +188,9 @@ def _annotated(root: Path, split: Mapping[str, Any]) -> Layout | None:
 def _is_coco(file: Path) -> bool:
     try:
         content = read_json(file)
-        return {"images", "annotations", "categories"} <= content.keys()
-    except (OSError, UserError, ValueError, AttributeError):
-        return False
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read as JSON ({error}); correct it, or move it away") from error
+    return isinstance(content, dict) and {"images", "annotations", "categories"} <= content.keys()
 
 
 def _table(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -209,17 +207,14 @@ def _table(root: Path, split: Mapping[str, Any]) -> Layout | None:
 
 
 def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            rows = list(islice(csv.DictReader(lines, restval="", skipinitialspace=True), 100_000))
-    except (OSError, ValueError, csv.Error):
-        return None
-    columns = [column for column in rows[0] if column] if rows else []
+    columns, rows = read_table(file)
+    columns = [column for column in columns if column and rows]
     where = next((name for name in ("images", "image", "imgs", "img") if (root / name).is_dir()), ".")
     images = find_images(root / where, LeftOut())
     words = {column: [str(row[column]).strip() for row in rows[:50]] for column in columns}
     ids = [column for column in columns if matches(words[column], images, root / where)]
     if not ids:
+        warnings.warn(f"{file}: is not read: no column names images (nine of ten rows must)", stacklevel=2)
         return None
     image = max(ids, key=lambda column: len(set(words[column])))  # numbers of classes may name files too
     values = {

@@ -1,5 +1,8 @@
 """Files of other people, opened so that none of them hangs the program or fills its memory."""
 
+import codecs
+import csv
+import io
 import json
 import stat
 from collections.abc import Sequence
@@ -45,6 +48,46 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Reads a CSV file whose first line names its columns.
+
+    Commas part its cells, or semicolons or tabs where its first line has more of these, as spreadsheets write them.
+
+    Args:
+        path: The file, in UTF-8, or in UTF-16 that begins with its mark.
+
+    Returns:
+        Names of the columns, and the cells of each row by column; of a short row those that are missing are empty.
+
+    Raises:
+        UserError: It is missing, in another coding, or a row has more cells than there are columns.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; correct its name under data, or put it there")
+    try:
+        content = path.read_bytes()
+        wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        text = content.decode("utf-16" if wide else "utf-8-sig")
+        first = text.lstrip().partition("\n")[0]
+        reader = csv.DictReader(
+            io.StringIO(text, newline=""),
+            restval="",
+            delimiter=max(",;\t", key=first.count),
+            skipinitialspace=True,
+            strict=True,
+        )
+        # HeadCT's header reads "id, hemorrhage".
+        columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        rows = list(reader)
+        for number, row in enumerate(rows, 1):
+            if None in row:
+                raise ValueError(f"row {number} has more fields than the header")
+    except (OSError, ValueError, csv.Error) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read as CSV: {reason}; save it as CSV in UTF-8") from error
+    return columns, rows
 
 
 def require_files(samples: Sequence[Sample], source: Path, advice: str) -> None:

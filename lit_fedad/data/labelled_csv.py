@@ -1,19 +1,16 @@
 """One folder of images with their labels in a CSV file: HeadCT, and RSNA and VinDr-CXR as Kaggle has them."""
 
-import csv
 import difflib
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.image_files import image_suffixes, images_in
+from lit_fedad.data.input_files import read_table
 from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.subset import split_normals
 
 _NO_LABEL = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null", "-"})
 
@@ -62,8 +59,6 @@ def labelled_csv(
     Raises:
         UserError: The file, a column, a label or an image is missing, or ``train_share`` is out of range.
     """
-    if not 0 < train_share < 1:
-        raise UserError(f"train_share={train_share}: give a number between 0 and 1")
     root = Path(root).expanduser()
     table = root / labels
     good = {str(label) for label in normal}
@@ -87,48 +82,15 @@ def labelled_csv(
     samples = [
         Sample(paths[image], product, defects[image]) for image in sorted(defects, key=paths.__getitem__)
     ]
-    train = _for_training(samples, train_share, numpy_generator(seed, "train share", product), group)
-    return ImageSet(
-        product,
-        tuple(sample for sample in samples if sample in train),
-        tuple(sample for sample in samples if sample not in train),
-    )
-
-
-def _for_training(
-    samples: Sequence[Sample], share: float, draw: np.random.Generator, group: str | None
-) -> set[Sample]:
-    """Draws whole groups of normal images, in random order, as long as they fit into the share of all normal images."""
-    names = image_groups(samples, group, "data.group")
-    ill = {name for name, sample in zip(names, samples, strict=True) if sample.label}
-    groups: dict[str, list[Sample]] = {}
-    for name, sample in zip(names, samples, strict=True):
-        if name not in ill:
-            groups.setdefault(name, []).append(sample)
-    left = round(share * sum(not sample.label for sample in samples))
-    train: set[Sample] = set()
-    piles = list(groups.values())
-    for number in draw.permutation(len(piles)):
-        if len(piles[number]) <= left:
-            train.update(piles[number])
-            left -= len(piles[number])
-    return train
+    normals, others = (tuple(one for one in samples if one.label == label) for label in (0, 1))
+    return split_normals(ImageSet(product, normals, others), train_share, seed, group)
 
 
 def _labels(
     table: Path, id_column: str, label_column: str, named: Collection[str]
 ) -> dict[str, Counter[str]]:
     """How often every image has which label; rows without one are left out, unless it is one of those named."""
-    if not table.is_file():
-        raise UserError(f"{table}: no such file; correct its name under data, or put it there")
-    try:
-        # HeadCT's header reads "id, hemorrhage".
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="", skipinitialspace=True, strict=True)
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-            columns, rows = reader.fieldnames, list(reader)
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{table}: cannot be read as CSV: {' '.join(str(error).split())}") from error
+    columns, rows = read_table(table)
     if twice := [
         name for name, count in Counter(columns).items() if count > 1 and name in (id_column, label_column)
     ]:
@@ -138,8 +100,6 @@ def _labels(
     counts: dict[str, Counter[str]] = {}
     empty = []
     for number, row in enumerate(rows, 1):
-        if None in row:  # more fields than columns
-            raise UserError(f"{table}: cannot be read as CSV: row {number} has more fields than the header")
         image, label = row[id_column].strip(), row[label_column].strip()
         if not image or (label.lower() in _NO_LABEL and label not in named):
             empty.append(number)

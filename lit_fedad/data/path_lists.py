@@ -10,16 +10,19 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.subset import split_normals
 
 _COLUMNS = ("part", "product", "defect", "path")
 
 
-def path_lists(file: str | Path, name: str = "images") -> ImageSet:
+def path_lists(file: str | Path, name: str = "images", train_share: float = 0.8, seed: int = 0) -> ImageSet:
     """Reads a list of images.
 
     Args:
         file: The CSV file, of `list_text`.
         name: Name of the set.
+        train_share: Share of each product's images that is for training where the list has no test images.
+        seed: Seed of that split.
 
     Returns:
         The image set in the order of the file. It has no masks.
@@ -39,7 +42,8 @@ def path_lists(file: str | Path, name: str = "images") -> ImageSet:
     for sample in (*parts["train"], *parts["test"]):
         if not sample.path.is_file():
             raise UserError(f"{sample.path}: no such image; it is listed in {file}")
-    return ImageSet(name, tuple(parts["train"]), tuple(parts["test"]))
+    images = ImageSet(name, tuple(parts["train"]), tuple(parts["test"]))
+    return images if images.test else split_normals(images, train_share, seed)
 
 
 def list_text(

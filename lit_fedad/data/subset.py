@@ -8,6 +8,7 @@ from itertools import chain, zip_longest
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.sample import ImageSet, Sample
 
 
@@ -47,29 +48,38 @@ def resplit(images: ImageSet, seed: int | None) -> ImageSet:
     )
 
 
-def split_normals(images: ImageSet, train_share: float, seed: int) -> ImageSet:
+def split_normals(images: ImageSet, train_share: float, seed: int, group: str | None = None) -> ImageSet:
     """Makes test images of a random share of the training images, for sets that have no normal test images.
 
     Args:
         images: The set.
         train_share: Share that stays for training; at least one image does either, where there are two.
         seed: Seed of the draw, which for a product does not depend on the others.
+        group: Regular expression: images whose paths it finds the same text in (a patient) stay on one side, that of
+            the tests where one of them is anomalous; whole groups train, until they hold the share. None where every
+            image is a group of its own.
 
     Raises:
-        UserError: The share is out of range.
+        UserError: The share is out of range, the expression is none, or a path lacks it.
     """
     if not 0 < train_share < 1:
         raise UserError(f"train_share={train_share}: give a number between 0 and 1")
-    pools: dict[str, list[Sample]] = defaultdict(list)
-    for sample in images.train:
-        pools[sample.category].append(sample)
-    tested: set[Sample] = set()
-    for product, pool in pools.items():
+    trained: set[Sample] = set()
+    for pool in _by_product(images.train):
         number = min(len(pool) - 1, max(1, round((1 - train_share) * len(pool))))
-        chosen = numpy_generator(seed, "train share", product).permutation(len(pool))[:number]
-        tested.update(pool[place] for place in chosen)
-    train = tuple(sample for sample in images.train if sample not in tested)
-    return ImageSet(images.name, train, (*(one for one in images.train if one in tested), *images.test))
+        ill = [sample for sample in images.test if sample.label and sample.category == pool[0].category]
+        names = image_groups([*pool, *ill], group, "data.group")
+        piles: dict[str, list[Sample]] = {}
+        for name, sample in zip(names, pool, strict=False):
+            piles.setdefault(name, []).append(sample)
+        healthy = [pile for name, pile in piles.items() if name not in names[len(pool) :]]
+        left = len(pool) - number
+        for place in numpy_generator(seed, "train share", pool[0].category).permutation(len(healthy)):
+            if len(healthy[place]) <= left:
+                trained.update(healthy[place])
+                left -= len(healthy[place])
+    train = tuple(sample for sample in images.train if sample in trained)
+    return ImageSet(images.name, train, (*(one for one in images.train if one not in trained), *images.test))
 
 
 def subset(

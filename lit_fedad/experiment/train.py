@@ -5,20 +5,27 @@ from __future__ import annotations
 import resource
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
 
 from lit_fedad.core.building import build, call
 from lit_fedad.core.config import Config, judgement
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.partition import Partition
+from lit_fedad.experiment.build import build_images
 from lit_fedad.experiment.console import Console
+from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
+from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.lock import launches
 from lit_fedad.experiment.run import Participants, Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_run
 from lit_fedad.experiment.track import Tracking
+from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.report.console import Display, plain_warnings
@@ -42,7 +49,7 @@ def train(
 
     Raises:
         UserError: If the input is invalid, another command is at work in the folder, the disk is full, or a client
-            cannot be reached and the run does not go on without it.
+            cannot be reached and the run does not go on without it; also if a complete run's images were exchanged.
         RunStoppedError: If a callback raised it; the tracked run then ends as killed, with the cause as its tag.
     """
     folder, display = RunFolder.of(config), Display(quiet=quiet)
@@ -63,11 +70,27 @@ def train(
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
             launch(call(make_fabric, settings, "fabric"), _play, config, participants, quiet)
         else:
+            _compare_images(config, folder.path, display)
             display.note(f"complete already; fresh=true runs it anew: {folder.path}")
         result = folder.result()
     assert result is not None
     display.closing_table(result)
     return result
+
+
+def _compare_images(config: Config, folder: Path, display: Display) -> None:
+    """Refuses a complete run whose images were exchanged since; where they cannot be read, a line says so."""
+    latest = Checkpoints(folder / "checkpoints").latest()
+    if latest is None or "_target_" not in config["data"]:  # the images are at their sites
+        return
+    try:
+        with plain_warnings(display):
+            images = build_images(config)
+        digest = data_digest(images, Partition.load(folder / "partition.json"), hashes_file(config))
+    except UserError as error:
+        display.note(f"its images were not compared with those it was trained on: {error}")
+        return
+    Checkpoints(folder / "checkpoints", images=digest).check_images(latest)
 
 
 def _play(fabric: Fabric, config: Config, participants: Participants, quiet: bool) -> None:

@@ -139,16 +139,27 @@ class Checkpoints:
                 f"{self.folder.parent}: begun under another configuration or with other backbone weights;"
                 " give another out=DIR or add fresh=true"
             )
-        if self.images is not None and meta["images"] != self.images:
-            raise UserError(
-                f"{self.folder.parent}: begun with other images, or with another partition of them; give back those"
-                " that it was begun with, or another out=DIR"
-            )
+        self.check_images(path)
         state = read_state(path / _SERVER, meta["files"][_SERVER])
         try:
             return meta["round"], {**state, "history": [RoundReport(**report) for report in state["history"]]}
         except (TypeError, KeyError) as error:
             raise UserError(f"{path / _SERVER}: not the state of a server") from error
+
+    def check_images(self, path: Path) -> None:
+        """Refuses a checkpoint of other images.
+
+        Args:
+            path: The checkpoint's folder.
+
+        Raises:
+            UserError: It was written with other images, or with another partition of them.
+        """
+        if self.images is not None and read_meta(path)["images"] != self.images:
+            raise UserError(
+                f"{self.folder.parent}: begun with other images, or with another partition of them; give back those"
+                " that it was begun with, or another out=DIR"
+            )
 
     def partial(self, round: int) -> Path:
         """Returns the folder of a checkpoint that is not yet complete."""

@@ -4,6 +4,7 @@ import functools
 import importlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,6 +214,16 @@ def test_training_and_showing_it_again(say, tmp_path):
     status, out, err = say(*arguments)
     assert (status, err) == (0, [])
     assert out[0].startswith("complete already")
+    first, second, *_ = sorted((tmp_path / "data").rglob("train/good/*.png"))
+    first.write_bytes(second.read_bytes())
+    status, _, err = say(*arguments)
+    assert status == 2
+    assert "begun with other images" in err[-1]
+    shutil.rmtree(tmp_path / "data" / first.relative_to(tmp_path / "data").parts[0])
+    (tmp_path / "data" / "mine.png").touch()  # nothing is painted there anew
+    status, out, _ = say(*arguments)
+    assert status == 0
+    assert "were not compared" in out[0]
 
 
 def test_predicting_tells_unreadable_images_by_its_status(say, tiny_run, tmp_path):

@@ -35,6 +35,11 @@ def table(root, header, label, ending=".png"):
     (root / "labels.csv").write_text("\n".join([header, *rows]))
 
 
+def latin_table(root):
+    table(root, "id,label", lambda i: i % 2)
+    (root / "labels.csv").write_bytes("id,gr\u00f6\u00dfe\n0,1\n".encode("cp1252"))
+
+
 def coco(root, file, folder, names=range(5)):
     images(root, folder)
     (root / file).parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +81,14 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         (4, 1, 5, 5),
     ),
     "csv 0/1": (lambda root: table(root, "file,label", lambda i: i % 2), "label=0 is normal", (2, 1, 3, 0)),
+    "csv of a spreadsheet": (
+        lambda root: (
+            table(root, "id;label", lambda i: i % 2),
+            (root / "labels.csv").write_text((root / "labels.csv").read_text().replace(",", ";"), encoding="utf-16"),
+        ),
+        "label=0 is normal",
+        (2, 1, 3, 0),
+    ),
     "csv words": (
         lambda root: table(root, "image_id,class", lambda i: "crack" if i < 2 else "Good", ""),
         "class=Good is normal",
@@ -121,6 +134,8 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: root.mkdir(), "holds no images; check data.root"),
         (lambda root: None, "no such folder"),
         (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),
+        (lambda root: latin_table(root), r"labels\.csv: cannot be read as CSV: .*; save it as CSV in UTF-8"),
+        (lambda root: (coco(root, "a.json", "images"), (root / "a.json").write_text("{")), r"a\.json: cannot be read"),
     ],
 )  # fmt: skip
 def test_what_is_not_recognised_is_one_line(tmp_path, make, said):
@@ -128,6 +143,13 @@ def test_what_is_not_recognised_is_one_line(tmp_path, make, said):
     with pytest.raises(UserError, match=said) as caught:
         recognise(tmp_path / "set")
     assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_names_no_image_is_said_to_be_left_out(tmp_path):
+    images(tmp_path / "set", "ok", "bad")
+    (tmp_path / "set" / "sizes.csv").write_text("name,size\nx,1\n")
+    with pytest.warns(UserWarning, match=r"sizes\.csv: is not read"):
+        assert recognise(tmp_path / "set").data == "folders"
 
 
 def test_the_command_prints_what_it_saw_and_what_to_run(tmp_path, capsys):

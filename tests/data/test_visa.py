@@ -115,7 +115,7 @@ def test_other_files_are_refused(root):
     write_split(root, [*rows, ["pcb1", "test", "bad", "x.JPG", ""]])
     refused("line 3 has split 'test', label 'bad'", root)
     write_split(root, [["pcb1", "test", "normal"]])
-    refused("line 2 .* and image 'None'", root)
+    refused("line 2 .* and image ''", root)
     write_split(root, [])
     refused("holds no row", root)
 
