@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch.utils.data import Dataset
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import Batch, unbatched
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import each_channel
@@ -197,31 +195,3 @@ def balanced(labels: Tensor, part: Literal["train", "test"], limit: int | None, 
         for label, members in by_class.items()
     ]
     return torch.from_numpy(np.sort(np.concatenate(chosen)))
-
-
-def read_balanced(
-    files: Sequence[Path],
-    labels: Tensor,
-    part: Literal["train", "test"],
-    limit: int | None,
-    seed: int,
-    size: int,
-) -> tuple[Tensor, Tensor]:
-    """Reads the image files of a subset, and no others; see `balanced` and `read_images`.
-
-    Args:
-        files: N image files.
-        labels: Their classes, int64 [N].
-        part: As in `balanced`.
-        limit: As in `balanced`.
-        seed: As in `balanced`.
-        size: Side of the square images in pixels.
-
-    Returns:
-        RGB images, uint8 [n, 3, size, size], and their classes, int64 [n].
-
-    Raises:
-        UserError: If the limit is below 1, or a file cannot be read as an image.
-    """
-    drawn = torch.arange(len(files))[balanced(labels, part, limit, seed)]
-    return read_images([files[i] for i in drawn], size), labels[drawn]

@@ -310,7 +310,7 @@ def test_anomaly_sets_are_exchanged_on_the_command_line(archives):
 
 def test_the_torchvision_configuration_reaches_its_readers(tmp_path):
     config = compose(["data=semantic_cifar10", f"data.root={tmp_path}"])
-    with pytest.raises(UserError, match=r"cifar-10-batches-py: files are missing") as caught:
+    with pytest.raises(UserError, match=r"cifar-10-batches-py: is missing") as caught:
         build(config["data"])
     assert "\n" not in str(caught.value)
 
