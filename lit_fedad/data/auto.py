@@ -39,7 +39,7 @@ _READERS = {
     "mvtec_mixture": "lit_fedad.data.mvtec.mvtec_mixture",
     "folders": "lit_fedad.data.folders.folders",
     "labelled_csv": "lit_fedad.data.labelled_csv.labelled_csv",
-    "coco": "lit_fedad.data.coco.coco",
+    "coco": "lit_fedad.data.vision.coco",
     "vision": "lit_fedad.data.vision.vision",
     "visa": "lit_fedad.data.anomaly_sets.visa",
 }
