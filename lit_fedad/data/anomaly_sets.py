@@ -1,9 +1,6 @@
-"""Real-IAD, as downloaded: folders of images by product, and a JSON file a product with the split.
+"""Public sets for anomaly detection as downloaded: KolektorSDD2, Texture-AD, VisA, Real-IAD and those of MedIAnomaly.
 
-``<images>/<product>/...`` has images and masks; ``<split>/<product>.json`` has ``meta`` with the name of the normal
-class, and lists ``train`` and ``test`` of ``anomaly_class``, ``image_path`` and ``mask_path``, both below the product's
-images. Source: Wang et al., "Real-IAD: A Real-World Multi-View Dataset for Benchmarking Versatile Industrial
-Anomaly Detection", CVPR 2024.
+Each lists its images in its own way: by names of files, by numbered folders, or in a table.
 """
 
 from __future__ import annotations
@@ -122,14 +119,12 @@ def texture_ad(
         test_per_product,
         seed,
     )
-
-    def named(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-        # A bare number would meet the numbers of the other materials in a mixture.
-        return tuple(
-            dataclasses.replace(sample, category=f"{material}_{sample.category}") for sample in samples
-        )
-
-    return ImageSet(images.name, named(images.train), named(images.test))
+    # A bare number would meet the numbers of the other materials in a mixture.
+    train, test = (
+        tuple(dataclasses.replace(sample, category=f"{material}_{sample.category}") for sample in part)
+        for part in (images.train, images.test)
+    )
+    return ImageSet(images.name, train, test)
 
 
 def _products(root: Path, material: str) -> tuple[Path, list[str]]:
@@ -182,19 +177,19 @@ def visa(
     table = root / split_csv
     rows = _rows(table)
     chosen = choose_products(products, list(dict.fromkeys(row["object"] for row in rows)), table)
-    train: list[Sample] = []
-    test: list[Sample] = []
-    for product in chosen:
-        own = [row for row in rows if row["object"] == product]
-        train += [_visa_sample(root, row) for row in own if row["split"] == "train"]
-        test += [_visa_sample(root, row) for row in own if row["split"] == "test"]
-    for sample in train:
-        if sample.label:
-            raise UserError(
-                f"{table}: {sample.path} is anomalous, but for training; use split_csv/1cls.csv, where none is"
-            )
+    train, test = (
+        [
+            _visa_sample(root, row)
+            for product in chosen
+            for row in rows
+            if (row["object"], row["split"]) == (product, part)
+        ]
+        for part in ("train", "test")
+    )
     require_files([*train, *test], table, "unpack the archive again")
-    return subset(ImageSet(name, tuple(train), tuple(test)), train_per_product, test_per_product, seed)
+    return subset(
+        _normal_training(name, train, test, table, "split_csv"), train_per_product, test_per_product, seed
+    )
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
@@ -263,13 +258,21 @@ def real_iad(
         place = root / images / product
         train += [_real_iad_sample(entry, content, place, product, table) for entry in content["train"]]
         test += [_real_iad_sample(entry, content, place, product, table) for entry in content["test"]]
-    for sample in train:
-        if sample.label:
-            raise UserError(
-                f"{folder}: {sample.path} shows '{sample.defect}', but is for training; use another data.split"
-            )
     require_files([*train, *test], folder, "check data.images")
-    return subset(ImageSet(name, tuple(train), tuple(test)), train_per_product, test_per_product, seed)
+    return subset(
+        _normal_training(name, train, test, folder, "split"), train_per_product, test_per_product, seed
+    )
+
+
+def _normal_training(
+    name: str, train: Sequence[Sample], test: Sequence[Sample], source: Path, key: str
+) -> ImageSet:
+    """The set of these images, of which none for training may be anomalous."""
+    if shown := [sample for sample in train if sample.label]:
+        raise UserError(
+            f"{source}: {shown[0].path} shows '{shown[0].defect}', but is for training; use another data.{key}"
+        )
+    return ImageSet(name, tuple(train), tuple(test))
 
 
 def _content(table: Path) -> Mapping[str, Any]:
@@ -305,3 +308,44 @@ def _inside(place: Path, relative: str) -> Path:
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(relative)
     return place / path
+
+
+def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
+    """Reads one set of MedIAnomaly with its own split.
+
+    Args:
+        root: The folder of the set.
+        name: Name of the set and of its one product; by default the name of ``root``.
+
+    Returns:
+        The image set, in the order of ``data.json``. It has no masks.
+
+    Raises:
+        UserError: ``data.json`` or an image is missing, or an image is listed for training and for testing.
+    """
+    root = Path(root).expanduser()
+    index = root / "data.json"
+    if not index.is_file():
+        raise UserError(
+            f"{index}: no such file; give the folder of one set, with data.json and images inside"
+        )
+    try:
+        split = read_json(index)
+        train, normal, anomalous = split["train"]["0"], split["test"]["0"], split["test"]["1"]
+    except ValueError as error:
+        raise UserError(f"{index}: is not valid JSON: {error}; unpack the set again") from error
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{index}: needs lists of file names under train.0, test.0 and test.1") from error
+
+    leaked = set(train) & {*normal, *anomalous}
+    if leaked:
+        raise UserError(f"{index}: lists {min(leaked)} for training and for testing; remove it from one")
+
+    product, place = name or root.absolute().name, root / "images"
+    learnt = tuple(Sample(place / file, product) for file in train)
+    tested = (
+        *(Sample(place / file, product) for file in normal),
+        *(Sample(place / file, product, "anomalous") for file in anomalous),
+    )
+    require_files([*learnt, *tested], index, "unpack the set again")
+    return ImageSet(product, learnt, tested)

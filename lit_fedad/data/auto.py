@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +16,30 @@ from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suff
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import matches
 from lit_fedad.data.mixture import mixture
+from lit_fedad.data.mvtec import MASK_NAMES
 from lit_fedad.data.sample import ImageSet
 
 NORMAL = frozenset(
-    {
-        "good",
-        "normal",
-        "ok",
-        "healthy",
-        "negative",
-        "intact",
-        "clean",
-        "pass",
-        "passed",
-        "gut",
-        "io",
-        "undamaged",
-        "nodefect",
-        "defectfree",
-        "nondefective",
-        "notdefective",
-        "notumor",
-        "nofinding",
-        "nocrack",
-        "uncracked",
-        "normals",
-        "goods",
-        "okfront",
-        "nonanomalous",
-        "noanomaly",
-        "nodamage",
-    }
+    (
+        *("good", "normal", "ok", "healthy", "negative", "intact", "clean"),
+        *("pass", "passed", "gut", "io", "undamaged", "nodefect", "defectfree"),
+        *("nondefective", "notdefective", "notumor", "nofinding", "nocrack", "uncracked", "normals"),
+        *("goods", "okfront", "nonanomalous", "noanomaly", "nodamage"),
+    )
 )
 """What folders and labels of normal images are called, in lower case, without blanks, ``-`` and ``_``."""
 
-_MASKS = frozenset(
-    {"groundtruth", "gt", "mask", "masks", "labelmasks", "annotations", "labels", "segmentations"}
-)
+_MASKS = frozenset({*MASK_NAMES, "labelmasks", "annotations", "labels", "segmentations"})
 _MOST_CLASSES = 20
+_KEPT = "no normal test images, so a share is kept"
 _TRAIN, _TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
 _LABELS = ("label", "class", "target", "defect", "anomaly", "category", "is_anomaly", "diagnosis", "y")
-_ZERO = frozenset({"0", "false", "no"})
+_ZERO, _ONE = frozenset({"0", "0.0", "false", "no"}), frozenset({"1", "1.0", "true", "yes"})
 _READERS = {
     "mvtec_mixture": "lit_fedad.data.mvtec.mvtec_mixture",
     "folders": "lit_fedad.data.folders.folders",
     "labelled_csv": "lit_fedad.data.labelled_csv.labelled_csv",
-    "coco": "lit_fedad.data.coco.coco",
+    "coco": "lit_fedad.data.vision.coco",
     "vision": "lit_fedad.data.vision.vision",
     "visa": "lit_fedad.data.anomaly_sets.visa",
 }
@@ -85,14 +64,11 @@ class Layout:
     parts: Mapping[str, Layout] = field(default_factory=dict)
 
     @property
-    def keys(self) -> dict[str, Any]:
-        """Keys of the configuration."""
-        return {"root": str(self.root), **self.settings}
-
-    @property
     def command(self) -> str:
         """The words of a command line that it stands for."""
-        words = [f"data={self.data}", *(f"data.{key}={_text(value)}" for key, value in self.keys.items())]
+        keys = {"root": self.root, **self.settings}
+        lists = {key: f"[{','.join(value)}]" for key, value in keys.items() if isinstance(value, list)}
+        words = [f"data={self.data}", *(f"data.{key}={value}" for key, value in {**keys, **lists}.items())]
         return " ".join(shell_word(as_typed(word)) for word in words)
 
     def read(self, name: str | None = None) -> ImageSet:
@@ -101,7 +77,9 @@ class Layout:
         if self.parts:
             readers = {product: _reader(part) for product, part in self.parts.items()}
             return mixture(self.root, readers, name or self.root.absolute().name)
-        images: ImageSet = build({"_target_": _READERS[self.data], **self.keys, **named})
+        images: ImageSet = build(
+            {"_target_": _READERS[self.data], "root": str(self.root), **self.settings, **named}
+        )
         return images
 
 
@@ -150,15 +128,17 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder of your images as data.root")
     split = {"train_share": train_share, "seed": seed}
+    _refuse_foreign(root)
     for look in (_annotated, _table, _mvtec, _divided, _classes, _flat):
         if layout := look(root, split):
             return layout
-    folders = [path for path in entries(root) if path.is_dir()]
+    folders = _folders(root)
     if len(folders) == 1:
+        _refuse_tables(root)
         return recognise(folders[0], train_share, seed)
     if folders and (layout := _products(root, folders, split)):
         return layout
-    names = ", ".join(path.name for path in folders[:5])
+    names = _names(folders[:5], root)
     if any(_images(path) for path in folders):
         raise UserError(
             f"{root}: has folders of images ({names}), and none is called as normal images are (good, normal, ok);"
@@ -167,6 +147,22 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
     raise UserError(
         f"{root}: holds no images" + (f" in its folders {names}" if names else "") + "; check data.root"
     )
+
+
+def _refuse_foreign(root: Path) -> None:
+    """Refuses annotations of other formats, without which images with defects would count as normal."""
+    forms = (
+        ("YOLO", b"", ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt")),
+        ("Pascal VOC", b"<annotation", ("*.xml", "*/*.xml")),
+        ("LabelMe", b'"shapes"', ("*.json", "*/*.json")),
+    )
+    for form, mark, patterns in forms:
+        for file in (file for pattern in patterns for file in islice(root.glob(pattern), 10)):
+            if file.is_file() and mark in file.read_bytes()[:1000]:
+                raise UserError(
+                    f"{file}: annotations of {form} are not read, and without them all images would count as normal;"
+                    " convert them to COCO, or sort the images into folders and move them away"
+                )
 
 
 def _annotated(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -180,7 +176,7 @@ def _annotated(root: Path, split: Mapping[str, Any]) -> Layout | None:
     ]
     if not files:
         return None
-    names = [file.relative_to(root).as_posix() for file in files]
+    names = _below(files, root)
     seen = f"COCO annotations in {', '.join(names)}; images without are normal, and a share of them is kept for tests"
     return Layout(seen, "coco", root, {"annotations": names, **split})
 
@@ -212,21 +208,29 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
     where = next((name for name in ("images", "image", "imgs", "img") if (root / name).is_dir()), ".")
     images = find_images(root / where, LeftOut())
     words = {column: [str(row[column]).strip() for row in rows[:50]] for column in columns}
-    ids = [column for column in columns if matches(words[column], images, root / where)]
+    fewest = min(len(rows), len(images)) / 2  # numbers of classes may name files too, but few
+    ids = [
+        column
+        for column in columns
+        if len({row[column] for row in rows}) >= fewest and matches(words[column], images, root, where)
+    ]
     if not ids:
         warnings.warn(f"{file}: is not read: no column names images (nine of ten rows must)", stacklevel=2)
         return None
-    image = max(ids, key=lambda column: len(set(words[column])))  # numbers of classes may name files too
+    image = max(ids, key=lambda column: sum(map(len, words[column])))  # rows' numbers may name files too
+    if matches([image], images, root, where):
+        raise UserError(f"{file}: its first line names an image; put a line of column names above it")
     values = {
         column: {str(row[column]).strip() for row in rows} - {""} for column in columns if column != image
     }
-    likely = sorted(values, key=lambda column: (_place(column, _LABELS), len(values[column])))
+    likely = sorted(
+        values, key=lambda name: ([*_LABELS, name.lower()].index(name.lower()), len(values[name]))
+    )
     for column in likely:
-        normal = sorted(value for value in values[column] if _bare(value) in NORMAL) or sorted(
-            value
-            for value in values[column]
-            if value.lower() in _ZERO and len(values[column]) <= _MOST_CLASSES
-        )
+        nothing = _ONE if _bare(column) in NORMAL else _ZERO  # a column "good" says 1 of normal images
+        few = values[column] if len(values[column]) <= _MOST_CLASSES else ()
+        normal = [value for value in sorted(values[column]) if _bare(value) in NORMAL]
+        normal = normal or [value for value in sorted(few) if value.lower() in nothing]
         if normal:
             settings = {"labels": file.name, "images": where, "id_column": image, "label_column": column}
             seen = f"labels in {file.name}: column {image} names images, {column}={' or '.join(normal)} is normal"
@@ -237,8 +241,12 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
     )
 
 
-def _place(word: str, order: Sequence[str]) -> int:
-    return order.index(word.lower()) if word.lower() in order else len(order)
+def _refuse_tables(root: Path) -> None:
+    """Refuses a table that names no image where nothing else says which images are normal."""
+    if tables := [path for path in entries(root) if path.suffix.lower() == ".csv"]:
+        raise UserError(
+            f"{tables[0]}: names no images, and without it all would count as normal; correct it, or move it away"
+        )
 
 
 def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -249,17 +257,12 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
         return (product / "train" / "good").is_dir() and any(_images(path) for path in test)
 
     if whole(root):
-        return (
-            None
-            if _misnamed(root)
-            else Layout("one product in the layout of MVTec AD", "mvtec_mixture", root)
-        )
+        seen = "one product in the layout of MVTec AD"
+        return None if _misnamed(root) else Layout(seen, "mvtec_mixture", root)
     found = sorted(
         {path.parents[1] for level in ("*/", "*/*/", "*/*/*/") for path in root.glob(f"{level}train/good")}
     )
-    products = [
-        path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts)
-    ]
+    products = [path for path in found if "/." not in f"/{path.relative_to(root).as_posix()}"]
     if not products or not all(whole(path) and not _misnamed(path) for path in products):
         return None
     others = [path for path in _folders(root) if not any(one.is_relative_to(path) for one in products)]
@@ -268,13 +271,12 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     seen = f"{len(products)} products in the layout of MVTec AD"
     if all(path.parent == root for path in products):
         return Layout(seen, "mvtec_mixture", root)
-    return Layout(
-        seen, "mvtec_mixture", root, {"products": [path.relative_to(root).as_posix() for path in products]}
-    )
+    return Layout(seen, "mvtec_mixture", root, {"products": _below(products, root)})
 
 
 def _misnamed(product: Path) -> bool:
-    return any(path.name != "good" and _bare(path.name) in NORMAL for path in entries(product / "test"))
+    known = NORMAL | _MASKS
+    return any(path.name != "good" and _bare(path.name) in known for path in entries(product / "test"))
 
 
 def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -292,9 +294,7 @@ def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
     bad = [path for path in tested if path not in good and _bare(path.name) not in _MASKS]
     masks = _masks(root, bad) or (_masks(test, bad) if test else None)
     parts = [f"training images in {_names(normal or [train], root)}"]
-    parts += [
-        f"normal test images in {_names(good, root)}" if good else "no normal test images, so a share is kept"
-    ]
+    parts += [f"normal test images in {_names(good, root)}"] if good else [_KEPT]
     parts += [f"anomalous ones in {_names(bad, root)}"] if bad else ["no anomalous ones"]
     if others:
         parts.append(f"and leaves out {_names(others, root)}, for it trains on normal images alone")
@@ -310,18 +310,23 @@ def _classes(root: Path, split: Mapping[str, Any]) -> Layout | None:
     normal = [path for path in folders if _bare(path.name) in NORMAL and _images(path)]
     if not normal:
         return None
-    bad = [
+    rest = [
         path for path in folders if path not in normal and _bare(path.name) not in _MASKS and _images(path)
     ]
+    good = [path for path in rest if _bare(path.name).removesuffix("test").removeprefix("test") in NORMAL]
+    bad = [path for path in rest if path not in good]
     masks = _masks(root, bad) or _masks(base, bad)
     seen = f"normal images in {_names(normal, root)}, anomalous ones in {_names(bad, root) or 'no folder'}"
-    return _by_folder(seen, root, (normal, [], bad), masks, split)
+    if good:
+        seen += f", normal test images in {_names(good, root)}"
+    return _by_folder(seen, root, (normal, good, bad), masks, split)
 
 
 def _flat(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """Images without folders: they all count as normal."""
     if not (direct := [path for path in find_images(root, LeftOut()) if path.parent == root]):
         return None
+    _refuse_tables(root)
     if inside := [path for path in _folders(root) if _images(path)]:
         raise UserError(
             f"{root}: has images beside folders of images ({_names(inside, root)}); which are normal? Give"
@@ -338,7 +343,7 @@ def _by_folder(
     masks: Path | None,
     split: Mapping[str, Any],
 ) -> Layout:
-    train, good, bad = ([path.relative_to(root).as_posix() for path in part] for part in folders)
+    train, good, bad = (_below(part, root) for part in folders)
     settings: dict[str, Any] = {"train_normal": train, "test_normal": good, "test_anomalous": bad}
     if masks is not None:
         settings["masks"] = masks.relative_to(root).as_posix()
@@ -384,12 +389,12 @@ def _images(folder: Path) -> bool:
 
 
 def _names(paths: Sequence[Path], root: Path) -> str:
-    return ", ".join(path.relative_to(root).as_posix() for path in paths)
+    return ", ".join(_below(paths, root))
+
+
+def _below(paths: Sequence[Path], root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in paths]
 
 
 def _bare(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter not in " -_.")
-
-
-def _text(value: Any) -> str:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -46,8 +46,8 @@ def check(
     """Reads every file of a set and reports its faults.
 
     Faults are images and masks that cannot be decoded, masks that do not fit their image or its label, test images
-    that are training images as well (byte for byte), categories whose test images all have one label, and sizes
-    other than the official ones.
+    that are training images as well (byte for byte) or of both labels, categories whose test images all have one
+    label, and sizes other than the official ones.
 
     Args:
         images: The set.
@@ -133,6 +133,14 @@ def _leaks(images: ImageSet, digests: Mapping[Path, bytes]) -> Iterator[Problem]
         twin = trained.get(digests.get(sample.path, b""))
         if twin is not None:
             yield Problem(sample.category, f"{sample.path}: the same file as the training image {twin}")
+    labelled: dict[bytes, Sample] = {}
+    for sample in images.test:
+        other = labelled.setdefault(digests.get(sample.path, bytes(sample.path)), sample)
+        if other.label != sample.label:
+            yield Problem(
+                sample.category,
+                f"{sample.path}: the same file as {other.path}, and one of them counts as good",
+            )
 
 
 def _sizes(found: Mapping[str, Counts], official: Mapping[str, Counts]) -> Iterator[Problem]:

@@ -88,7 +88,25 @@ class Targets:
         return batch
 
 
-class ImageDataset(Dataset):
+class BatchDataset(Dataset):
+    """Data set that gives whole batches, and single items of them."""
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Returns a whole batch of the items at these positions."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Batch:
+        """Returns one item, without the batch dimension."""
+        batch = self.__getitems__([index])
+        item: dict[str, Any] = {key: value[0] for key, value in batch.items() if isinstance(value, Tensor)}
+        if "pyramid" in batch:
+            item["pyramid"] = tuple(features[0] for features in batch["pyramid"])
+        if "regions" in batch:
+            item["regions"] = batch["regions"]
+        return cast("Batch", item)
+
+
+class ImageDataset(BatchDataset):
     """Images that are read from their files each time.
 
     Args:
@@ -113,20 +131,6 @@ class ImageDataset(Dataset):
         batch["image"] = torch.stack([self._transform.image(self._paths[index]) for index in indices])
         return batch
 
-    def __getitem__(self, index: int) -> Batch:
-        """Returns one item, without the batch dimension."""
-        return unbatched(self.__getitems__([index]))
-
-
-def unbatched(batch: Batch) -> Batch:
-    """Removes the batch dimension of a batch of one."""
-    item: dict[str, Any] = {key: value[0] for key, value in batch.items() if isinstance(value, Tensor)}
-    if "pyramid" in batch:
-        item["pyramid"] = tuple(features[0] for features in batch["pyramid"])
-    if "regions" in batch:
-        item["regions"] = batch["regions"]
-    return cast("Batch", item)
-
 
 class FederatedDataModule(L.LightningDataModule):
     """Training images of each client, and one test set.
@@ -137,8 +141,10 @@ class FederatedDataModule(L.LightningDataModule):
         partition: For every client the indices of its images in ``train``.
         batch_size: Training images a batch.
         eval_batch_size: Test images a batch.
+        stages: Number of the stage that each client holds; None where all images are there from the start.
 
     Attributes:
+        stages: Number of the current stage by client, from 0.
         milestones: Rounds that stages are judged after: none here, as all images are there from the start.
         stage_rounds: The same, for each stage.
 
@@ -156,11 +162,13 @@ class FederatedDataModule(L.LightningDataModule):
         partition: Sequence[Sequence[int]],
         batch_size: int = 10,
         eval_batch_size: int = 32,
+        stages: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.train, self.test = train, test
         self.partition = [list(indices) for indices in partition]
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.stages = dict(enumerate(stages or [0] * len(self.partition)))
         size = len(train)  # type: ignore[arg-type]
         for number, indices in enumerate(self.partition):
             outside = [index for index in indices if not 0 <= index < size]
@@ -173,11 +181,6 @@ class FederatedDataModule(L.LightningDataModule):
     def sizes(self) -> dict[int, int]:
         """Number of training images by client."""
         return {client: len(indices) for client, indices in enumerate(self.partition)}
-
-    @property
-    def stages(self) -> dict[int, int]:
-        """Number of the current stage by client: always 0 here."""
-        return dict.fromkeys(range(len(self.partition)), 0)
 
     def at(self, round: int) -> "FederatedDataModule":
         """Returns the data that the clients hold in a round: the same in every round."""

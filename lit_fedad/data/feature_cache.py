@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.content import content_hashes
-from lit_fedad.data.datamodule import Batch, Targets, unbatched
+from lit_fedad.data.datamodule import Batch, BatchDataset, Targets
 from lit_fedad.data.row_store import RowStore, Shapes
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -26,7 +25,7 @@ HASHES = "hashes.json"
 _FORMAT = 1  # raise it when the same images, transform and backbone begin to give other rows
 
 
-class CachedFeatures(Dataset):
+class CachedFeatures(BatchDataset):
     """Feature pyramids read from the rows of a cache, whole batches at once.
 
     Args:
@@ -59,10 +58,6 @@ class CachedFeatures(Dataset):
             for (start, end), shape in zip(self._spans, self._shapes, strict=True)
         )
         return batch
-
-    def __getitem__(self, index: int) -> Batch:
-        """Returns one item, without the batch dimension."""
-        return unbatched(self.__getitems__([index]))
 
 
 class FeatureCache:

@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
-from lit_fedad.data.datamodule import Batch, Targets, unbatched
+from lit_fedad.data.datamodule import Batch, BatchDataset, Targets
+from lit_fedad.data.labelled import LabelledTargets
 
 _BATCH = 128
 
@@ -98,28 +98,7 @@ def features_key(images: Tensor | Sequence[bytes], *settings: object) -> str:
     return digest.hexdigest()[:32]
 
 
-class LabelledTargets:
-    """Labels of labelled images in memory.
-
-    Args:
-        labels: int64 [N].
-        normal_classes: Number of the classes that are normal, where classes stand behind normal and anomalous; None
-            where labels are classes.
-    """
-
-    def __init__(self, labels: Tensor, normal_classes: int | None = None) -> None:
-        self._labels, self._normal_classes = labels, normal_classes
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        """Returns label, index and, behind normal and anomalous, category of the images at these positions."""
-        index = torch.as_tensor(indices, dtype=torch.int64)
-        if self._normal_classes is None:
-            return Batch(label=self._labels[index], index=index)
-        category = self._labels[index]
-        return Batch(label=(category >= self._normal_classes).long(), index=index, category=category)
-
-
-class FrozenDataset(Dataset):
+class FrozenDataset(BatchDataset):
     """Features in the place of images, with what else a batch has.
 
     Args:
@@ -147,10 +126,6 @@ class FrozenDataset(Dataset):
         if self._features.views is not None:
             batch["views"] = self._features.views[batch["index"]]
         return batch
-
-    def __getitem__(self, index: int) -> Batch:
-        """Returns one item, without the batch dimension."""
-        return unbatched(self.__getitems__([index]))
 
 
 def _read(file: Path, number: int, views: int) -> FrozenFeatures | None:

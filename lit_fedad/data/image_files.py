@@ -25,6 +25,8 @@ _SYSTEM = frozenset(
         "$recycle.bin",
         "system volume information",
         "lost+found",
+        "@eadir",
+        "#recycle",
     }
 )
 _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
@@ -70,7 +72,7 @@ class LeftOut:
             warnings.warn(line, stacklevel=3)
 
 
-def find_images(folder: Path, left_out: LeftOut) -> list[Path]:
+def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Path]:
     """Lists the images in a folder and in all folders within it, of which there may be none.
 
     A file is an image by its suffix, or where that is unknown by its content. Hidden files and folders and those of
@@ -80,6 +82,7 @@ def find_images(folder: Path, left_out: LeftOut) -> list[Path]:
     Args:
         folder: The folder; or one file, which is taken whatever it is.
         left_out: Takes what is no image.
+        masks: Whether these are masks: else ``<image>_mask`` beside its image is left out.
 
     Returns:
         Their paths, in alphabetical order.
@@ -103,6 +106,15 @@ def find_images(folder: Path, left_out: LeftOut) -> list[Path]:
                 left_out.add(_NO_IMAGES, [path])
             else:
                 (dicom if form == "DICOM" else images).append(path)
+    if not masks:
+        beside = {path.with_suffix("") for path in images}
+        own = [
+            path
+            for path in images
+            if path.with_name(path.stem.removesuffix("_mask")) in beside - {path.with_suffix("")}
+        ]
+        left_out.add("masks beside images (to be used, they need a folder of their own)", own)
+        images = [path for path in images if path not in set(own)] if own else images
     if not dicom:
         return images
     names = {path.with_suffix("") for path in images}

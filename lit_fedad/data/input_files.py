@@ -4,6 +4,7 @@ import codecs
 import csv
 import io
 import json
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,8 @@ def read_json(path: Path) -> Any:
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Reads a CSV file whose first line names its columns.
 
-    Commas part its cells, or semicolons or tabs where its first line has more of these, as spreadsheets write them.
+    Commas part its cells, or semicolons or tabs where its first line has more of these, as spreadsheets write them; a
+    spreadsheet's line ``sep=;`` above it says it too.
 
     Args:
         path: The file, in UTF-8, or in UTF-16 that begins with its mark.
@@ -70,11 +72,14 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         content = path.read_bytes()
         wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         text = content.decode("utf-16" if wide else "utf-8-sig")
-        first = text.lstrip().partition("\n")[0]
+        first, _, rest = text.lstrip().partition("\n")
+        separator = max(",;\t", key=first.count)
+        if named := re.fullmatch(r"sep=(.)\r?", first):
+            separator, text = named.group(1), rest
         reader = csv.DictReader(
             io.StringIO(text, newline=""),
             restval="",
-            delimiter=max(",;\t", key=first.count),
+            delimiter=separator,
             skipinitialspace=True,
             strict=True,
         )

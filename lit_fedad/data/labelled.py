@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.arrays import read_images
-from lit_fedad.data.datamodule import Batch, unbatched
+from lit_fedad.data.datamodule import Batch, BatchDataset
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import each_channel
 
@@ -131,7 +128,28 @@ Images = ImageSet | LabelledSet
 """Image set that a partition divides: files to find anomalies in, or arrays to classify."""
 
 
-class LabelledDataset(Dataset):
+class LabelledTargets:
+    """Labels of labelled images in memory.
+
+    Args:
+        labels: int64 [N].
+        normal_classes: Number of the classes that are normal, where classes stand behind normal and anomalous; None
+            where labels are classes.
+    """
+
+    def __init__(self, labels: Tensor, normal_classes: int | None = None) -> None:
+        self._labels, self._normal_classes = labels, normal_classes
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        """Returns label, index and, behind normal and anomalous, category of the images at these positions."""
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        if self._normal_classes is None:
+            return Batch(label=self._labels[index], index=index)
+        category = self._labels[index]
+        return Batch(label=(category >= self._normal_classes).long(), index=index, category=category)
+
+
+class LabelledDataset(BatchDataset):
     """Normalised images with their labels.
 
     Args:
@@ -139,6 +157,7 @@ class LabelledDataset(Dataset):
         labels: int64 [N].
         mean: Mean of each channel in [0, 1], or of all.
         std: Standard deviation, likewise.
+        normal_classes: As in `LabelledTargets`.
 
     Example:
         >>> grey = torch.full((1, 1, 2, 2), 51, dtype=torch.uint8)
@@ -148,28 +167,30 @@ class LabelledDataset(Dataset):
     """
 
     def __init__(
-        self, images: Tensor, labels: Tensor, mean: Sequence[float] = HALF, std: Sequence[float] = HALF
+        self,
+        images: Tensor,
+        labels: Tensor,
+        mean: Sequence[float] = HALF,
+        std: Sequence[float] = HALF,
+        normal_classes: int | None = None,
     ) -> None:
-        self._images, self._labels = images, labels
+        self._images, self._targets = images, LabelledTargets(labels, normal_classes)
         # Of pixels in 0 .. 255, so that a batch takes one subtraction and one division.
         self._mean = 255 * torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)
         self._std = 255 * torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self._images)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns a whole batch."""
-        index = torch.as_tensor(indices, dtype=torch.int64)
-        return Batch(image=self.normalise(self._images[index]), label=self._labels[index], index=index)
+        batch = self._targets[indices]
+        batch["image"] = self.normalise(self._images[batch["index"]])
+        return batch
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalises images, uint8 [N, C, H, W], to float32 of the same shape."""
         return images.float().sub_(self._mean).div_(self._std)
-
-    def __getitem__(self, index: int) -> Batch:
-        """Returns one item, without the batch dimension."""
-        return unbatched(self.__getitems__([index]))
 
 
 def balanced(labels: Tensor, part: Literal["train", "test"], limit: int | None, seed: int) -> Tensor | slice:
@@ -197,31 +218,3 @@ def balanced(labels: Tensor, part: Literal["train", "test"], limit: int | None, 
         for label, members in by_class.items()
     ]
     return torch.from_numpy(np.sort(np.concatenate(chosen)))
-
-
-def read_balanced(
-    files: Sequence[Path],
-    labels: Tensor,
-    part: Literal["train", "test"],
-    limit: int | None,
-    seed: int,
-    size: int,
-) -> tuple[Tensor, Tensor]:
-    """Reads the image files of a subset, and no others; see `balanced` and `read_images`.
-
-    Args:
-        files: N image files.
-        labels: Their classes, int64 [N].
-        part: As in `balanced`.
-        limit: As in `balanced`.
-        seed: As in `balanced`.
-        size: Side of the square images in pixels.
-
-    Returns:
-        RGB images, uint8 [n, 3, size, size], and their classes, int64 [n].
-
-    Raises:
-        UserError: If the limit is below 1, or a file cannot be read as an image.
-    """
-    drawn = torch.arange(len(files))[balanced(labels, part, limit, seed)]
-    return read_images([files[i] for i in drawn], size), labels[drawn]

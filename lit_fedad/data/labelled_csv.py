@@ -1,10 +1,12 @@
 """One folder of images with their labels in a CSV file: HeadCT, and RSNA and VinDr-CXR as Kaggle has them."""
 
 import difflib
+import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from unicodedata import normalize
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import image_suffixes, images_in
@@ -42,8 +44,9 @@ def labelled_csv(
         root: The folder that ``labels`` and ``images`` are relative to.
         labels: The CSV file, with a header.
         images: The folder of images; images without a row are left out.
-        id_column: Column of file names, with or without suffix and folders. They are compared as written; a number that
-            no file is called may lack leading zeros: HeadCT's ``0`` is ``000.png``.
+        id_column: Column of file names, with or without suffix and folders (those below ``images``, or below ``root``).
+            They are compared as written, but for the kind of slash; a number that no file is called may lack leading
+            zeros: HeadCT's ``0`` is ``000.png``.
         label_column: Column of labels. An empty cell, or what pandas writes for one, is no label: the row is left out.
         normal: Labels of normal rows.
         anomalous: Labels of anomalous rows; None takes all that are not normal. Images with neither are left out.
@@ -61,11 +64,11 @@ def labelled_csv(
     """
     root = Path(root).expanduser()
     table = root / labels
-    good = {str(label) for label in normal}
-    named = good | {str(label) for label in anomalous or ()}
+    good = {_whole(str(label)) for label in normal}
+    named = good | {_whole(str(label)) for label in anomalous or ()}
     found = _labels(table, id_column, label_column, named)
     known = set().union(*found.values())
-    bad = known - good if anomalous is None else {str(label) for label in anomalous}
+    bad = known - good if anomalous is None else {_whole(str(label)) for label in anomalous}
     for label in sorted(good | bad):
         _require(label, known, f"{table}: no '{label}' in column '{label_column}'")
 
@@ -76,7 +79,7 @@ def labelled_csv(
             defects[image] = findings[0]
         elif good.issuperset(counts):
             defects[image] = "good"
-    paths = _paths(defects, root / images, table)
+    paths = _paths(defects, root, root / images, table, found.keys())
 
     product = name or root.absolute().name
     samples = [
@@ -100,7 +103,7 @@ def _labels(
     counts: dict[str, Counter[str]] = {}
     empty = []
     for number, row in enumerate(rows, 1):
-        image, label = row[id_column].strip(), row[label_column].strip()
+        image, label = row[id_column].strip(), _whole(row[label_column].strip())
         if not image or (label.lower() in _NO_LABEL and label not in named):
             empty.append(number)
         else:
@@ -114,6 +117,11 @@ def _labels(
     return counts
 
 
+def _whole(label: str) -> str:
+    """A label without the decimals that pandas gives to whole numbers in a column with gaps: 0 for 0.0."""
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", label)
+
+
 def _require(word: str, known: Collection[str], problem: str) -> None:
     """Refuses a word that is not known, and names the nearest that is."""
     if word not in known:
@@ -121,15 +129,23 @@ def _require(word: str, known: Collection[str], problem: str) -> None:
         raise UserError(problem + (f"; the nearest is '{nearest[0]}'" if nearest else "; it is empty"))
 
 
-def _paths(wanted: Collection[str], folder: Path, table: Path) -> dict[str, Path]:
-    """The file of every image in the table."""
+def _paths(
+    wanted: Collection[str], root: Path, folder: Path, table: Path, listed: Collection[str]
+) -> dict[str, Path]:
+    """The file of every image in the table; what the table does not list is left out."""
     files = images_in(folder)
-    names = _names(files, folder)
+    names = _names(files, root, folder)
     found = {image: path for image in wanted if (path := _file(image, names, table)) is not None}
     if missing := [image for image in wanted if image not in found]:
         raise UserError(
             f"{table}: no image '{missing[0]}' in {folder} ({len(missing)} of {len(wanted)} missing);"
             " add them, or remove their rows"
+        )
+    known = {_file(image, names, table) for image in listed}
+    if bare := [path for path in files if path not in known]:
+        warnings.warn(
+            f"{table}: {len(bare)} of {len(files)} images have no labelled row and are left out, first {bare[0]}",
+            stacklevel=3,
         )
     ids: dict[Path, str] = {}
     for image, path in found.items():
@@ -138,11 +154,11 @@ def _paths(wanted: Collection[str], folder: Path, table: Path) -> dict[str, Path
     return found
 
 
-def matches(ids: Sequence[str], files: Sequence[Path], folder: Path) -> bool:
-    """Tells whether words name files of a folder, nine of ten at least."""
-    names = _names(files, folder)
+def matches(ids: Sequence[str], files: Sequence[Path], root: Path, images: str) -> bool:
+    """Tells whether words name files of a folder ``images`` below ``root``, nine of ten at least."""
+    names = _names(files, root, root / images)
     try:
-        known = sum(_file(word.strip(), names, folder) is not None for word in ids)
+        known = sum(_file(word.strip(), names, root) is not None for word in ids)
     except UserError:
         return False
     return bool(ids) and 10 * known >= 9 * len(ids)
@@ -151,24 +167,25 @@ def matches(ids: Sequence[str], files: Sequence[Path], folder: Path) -> bool:
 _Names = list[dict[str, list[Path]]]
 
 
-def _names(files: Sequence[Path], folder: Path) -> _Names:
-    """What files may be called, most exact first: path, name, both without suffix, number without leading zeros."""
-    names: _Names = [{} for _ in range(5)]
+def _names(files: Sequence[Path], root: Path, folder: Path) -> _Names:
+    """What files may be called, most exact first: paths, name, both without suffix, number without leading zeros."""
+    names: _Names = [{} for _ in range(6)]
     for path in files:
-        below = path.relative_to(folder)
+        whole, below = path.relative_to(root).as_posix(), path.relative_to(folder)
         number = str(int(path.stem)) if path.stem.isdecimal() else path.stem
-        words = (below.as_posix(), path.name, below.with_suffix("").as_posix(), path.stem, number)
+        words = (whole, below.as_posix(), path.name, below.with_suffix("").as_posix(), path.stem, number)
         for kind, word in zip(names, words, strict=True):
-            kind.setdefault(word, []).append(path)
+            kind.setdefault(normalize("NFC", word), []).append(path)
     return names
 
 
 def _file(image: str, names: _Names, table: Path) -> Path | None:
     """The file that an id names; None for none."""
+    image = normalize("NFC", image.replace("\\", "/").removeprefix("./"))
     suffix = Path(image).suffix
     stem = image.removesuffix(suffix) if suffix.lower() in (*image_suffixes(), *DICOM_SUFFIXES) else image
     number = str(int(stem)) if stem.isdecimal() else stem
-    for kind, word in zip(names, (image, image, stem, stem, number), strict=True):
+    for kind, word in zip(names, (image, image, image, stem, stem, number), strict=True):
         paths = kind.get(word, ())
         if len(paths) > 1:
             raise UserError(

@@ -71,9 +71,11 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
     Raises:
         UserError: It marks by transparency, by colours that look like the background, or by values that are none.
     """
-    values = _brightness(mask.image, path)
+    values, coloured = _brightness(mask, path)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise UserError(f"{path}: the mask holds values that are no numbers; save it with 0 and 255")
+    if values.dtype.kind == "f" and (values != np.rint(values)).any() and len(np.unique(values)) > 2:
+        raise UserError(f"{path}: the mask holds fractions, of no fixed white; save it with 0 and 255")
     lowest, highest, half = values.min(), values.max(), (mask.full + 1) // 2
     if lowest < 0:
         raise UserError(f"{path}: the mask holds values below 0; save it with 0 and 255")
@@ -86,7 +88,7 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
         return np.asarray(values >= half)
     if 0 < lowest < highest:
         raise UserError(f"{path}: no pixel of the mask is 0 (black), which is normal; save it with 0 and 255")
-    if highest >= half and mask.image.mode != "P" and _soft(values, mask.full):
+    if highest >= half and not coloured and _soft(values, mask.full):
         warn_once(
             f"{path.parent}: has masks with soft edges, or made from JPEG, such as {path.name}; what is at least half"
             " bright counts as anomalous"
@@ -103,11 +105,21 @@ def _soft(values: np.ndarray, full: int) -> bool:
     return bool(2 * (values >= 0.9 * full).sum() >= (values >= full / 2).sum())
 
 
-def _brightness(image: Image.Image, path: Path) -> np.ndarray:
-    """The highest colour value of each pixel [H, W]."""
+def _brightness(mask: Picture, path: Path) -> tuple[np.ndarray, bool]:
+    """The highest colour value of each pixel [H, W], and whether it is the colours of a palette that say it."""
+    image = mask.image
+    if image.mode in ("CMYK", "YCbCr"):  # whose channels are no brightness
+        image = image.convert("RGB")
     if not (image.mode == "P" or image.has_transparency_data):
         values = np.asarray(image)
-        return values.max(axis=2) if values.ndim == 3 else values
+        if values.ndim == 2:
+            return values, False
+        shown, bright = values.max(axis=2), values >= 128
+        if shown.min() >= (128 if mask.lossy else 1) and (bright != bright[0, 0]).any():
+            raise UserError(
+                f"{path}: the mask has colours and no black for what is normal; save it with 0 and 255"
+            )
+        return shown, False
     coloured = np.asarray(image.convert("RGBA"))
     shown, opacity = coloured[..., :3].max(axis=2), coloured[..., 3]
     if image.mode == "P" and len(np.unique(np.asarray(image))) > 1 and (shown.min() > 0 or not shown.any()):
@@ -121,7 +133,7 @@ def _brightness(image: Image.Image, path: Path) -> np.ndarray:
         )
     if opacity.min() < opacity.max() and not shown.any():
         raise UserError(f"{path}: the mask marks by transparency; save it without, with 0 and 255")
-    return shown
+    return shown, image.mode == "P" and bool((shown != coloured[..., :3].min(axis=2)).any())
 
 
 def resized_marks(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -235,7 +247,7 @@ class MaskReport:
         lines = []
         if empty:
             lines.append(some(empty, "mark no pixel; their images still count as anomalous"))
-        if 2 * len(inverted) > number > 1:
+        if 2 * len(inverted) > number:
             lines.append(some(inverted, "mark most of their image and all its corners; are they inverted?"))
         elif full and number > 1:
             lines.append(some(full, "mark their whole image"))
@@ -290,7 +302,7 @@ def find_masks(
         UserError: An image has none or several, or two images share one.
     """
     by_stem: dict[Path, list[Path]] = {}
-    for path in find_images(folder, left_out) if folder.is_dir() else []:
+    for path in find_images(folder, left_out, masks=True) if folder.is_dir() else []:
         by_stem.setdefault(path.relative_to(folder).with_suffix(""), []).append(path)
     masks: list[Path | None] = []
     owners: dict[Path, Path] = {}
@@ -308,10 +320,10 @@ def find_masks(
                 f" names, such as {image.name}_mask.png, or rename an image"
             )
         masks.append(fits[0] if fits else None)
-    missing = [path for path, mask in zip(images, masks, strict=True) if mask is None]
-    if missing:
+    if missing := [path for path, mask in zip(images, masks, strict=True) if mask is None]:
+        place = missing[0].relative_to(root).parent if root else Path()
         raise UserError(
-            f"{missing[0]}: no mask {folder / missing[0].stem}_mask.png"
+            f"{missing[0]}: no mask {folder / place / missing[0].stem}_mask.png"
             f" ({len(missing)} of {len(images)} missing); add them, or remove the folder of masks"
         )
     for paths in by_stem.values():

@@ -19,6 +19,9 @@ from lit_fedad.data.subset import resplit, subset
 NORMAL_NAMES = ("good", "normal", "ok")
 """What folders of normal images are called, in lower case; in this layout the first alone."""
 
+MASK_NAMES = ("ground_truth", "groundtruth", "gt", "mask", "masks")
+"""What folders of masks are called, in lower case; in this layout the first alone."""
+
 
 def mvtec_mixture(
     root: str | Path,
@@ -126,6 +129,8 @@ def _test_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
     for path in defects:
         if path.name != "good" and path.name.casefold() in NORMAL_NAMES:
             raise UserError(f"{path}: normal test images lie in a folder called good; rename it")
+        if path.name.casefold() in MASK_NAMES:
+            raise UserError(f"{path}: masks lie beside the folder test; move it to {folder / 'ground_truth'}")
     masked = folder / "ground_truth"
     samples = []
     for defect in defects:
@@ -138,5 +143,10 @@ def _test_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
             Sample(path, product, defect.name, mask) for path, mask in zip(images, masks, strict=True)
         ]
     known = {path.name for path in defects}
+    parts = ("train", "test", "ground_truth")
+    left.add(
+        "beside train and test",
+        [path for path in entries(folder) if path.is_dir() and path.name not in parts],
+    )
     left.add("masks of no images", [path for path in entries(masked) if path.name not in known])
     return samples

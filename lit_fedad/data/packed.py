@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -87,6 +88,93 @@ def packed(
         *(mean, std),
     )
     return whole.subset(train_per_class, test_per_class, seed)
+
+
+MEDMNIST_ADDRESS = "https://medmnist.com"
+
+_ORGANS = (
+    *("bladder", "left femur", "right femur", "heart", "left kidney", "right kidney"),
+    *("liver", "left lung", "right lung", "pancreas", "spleen"),
+)
+
+MEDMNIST_CLASSES = {
+    "pathmnist": (
+        *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
+        *("normal mucosa", "stroma", "adenocarcinoma"),
+    ),
+    "octmnist": ("neovascularization", "macular edema", "drusen", "normal"),
+    "organcmnist": _ORGANS,
+    "organsmnist": _ORGANS,
+    "pneumoniamnist": ("normal", "pneumonia"),
+}
+"""Name of a set -> its classes, in the order of its labels."""
+
+
+def medmnist(
+    root: str | Path,
+    name: Literal["pathmnist", "octmnist", "organcmnist", "organsmnist", "pneumoniamnist"],
+    size: Literal[28, 64, 128, 224] = 28,
+    train_per_class: int | None = None,
+    test_per_class: int | None = None,
+    mean: Sequence[float] = HALF,
+    std: Sequence[float] = HALF,
+    seed: int = 0,
+    channels: Channels = 3,
+    download: bool = False,
+) -> LabelledSet:
+    """Reads the training and test part of a set; the validation part is not used.
+
+    Args:
+        root: The folder that holds the official file: ``pathmnist.npz``, at other sizes than 28 ``pathmnist_64.npz``.
+        name: Which set. ``pathmnist`` is coloured, the others are grey.
+        size: Side of the images in pixels.
+        train_per_class: As in `LabelledSet.subset`.
+        test_per_class: As in `LabelledSet.subset`.
+        mean: Mean of each channel in [0, 1], or of all.
+        std: Standard deviation, likewise.
+        seed: As in `LabelledSet.subset`.
+        channels: As in `packed`.
+        download: Whether a missing file is fetched; this takes the package ``medmnist``.
+
+    Raises:
+        UserError: The file is missing, damaged or cannot be fetched, or as in `packed`.
+    """
+    root = Path(root).expanduser()
+    path = root / f"{name}{'' if size == 28 else f'_{size}'}.npz"
+    if not path.is_file():
+        if not download:
+            raise UserError(
+                f"{path}: no such file; get it from {MEDMNIST_ADDRESS}, or give data.download=true"
+            )
+        _fetch(path, name, size)
+    return packed(
+        root,
+        path.name,
+        name=name,
+        train_per_class=train_per_class,
+        test_per_class=test_per_class,
+        mean=mean,
+        std=std,
+        seed=seed,
+        channels=channels,
+        classes=MEDMNIST_CLASSES[name],
+    )
+
+
+def _fetch(path: Path, name: str, size: int) -> None:
+    """Lets the data set's own package download the file and check it."""
+    try:
+        package = import_module("medmnist")
+    except ImportError as error:
+        raise UserError(
+            f"{path}: fetching it takes a package, pip install 'medmnist>=3'; or get it from {MEDMNIST_ADDRESS}"
+        ) from error
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        reader = getattr(package, package.INFO[name]["python_class"])
+        reader(split="test", download=True, size=size, root=str(path.parent))
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"{path}: cannot be fetched; get it from {MEDMNIST_ADDRESS}") from error
 
 
 def packed_images(path: Path) -> Tensor:

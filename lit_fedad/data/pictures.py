@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.dicom import read_dicom, read_native_dicom
@@ -35,6 +35,17 @@ _MAGIC: dict[str, tuple[tuple[int, bytes], ...]] = {
     "AVIF": ((4, b"ftypavif"), (4, b"ftypavis")),
     "QOI": ((0, b"qoif"),),
 }
+_FOREIGN = {
+    b"": "is empty",
+    b"version https://git-lfs": "is a pointer of Git LFS; fetch the file itself (git lfs pull)",
+    b"%PDF": "is a PDF",
+    b"8BPS": "is a Photoshop file",
+    b"\xff\x0a": "is JPEG XL",
+    b"\0\0\0\x0cJXL ": "is JPEG XL",
+    b"v/1\x01": "is OpenEXR",
+    b"<": "is text, a web page or SVG",
+}
+"""What files are that are often called images, by their first bytes."""
 _BITS, _PHOTOMETRIC, _SUBFILE, _SAMPLE_FORMAT, _ORIENTATION = 258, 262, 254, 339, 274  # tags of TIFF
 _SIZE = (256, 257)
 _RAW = frozenset({33422, 50706, 50752})  # colour filter, DNG, Canon
@@ -108,9 +119,11 @@ def open_picture(path: Path) -> Picture:
     """
     try:
         check_regular(path)
-        if sniff(path) == "DICOM":
+        if (form := sniff(path)) == "DICOM":
             return Picture(read_dicom(path))
-        with Image.open(path, formats=decoders()) as image:
+        if form is None:
+            raise ValueError(_foreign(path))
+        with _opened(path, form) as image:
             check_pixels(*image.size)
             return _decoded(image)
     except UserError:
@@ -125,6 +138,26 @@ def open_picture(path: Path) -> Picture:
         ) from error
 
 
+def _opened(source: Path | BytesIO, form: str) -> Image.Image:
+    """Opens a file of a format."""
+    try:
+        return Image.open(source, formats=(form,))
+    except UnidentifiedImageError:
+        raise ValueError(
+            f"is {form} of a kind that is not read: damaged, or of float or many channels"
+        ) from None
+
+
+def _foreign(path: Path) -> str:
+    """What a file is that is no image of a known format."""
+    with path.open("rb") as file:
+        head = file.read(32)
+    if head[4:8] == b"ftyp":
+        return f"is HEIC or video ({head[8:12].decode('latin-1')}); save it as JPEG or PNG"
+    known = (words for start, words in _FOREIGN.items() if head.startswith(start) and (start or not head))
+    return next(known, "is of no format that is read")
+
+
 def shown_size(path: Path) -> tuple[tuple[int, int], bool]:
     """Reads from an image file's header its upright width and height, and whether it is shown turned or mirrored.
 
@@ -136,8 +169,8 @@ def shown_size(path: Path) -> tuple[tuple[int, int], bool]:
     """
     try:
         check_regular(path)
-        if sniff(path) != "DICOM":
-            with Image.open(path, formats=decoders()) as image:
+        if (form := sniff(path)) not in ("DICOM", None):
+            with _opened(path, form) as image:
                 tags = getattr(image, "tag_v2", {})
                 width, height = (
                     int(tags.get(tag, side)) for tag, side in zip(_SIZE, image.size, strict=True)
@@ -182,7 +215,7 @@ def decode_upload(content: bytes, form: str, most_pixels: int) -> Picture:
     """
     if form == "DICOM":
         return Picture(read_native_dicom(content, most_pixels))
-    with Image.open(BytesIO(content), formats=(form,)) as image:
+    with _opened(BytesIO(content), form) as image:
         if image.width * image.height > most_pixels:
             raise OverflowError(f"{image.width}x{image.height} pixels, and at most {most_pixels} are read")
         return _decoded(image)

@@ -93,68 +93,36 @@ def synthetic(count: int, size: int, seed: int = 0) -> Tensor:
     return torch.cat(chunks)[:count]
 
 
-def folder(root: str | Path, size: int, count: int | None = None, seed: int = 0) -> Tensor:
-    """Reads random images of a folder and of those below it.
+def natural(
+    root: str | Path | None, size: int, count: int | None = 1000, seed: int = 0, file: str | None = None
+) -> Tensor:
+    """Reads random natural images where they are given, and draws pictures otherwise.
 
     Args:
-        root: The folder.
-        size: Side in pixels; see `read_images`.
-        count: At most this many; None takes all. Only those drawn are read.
+        root: A folder, whose images and those below it are read; an ``.npz`` file (see `lit_fedad.data.packed`), whose
+            labels are not; None for `synthetic`.
+        size: Side in pixels (`read_images`).
+        count: At most this many images, of which only those drawn are read, or the number of pictures; None takes all.
         seed: Seed of the draw.
+        file: Name of an ``.npz`` file below ``root``; None where ``root`` says all.
 
     Returns:
         uint8 [P, 3, size, size].
 
     Raises:
-        UserError: The folder is missing or holds no image, an image cannot be read, or ``count`` is below 1.
-    """
-    files = images_in(Path(root).expanduser())
-    return read_images([files[i] for i in _drawn(len(files), count, seed)], size)
-
-
-def packed(root: str | Path, file: str, size: int, count: int | None = None, seed: int = 0) -> Tensor:
-    """Reads random images of an ``.npz`` file (see `lit_fedad.data.packed`); labels are not read.
-
-    Args:
-        root: The folder that holds the file.
-        file: Its name, relative to ``root``.
-        size: Side in pixels that the images are scaled to.
-        count: At most this many; None takes all.
-        seed: Seed of the draw.
-
-    Returns:
-        uint8 [P, 3, size, size].
-
-    Raises:
-        UserError: The file is missing or damaged, or ``count`` is below 1.
-    """
-    images = packed_images(Path(root).expanduser() / file)
-    return resized(images[_drawn(len(images), count, seed)], size, size)
-
-
-def natural(root: str | Path | None, size: int, count: int | None = 1000, seed: int = 0) -> Tensor:
-    """Reads natural images where they are given, and draws pictures otherwise.
-
-    Args:
-        root: A folder (see `folder`) or an ``.npz`` file (see `packed`); None for `synthetic`.
-        size: Side in pixels.
-        count: At most this many images, or the number of pictures; None takes every image.
-        seed: Seed of the draw.
-
-    Returns:
-        uint8 [P, 3, size, size].
-
-    Raises:
-        UserError: As in these functions, or if pictures have no number.
+        UserError: A folder or file is missing or damaged, or holds no image; an image cannot be read; ``count`` is
+            below 1, or missing for pictures.
     """
     if root is None:
         if count is None:
             raise UserError("public.count=null takes every image of public.root=..., and none is given")
         return synthetic(count, size, seed)
-    path = Path(root).expanduser()
+    path = Path(root).expanduser() / (file or "")
     if path.suffix == ".npz":
-        return packed(path.parent, path.name, size, count, seed)
-    return folder(path, size, count, seed)
+        images = packed_images(path)
+        return resized(images[_drawn(len(images), count, seed)], size, size)
+    files = images_in(path)
+    return read_images([files[i] for i in _drawn(len(files), count, seed)], size)
 
 
 def refuse_overlap(public: Tensor, private: Tensor, name: str) -> None:

@@ -1,18 +1,16 @@
 """Semantic anomaly detection: images of known classes are normal, those of other sets are anomalous."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import draw, resized
-from lit_fedad.data.datamodule import Batch
-from lit_fedad.data.labelled import HALF, LabelledDataset, LabelledSet
+from lit_fedad.data.labelled import LabelledSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,42 +33,6 @@ class SemanticSet(LabelledSet):
     def normal_classes(self) -> int:
         """Number of normal classes: smaller labels are normal, the others anomalous."""
         return len(self.classes) - len(self.anomalies)
-
-
-class SemanticDataset(LabelledDataset):
-    """Normalised images that are normal (label 0) or anomalous (1), with their class as ``category``.
-
-    Args:
-        images: uint8 [N, C, H, W].
-        labels: int64 [N], positions in the classes of a `SemanticSet`.
-        normal_classes: Number of the classes that are normal.
-        mean: Mean of each channel in [0, 1], or of all.
-        std: Standard deviation, likewise.
-
-    Example:
-        >>> grey = torch.full((3, 3, 2, 2), 51, dtype=torch.uint8)
-        >>> batch = SemanticDataset(grey, torch.tensor([0, 2, 1]), normal_classes=2).__getitems__([0, 1, 2])
-        >>> batch["label"].tolist(), batch["category"].tolist()
-        ([0, 1, 0], [0, 2, 1])
-    """
-
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        normal_classes: int,
-        mean: Sequence[float] = HALF,
-        std: Sequence[float] = HALF,
-    ) -> None:
-        super().__init__(images, labels, mean, std)
-        self._normal_classes = normal_classes
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Returns a whole batch."""
-        batch = super().__getitems__(indices)
-        batch["category"] = batch["label"]
-        batch["label"] = (batch["category"] >= self._normal_classes).long()
-        return batch
 
 
 def semantic(

@@ -112,9 +112,8 @@ class StreamDataModule(FederatedDataModule):
         stages = self.timetable.stages(round)
         if self._now is None or self._now[0] != stages:
             held = [own[stage] for own, stage in zip(self.by_stage, stages, strict=True)]
-            now = _Held(self.train, self.test, held, self.batch_size, self.eval_batch_size)
-            now.held = dict(enumerate(stages))
-            self._now = stages, now
+            sizes = self.batch_size, self.eval_batch_size
+            self._now = stages, FederatedDataModule(self.train, self.test, held, *sizes, stages)
         return self._now[1]
 
 
@@ -139,19 +138,10 @@ class LastStages(FederatedDataModule):
     ) -> None:
         union = [[index for stage in own for index in stage] for own in stages]
         super().__init__(train, test, union, batch_size, eval_batch_size)
-        self._now = _Held(train, test, [own[-1] for own in stages], batch_size, eval_batch_size)
-        self._now.held = {client: len(own) - 1 for client, own in enumerate(stages)}
+        last = [own[-1] for own in stages]
+        numbers = [len(own) - 1 for own in stages]
+        self._now = FederatedDataModule(train, test, last, batch_size, eval_batch_size, numbers)
 
     def at(self, round: int) -> FederatedDataModule:
         """Returns the data of the last stages, whatever the round."""
         return self._now
-
-
-class _Held(FederatedDataModule):
-    """The data that the clients hold in one round."""
-
-    held: dict[int, int]
-
-    @property
-    def stages(self) -> dict[int, int]:
-        return self.held

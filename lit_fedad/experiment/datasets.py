@@ -12,7 +12,7 @@ from lit_fedad.data.datamodule import ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.data.semantic import SemanticDataset, SemanticSet
+from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.frozen_data import cache_folder, frozen_datasets, frozen_encoder, pooled_folder
 from lit_fedad.federation.processes import all_cores
@@ -70,12 +70,8 @@ def check_form(config: Config, images: Images) -> None:
 
 def _labelled_data(images: LabelledSet) -> tuple[Dataset, Dataset]:
     parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
-    train, test = (
-        SemanticDataset(*part, images.normal_classes, images.mean, images.std)
-        if isinstance(images, SemanticSet)
-        else LabelledDataset(*part, images.mean, images.std)
-        for part in parts
-    )
+    normal = images.normal_classes if isinstance(images, SemanticSet) else None
+    train, test = (LabelledDataset(*part, images.mean, images.std, normal) for part in parts)
     return train, test
 
 

@@ -19,11 +19,10 @@ from lit_fedad.data.feature_cache import HASHES
 from lit_fedad.data.frozen_features import (
     FrozenDataset,
     FrozenFeatures,
-    LabelledTargets,
     features_key,
     frozen_features,
 )
-from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.labelled import LabelledSet, LabelledTargets
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import ImageTransform

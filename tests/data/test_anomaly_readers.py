@@ -10,12 +10,11 @@ from scipy.io import savemat
 from torchvision.datasets import SVHN, Places365
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.imagenet_sets import places365
+from lit_fedad.data.class_sets import class_set, places365
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.packed import packed
 from lit_fedad.data.public import image_folder
 from lit_fedad.data.semantic import join
-from lit_fedad.data.torchvision_sets import svhn
 
 
 def md5(path):
@@ -44,7 +43,7 @@ def digits(tmp_path, monkeypatch):
 
 def test_svhn_is_read(digits):
     root, written = digits
-    images = svhn(root)
+    images = class_set(root, "svhn")
     assert images.classes == tuple("0123456789")
     assert images.train_labels.tolist() == [1, 0, 2, 0]  # its files call the digit 0 ten
     assert images.test_labels.tolist() == [9, 0]
@@ -52,14 +51,14 @@ def test_svhn_is_read(digits):
         assert np.array_equal(
             images.train_images[number].permute(1, 2, 0).numpy(), written["train"][..., number]
         )
-    assert sorted(svhn(root, train_per_class=1).train_labels.tolist()) == [0, 1, 2]
+    assert sorted(class_set(root, "svhn", train_per_class=1).train_labels.tolist()) == [0, 1, 2]
 
 
 def test_svhn_missing_or_damaged(digits, tmp_path):
-    refused("none/train_32x32.mat: is missing or damaged; get it from http", svhn, tmp_path / "none")
+    refused("none/train_32x32.mat: is missing or damaged; unpack http", class_set, tmp_path / "none", "svhn")
     with (digits[0] / "test_32x32.mat").open("ab") as file:
         file.write(b"x")
-    refused("test_32x32.mat: is missing or damaged", svhn, digits[0])
+    refused("test_32x32.mat: is missing or damaged", class_set, digits[0], "svhn")
 
 
 @pytest.fixture

@@ -35,6 +35,11 @@ def table(root, header, label, ending=".png"):
     (root / "labels.csv").write_text("\n".join([header, *rows]))
 
 
+def note(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
 def latin_table(root):
     table(root, "id,label", lambda i: i % 2)
     (root / "labels.csv").write_bytes("id,gr\u00f6\u00dfe\n0,1\n".encode("cp1252"))
@@ -81,6 +86,17 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         (4, 1, 5, 5),
     ),
     "csv 0/1": (lambda root: table(root, "file,label", lambda i: i % 2), "label=0 is normal", (2, 1, 3, 0)),
+    "csv that says which are good": (
+        lambda root: table(root, "id,good", lambda i: i % 2),
+        "good=1 is normal",
+        (2, 1, 3, 0),
+    ),
+    "normal tests": (lambda root: images(root, "normal", "normal_test", "bad"), "in normal_test", (5, 5, 5, 0)),
+    "masks in test": (
+        lambda root: (mvtec(root), (root / "ground_truth").rename(root / "test" / "ground_truth")),
+        "masks in test/ground_truth",
+        (5, 5, 5, 5),
+    ),
     "csv of a spreadsheet": (
         lambda root: (
             table(root, "id;label", lambda i: i % 2),
@@ -135,6 +151,11 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: None, "no such folder"),
         (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),
         (lambda root: latin_table(root), r"labels\.csv: cannot be read as CSV: .*; save it as CSV in UTF-8"),
+        (lambda root: table(root, "id,label", lambda i: i % 2, ".jpg?"), r"labels\.csv: names no images"),
+        (lambda root: table(root, "0.png,0", lambda i: i % 2), "its first line names an image"),
+        (lambda root: (images(root, "images"), note(root / "labels" / "0.txt", "0 .5 .5 .1 .1")), "YOLO"),
+        (lambda root: (images(root, "JPEGImages"), note(root / "a" / "0.xml", "<annotation>")), "Pascal VOC"),
+        (lambda root: (images(root, "."), note(root / "0.json", '{"shapes": []}')), "LabelMe"),
         (lambda root: (coco(root, "a.json", "images"), (root / "a.json").write_text("{")), r"a\.json: cannot be read"),
     ],
 )  # fmt: skip

@@ -140,6 +140,13 @@ def test_a_training_image_among_the_test_images_of_another_product(tree):
     )
 
 
+def test_a_test_image_that_is_both_normal_and_anomalous(tree):
+    shutil.copy(tree / "nut/test/dent/0.png", tree / "nut/test/good/copy.png")
+    product, message = only(tree)
+    assert (product, message.partition(":")[0]) == ("nut", "nut/test/good/copy.png")
+    assert "the same file as" in message
+
+
 def test_copies_on_one_side_of_the_split_are_no_leak(tree):
     shutil.copy(tree / "cap/train/good/1.png", tree / "cap/train/good/0.png")
     shutil.copy(tree / "cap/test/good/1.png", tree / "cap/test/good/0.png")

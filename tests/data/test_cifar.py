@@ -11,8 +11,8 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.class_sets import SOURCES, class_set
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.data.torchvision_sets import MEAN, STD, cifar
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def small_cifar10(written):
 
 
 def test_cifar10_is_read(small_cifar10):
-    images = cifar(small_cifar10)
+    images = class_set(small_cifar10, "cifar10")
     assert images.name == "cifar10"
     assert images.classes == ("class 0", "class 1", "class 2")
     assert images.train_labels.tolist() == [1, 2, 0, 1, 0, 1, 2]
@@ -69,7 +69,7 @@ def test_cifar10_is_read(small_cifar10):
     )
     assert images.train_images.dtype == torch.uint8
     assert np.array_equal(images.train_images.numpy(), rows.reshape(7, 3, 32, 32))
-    assert (images.mean, images.std) == (MEAN[10], STD[10])
+    assert (images.mean, images.std) == (SOURCES["cifar10"].mean, SOURCES["cifar10"].std)
 
 
 @pytest.fixture
@@ -78,27 +78,32 @@ def small_cifar100(written):
 
 
 def test_cifar100_is_read_with_fine_labels(small_cifar100):
-    images = cifar(small_cifar100, 100)
+    images = class_set(small_cifar100, "cifar100")
     assert images.name == "cifar100"
     assert images.classes == ("class 0", "class 1", "class 2", "class 3")
     assert images.train_labels.tolist() == [2, 3, 0, 1, 2, 3]
     assert images.test_labels.tolist() == [2, 3]
     rows = (np.arange(6 * 3072).reshape(6, 3072) + 6).astype(np.uint8)
     assert np.array_equal(images.train_images.numpy(), rows.reshape(6, 3, 32, 32))
-    assert (images.mean, images.std) == (MEAN[100], STD[100])
-    assert sorted(cifar(small_cifar100, 100, train_per_class=1).train_labels.tolist()) == [0, 1, 2, 3]
+    assert (images.mean, images.std) == (SOURCES["cifar100"].mean, SOURCES["cifar100"].std)
+    assert sorted(class_set(small_cifar100, "cifar100", train_per_class=1).train_labels.tolist()) == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_the_configuration_of_cifar100_builds_what_the_function_gives(small_cifar100):
     config = compose(["data=cifar100", f"data.root={small_cifar100}", "data.test_per_class=1"])
-    images, expected = build(config["data"]), cifar(small_cifar100, 100, test_per_class=1)
+    images, expected = build(config["data"]), class_set(small_cifar100, "cifar100", test_per_class=1)
     assert torch.equal(images.test_images, expected.test_images)
     assert (tuple(images.mean), tuple(images.std)) == (expected.mean, expected.std)
 
 
 def test_the_configuration_builds_what_the_function_gives(small_cifar10):
     config = compose(["data=cifar10", f"data.root={small_cifar10}", "data.train_per_class=1"])
-    images, expected = build(config["data"]), cifar(small_cifar10, train_per_class=1)
+    images, expected = build(config["data"]), class_set(small_cifar10, "cifar10", train_per_class=1)
     assert torch.equal(images.train_images, expected.train_images)
     assert (tuple(images.mean), tuple(images.std)) == (expected.mean, expected.std)
     batch = LabelledDataset(images.test_images, images.test_labels, images.mean, images.std)[0]
@@ -108,7 +113,7 @@ def test_the_configuration_builds_what_the_function_gives(small_cifar10):
 @pytest.mark.parametrize(("classes", "source"), [(10, CIFAR10), (100, CIFAR100)])
 def test_missing_files_say_where_to_get_them(classes, source, tmp_path):
     with pytest.raises(UserError, match=f"{source.base_folder}.*missing or damaged.*https://") as caught:
-        cifar(tmp_path, classes)
+        class_set(tmp_path, f"cifar{classes}")
     assert source.filename in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -117,7 +122,7 @@ def test_damaged_files_are_refused(small_cifar10):
     file = small_cifar10 / CIFAR10.base_folder / "data_batch_2"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError, match="missing or damaged"):
-        cifar(small_cifar10)
+        class_set(small_cifar10, "cifar10")
     file.unlink()
     with pytest.raises(UserError, match="missing or damaged"):
-        cifar(small_cifar10)
+        class_set(small_cifar10, "cifar10")

@@ -34,6 +34,7 @@ def test_nested_images_are_taken_in_order_and_hidden_ones_are_not(root):
         ".ipynb_checkpoints/x.png",
         ".Trash-1000/x.png",
         "__MACOSX/x.png",
+        "@eaDir/x.png",
         "deep/.x.png",
         "deep/Thumbs.db",
     ):
@@ -60,6 +61,15 @@ def test_files_without_a_suffix_are_told_by_their_content(root):
     found, line = names(root)
     assert found == ["IM000001", "b.png", "deep/er/a.png", "photo", "picture.v2"]
     assert line == f"{root}: skipped 2 files or folders: 2 no images, first {root / 'BMW'}"
+
+
+def test_masks_beside_images_are_no_images_and_masks_may_be_called_so(root):
+    (root / "b_mask.png").touch()
+    (root / "deep" / "b_mask.png").touch()  # of no image
+    taken, line = names(root)
+    assert taken == ["b.png", "deep/b_mask.png", "deep/er/a.png"]
+    assert "1 masks beside images" in line
+    assert root / "b_mask.png" in find_images(root, LeftOut(), masks=True)
 
 
 def test_links_are_followed_once_and_circles_left_out(root, tmp_path):

@@ -9,14 +9,14 @@ from PIL import Image
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.imagenet_sets import CLASSES, imagenette
+from lit_fedad.data.class_sets import IMAGENETTE, class_set
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Image i of class k has the level 20 k + i; two for training, one for testing, none of them square."""
     folder = tmp_path / "imagenette2-160"
-    for k, wnid in enumerate(CLASSES):
+    for k, wnid in enumerate(IMAGENETTE):
         for i, split in enumerate(("train", "train", "val")):
             path = folder / split / wnid / f"{wnid}_{i}.JPEG"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 def refused(match: str, *args, **kwargs) -> None:
     with pytest.raises(UserError, match=match) as caught:
-        imagenette(*args, **kwargs)
+        class_set(args[0], "imagenette", *args[1:], **kwargs)
     assert "\n" not in str(caught.value)
 
 
@@ -45,13 +45,15 @@ def test_a_tree_is_read(folder):
 
 
 def test_only_images_that_are_drawn_are_read(folder):
-    whole = imagenette(folder, size=8)
-    part = imagenette(folder, size=8, train_per_class=1, seed=2)
+    whole = class_set(folder, "imagenette", size=8)
+    part = class_set(folder, "imagenette", size=8, train_per_class=1, seed=2)
     assert part.train_images.equal(whole.subset(train_per_class=1, seed=2).train_images)
     level = int(part.train_images[0, 0, 0, 0])
     left = folder / "train" / "n01440764" / f"n01440764_{1 - level}.JPEG"
     left.write_bytes(b"damaged")
-    assert imagenette(folder, size=8, train_per_class=1, seed=2).train_images.equal(part.train_images)
+    assert class_set(folder, "imagenette", size=8, train_per_class=1, seed=2).train_images.equal(
+        part.train_images
+    )
     refused(f"{left}: cannot be read as an image", folder)
 
 

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.anomaly_sets import medianomaly
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.folders import folders
-from lit_fedad.data.medical_sets import medianomaly
 from lit_fedad.data.packed import packed, packed_images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample

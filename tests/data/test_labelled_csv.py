@@ -150,6 +150,22 @@ def test_blanks_around_a_label_do_not_matter(table):
     }
 
 
+@pytest.mark.parametrize("word", ["a.png", "images/a.png", "images\\a.png", "./a.png", "a", "\u00fc"])
+def test_an_id_may_be_a_path_with_either_slash_and_letters_in_either_form(table, word):
+    images = table([(word, 1), ("b", 0)], ["a.png", "b.png", "u\u0308.png"], normal=[0])
+    assert [sample.label for sample in images.test] == [1]
+
+
+def test_whole_numbers_that_were_written_with_decimals_are_the_same_labels(table):
+    images = table([("a", "1.0"), ("b", "0.0"), ("c", "0")], normal=[0])
+    assert labels(images) == {"a": "1", "b": "good", "c": "good"}
+
+
+def test_images_without_a_row_are_counted(table):
+    with pytest.warns(UserWarning, match="1 of 3 images have no labelled row and are left out"):
+        table([("a", 1), ("b", 0)], ["a.png", "b.png", "c.png"], normal=[0])
+
+
 def test_a_missing_table_is_named(head_ct):
     refused(r"HeadCT/label\.csv: no such file", read_head_ct, head_ct, labels="label.csv")
 

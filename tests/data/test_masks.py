@@ -72,6 +72,9 @@ READ = {
     "16 bit white is zero": tiff(65535 - FULL.astype(np.uint16) * 257, photometric="miniswhite"),
     "white is zero": tiff(255 - FULL, photometric="miniswhite"),
     "GIF": pillow(FULL, "GIF"),
+    "CMYK": pillow(Image.fromarray(np.dstack([FULL] * 3)).convert("CMYK"), "TIFF"),
+    "CMYK in JPEG": pillow(Image.fromarray(np.dstack([FULL] * 3)).convert("CMYK"), "JPEG", quality=90),
+    "YCbCr": pillow(Image.fromarray(np.dstack([FULL] * 3)).convert("YCbCr"), "TIFF"),
 }
 
 
@@ -85,8 +88,10 @@ def test_the_same_pixels_are_marked(image, tmp_path, name, called):
     assert wrong.sum() <= (0.03 * MARKED.sum() if "J" in name or "lossy" in name else 0)
 
 
-def test_soft_edges_are_cut_at_half_and_told(image, tmp_path):
-    Image.fromarray(jpeg_decoded()).save(tmp_path / "mask.png")
+@pytest.mark.parametrize("colours", [None, 64])
+def test_soft_edges_are_cut_at_half_and_told(image, tmp_path, colours):
+    decoded = Image.fromarray(jpeg_decoded())
+    (decoded.quantize(colours) if colours else decoded).save(tmp_path / "mask.png")
     with pytest.warns(UserWarning, match="has masks with soft edges, or made from JPEG, such as mask.png"):
         marks = read_marks(tmp_path / "mask.png", image).pixels
     assert (marks != MARKED).sum() <= 0.03 * MARKED.sum()
@@ -103,6 +108,8 @@ def test_soft_edges_are_cut_at_half_and_told(image, tmp_path):
         (pillow(rgba(255 + 0 * FULL, FULL)), "mark other pixels than its transparency"),
         (tiff(-ONE.astype(np.int32)), "values below 0"),
         (tiff(np.where(MARKED, np.nan, 0).astype(np.float32)), "no numbers"),
+        (tiff((ONE * np.linspace(0.1, 1, 48)).astype(np.float32)), "the mask holds fractions"),
+        (pillow(np.dstack([FULL * 0 + 255, 255 - FULL, 255 - FULL])), "colours and no black"),
         (tiff(np.stack([ONE] * 2), photometric="minisblack"), "several pages or frames"),
         (pillow(FULL[:, :40]), "the mask is 40x32 but its image"),
         (pillow(FULL.T.copy()), "the mask is 32x48 but its image"),

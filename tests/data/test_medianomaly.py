@@ -3,7 +3,7 @@ import json
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.medical_sets import medianomaly
+from lit_fedad.data.anomaly_sets import medianomaly
 
 # The file in circulation also lists images whose labels one method hides; they are no part of the benchmark.
 SPLIT = {
@@ -56,7 +56,10 @@ def test_a_missing_file_of_the_split_is_named(pack, tmp_path):
 
 
 def test_missing_images_are_counted(pack):
-    refused(r"data\.json: no image .*images/b\.png \(2 of 5 missing\)", pack(SPLIT, files="ace"))
+    refused(
+        r"data\.json: names .*images/b\.png, which is not there \(2 of 5 files missing\)",
+        pack(SPLIT, files="ace"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.data.medical_sets import CLASSES, medmnist
+from lit_fedad.data.packed import MEDMNIST_CLASSES, medmnist
 from lit_fedad.experiment.build import build_images
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
-GREY = sorted({*CLASSES} - {"pathmnist"})
+GREY = sorted({*MEDMNIST_CLASSES} - {"pathmnist"})
 
 
 def pixels(count: int, *shape: int) -> np.ndarray:
@@ -30,7 +30,7 @@ def written(tmp_path):
     """Writes a set's file: two images a class for training, one for testing."""
 
     def write(name: str, side: int = 28, classes: int | None = None) -> Path:
-        count = len(CLASSES[name]) if classes is None else classes
+        count = len(MEDMNIST_CLASSES[name]) if classes is None else classes
         shape = (side, side, 3) if name == "pathmnist" else (side, side)
         arrays = {}
         for part, each in (("train", 2), ("val", 1), ("test", 1)):
@@ -53,7 +53,7 @@ def test_grey_sets_keep_one_channel(written, name):
     config = compose([f"data={name}", f"data.root={written(name)}"])
     images = build(config["data"])
     assert config["image"]["channels"] == 1
-    assert (images.name, images.classes) == (name, CLASSES[name])
+    assert (images.name, images.classes) == (name, MEDMNIST_CLASSES[name])
     assert images.train_images.shape == (2 * len(images.classes), 1, 28, 28)
     assert np.array_equal(images.test_images[:, 0].numpy(), pixels(len(images.classes), 28, 28))
     batch = LabelledDataset(images.test_images, images.test_labels, images.mean, images.std).__getitems__([0])
@@ -108,7 +108,7 @@ def test_a_missing_file_is_fetched_by_the_sets_own_package(written, tmp_path, mo
     monkeypatch.setitem(sys.modules, "medmnist", SimpleNamespace(INFO=info, OCT=reader))
     for _ in range(2):  # the second time it is there
         images = medmnist(tmp_path, "octmnist", size=64, channels=1, download=True)
-    assert images.classes == CLASSES["octmnist"]
+    assert images.classes == MEDMNIST_CLASSES["octmnist"]
     assert calls == [{"split": "test", "download": True, "size": 64, "root": str(tmp_path)}]
 
 

@@ -162,8 +162,12 @@ def test_twelve_bits_that_the_file_declares_are_the_whole_range(tmp_path):
         (tiff(GREY.astype(np.int8)), "8-bit values are signed"),
         (tiff(WIDE.astype(np.uint32) * 257), "float or 32-bit"),
         (pillow(np.dstack([COLOUR, 0 * GREY]), "PNG"), "all its pixels are transparent"),
-        (b"<html>", "cannot be read as an image"),
-        (b"", "cannot be read as an image"),
+        (b"<html>", "is text, a web page or SVG"),
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+        (b"\0\0\0\x18ftypheic", "is HEIC or video"),
+        (b"\0" * 100, "is of no format that is read"),
+        (tiff(COLOUR.astype(np.float32), photometric="rgb"), "TIFF of a kind that is not read"),
     ],
 )  # fmt: skip
 def test_what_is_not_one_picture_is_one_line(tmp_path, content, said):

@@ -11,7 +11,7 @@ from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.motifs import motifs
-from lit_fedad.data.public import folder, natural, packed, refuse_overlap, synthetic
+from lit_fedad.data.public import natural, refuse_overlap, synthetic
 
 
 def pixels(count, side=8, seed=0):
@@ -66,10 +66,10 @@ def photographs(tmp_path):
 
 
 def test_a_folder_and_those_below_it(photographs):
-    images = folder(photographs, 6)
+    images = natural(photographs, 6)
     assert images.shape == (4, 3, 6, 6)
     assert images[:, :, 3, 3].tolist() == [[50 * i, 100, 200] for i in range(4)]
-    some = folder(photographs, 6, count=2, seed=1)
+    some = natural(photographs, 6, count=2, seed=1)
     assert len(some) == 2
     assert {tuple(i.flatten().tolist()) for i in some} < {tuple(i.flatten().tolist()) for i in images}
 
@@ -81,13 +81,13 @@ def test_folders_without_images_are_one_line(photographs, tmp_path):
         (tmp_path / "empty", "holds no image"),
     ):
         with pytest.raises(UserError, match=message) as caught:
-            folder(path, 6)
+            natural(path, 6)
         assert "\n" not in str(caught.value)
     (tmp_path / "empty" / "broken.png").write_bytes(b"rubbish")
     with pytest.raises(UserError, match=r"broken.png: cannot be read"):
-        folder(tmp_path / "empty", 6)
+        natural(tmp_path / "empty", 6)
     with pytest.raises(UserError, match="count=0"):
-        folder(photographs, 6, count=0)
+        natural(photographs, 6, count=0)
 
 
 def encoded(images):
@@ -106,20 +106,20 @@ def encoded(images):
 )  # fmt: skip
 def test_packed_images_of_all_forms_need_no_labels(tmp_path, keys):
     np.savez(tmp_path / "p.npz", **keys)
-    assert np.array_equal(packed(tmp_path, "p.npz", 8).numpy(), pixels(5).transpose(0, 3, 1, 2))
-    assert packed(tmp_path, "p.npz", 4, count=3).shape == (3, 3, 4, 4)
+    assert np.array_equal(natural(tmp_path / "p.npz", 8).numpy(), pixels(5).transpose(0, 3, 1, 2))
+    assert natural(tmp_path / "p.npz", 4, count=3).shape == (3, 3, 4, 4)
 
 
 def test_packed_files_without_images_are_one_line(tmp_path):
     np.savez(tmp_path / "p.npz", labels=np.zeros(3))
     with pytest.raises(UserError, match=r"p.npz: no key 'images' or 'jpeg', only labels; pack") as caught:
-        packed(tmp_path, "p.npz", 8)
+        natural(tmp_path / "p.npz", 8)
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"q.npz: no such file"):
-        packed(tmp_path, "q.npz", 8)
+        natural(tmp_path / "q.npz", 8)
     np.savez(tmp_path / "p.npz", images=pixels(2))
     with pytest.raises(UserError, match="count=-1"):
-        packed(tmp_path, "p.npz", 8, count=-1)
+        natural(tmp_path / "p.npz", 8, count=-1)
 
 
 def test_an_overlap_is_refused():
@@ -151,10 +151,9 @@ def test_the_configurations_build(photographs, tmp_path):
 
 
 def test_natural_images_are_read_where_they_are_given(photographs, tmp_path):
-    assert torch.equal(natural(photographs, 8, count=None), folder(photographs, 8))
     np.savez(tmp_path / "images.npz", images=pixels(6))
     assert torch.equal(
-        natural(tmp_path / "images.npz", 8, 4, seed=1), packed(tmp_path, "images.npz", 8, 4, seed=1)
+        natural(tmp_path / "images.npz", 8, 4, seed=1), natural(tmp_path, 8, 4, seed=1, file="images.npz")
     )
     assert torch.equal(natural(None, 8, 5, seed=2), synthetic(5, 8, seed=2))
     with pytest.raises(UserError, match="public.count=null takes every image"):

@@ -15,9 +15,9 @@ from scipy import stats
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.semantic import SemanticDataset, SemanticSet, join
+from lit_fedad.data.semantic import SemanticSet, join
 from lit_fedad.data.strategies import Dirichlet, DominantClass
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
@@ -128,7 +128,7 @@ def test_what_cannot_be_joined_is_one_line(sets, limits, message):
 
 def test_batches_carry_two_labels_and_the_class():
     images = joined()
-    dataset = SemanticDataset(images.test_images, images.test_labels, 3, images.mean, images.std)
+    dataset = LabelledDataset(images.test_images, images.test_labels, images.mean, images.std, 3)
     batch = dataset.__getitems__([2, 12, 28, 0])
     assert batch["label"].tolist() == [0, 1, 1, 0]
     assert batch["category"].tolist() == [2, 3, 4, 0]
@@ -310,7 +310,7 @@ def test_anomaly_sets_are_exchanged_on_the_command_line(archives):
 
 def test_the_torchvision_configuration_reaches_its_readers(tmp_path):
     config = compose(["data=semantic_cifar10", f"data.root={tmp_path}"])
-    with pytest.raises(UserError, match=r"cifar-10-batches-py: files are missing") as caught:
+    with pytest.raises(UserError, match=r"cifar-10-batches-py: is missing") as caught:
         build(config["data"])
     assert "\n" not in str(caught.value)
 

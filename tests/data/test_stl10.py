@@ -10,7 +10,7 @@ from torchvision.transforms.v2.functional import InterpolationMode, resize
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.torchvision_sets import CLASSES, LabelledSTL10, stl10
+from lit_fedad.data.class_sets import STL10_CLASSES, LabelledSTL10, class_set
 
 LABELS = {"train": [3, 1, 10, 1], "test": [2, 3]}
 
@@ -38,7 +38,7 @@ def root(tmp_path, monkeypatch):
 
 def test_files_are_read_and_scaled(root):
     images = build(compose(["data=stl10", f"data.root={root}"])["data"])
-    assert (images.name, images.classes) == ("stl10", CLASSES)
+    assert (images.name, images.classes) == ("stl10", STL10_CLASSES)
     assert images.train_labels.tolist() == [2, 0, 9, 0]
     assert images.test_labels.tolist() == [1, 2]
     for part, scaled in (("train", images.train_images), ("test", images.test_images)):
@@ -51,7 +51,7 @@ def test_files_are_read_and_scaled(root):
 
 
 def test_subsets_at_the_original_size(root):
-    images = stl10(root, size=96, train_per_class=1)
+    images = class_set(root, "stl10", size=96, train_per_class=1)
     assert images.train_labels.tolist() in ([2, 0, 9], [2, 9, 0])
     assert np.array_equal(images.test_images.numpy(), pixels("test"))
 
@@ -61,9 +61,7 @@ def test_missing_and_damaged_files_are_one_line(root, name):
     file = root / "stl10_binary" / f"{name}.bin"
     file.write_bytes(file.read_bytes()[:-1])
     for _ in range(2):
-        with pytest.raises(
-            UserError, match="stl10_binary: files are missing or damaged; unpack http"
-        ) as caught:
-            stl10(root)
+        with pytest.raises(UserError, match="stl10_binary: is missing or damaged; unpack http") as caught:
+            class_set(root, "stl10")
         assert "\n" not in str(caught.value)
         file.unlink(missing_ok=True)

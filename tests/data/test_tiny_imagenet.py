@@ -10,7 +10,7 @@ from PIL import Image
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.imagenet_sets import TINY_IMAGENET_MEAN, TINY_IMAGENET_STD, tiny_imagenet
+from lit_fedad.data.class_sets import SOURCES, class_set
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.data.strategies import Dirichlet
 
@@ -59,42 +59,42 @@ def levels(images):
 
 
 def test_a_tree_is_read(folder):
-    images = tiny_imagenet(folder.parent)
+    images = class_set(folder.parent, "tiny_imagenet")
     assert (images.name, images.kind) == ("tiny_imagenet", "classification")
     assert images.classes == ("European fire salamander", "goldfish", "n04", "n02")  # two cranes
     assert images.train_labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert levels(images.train_images) == [40, 41, 42, 90, 91, 92, 140, 141, 142, 190, 191, 192]
     assert images.test_labels.tolist() == [1, 3, 0, 2, 1, 3, 0, 2]
     assert levels(images.test_images) == list(range(100, 108))
-    assert (images.mean, images.std) == (TINY_IMAGENET_MEAN, TINY_IMAGENET_STD)
+    assert (images.mean, images.std) == (SOURCES["tiny_imagenet"].mean, SOURCES["tiny_imagenet"].std)
 
 
 def test_colours_are_those_of_the_file(folder):
     file = folder / "train" / "n03" / "images" / "n03_0.JPEG"
     ramp = np.linspace(0, 255, 64 * 64 * 3).reshape(64, 64, 3).astype(np.uint8)
     Image.fromarray(ramp[:, :, ::-1]).save(file)
-    read = tiny_imagenet(folder).train_images[0].permute(1, 2, 0).numpy()
+    read = class_set(folder, "tiny_imagenet").train_images[0].permute(1, 2, 0).numpy()
     assert np.array_equal(read, np.asarray(Image.open(file)))
 
 
 def test_the_root_may_be_the_folder_itself(folder):
-    inside, around = tiny_imagenet(folder), tiny_imagenet(folder.parent)
+    inside, around = class_set(folder, "tiny_imagenet"), class_set(folder.parent, "tiny_imagenet")
     assert torch.equal(inside.train_images, around.train_images)
 
 
 def test_classes_without_words_keep_their_number(folder):
     (folder / "words.txt").write_text("n03\tsalamander\n")
-    assert tiny_imagenet(folder).classes == ("salamander", "n01", "n04", "n02")
+    assert class_set(folder, "tiny_imagenet").classes == ("salamander", "n01", "n04", "n02")
 
 
 def test_a_subset_is_that_of_the_whole_and_nothing_else_is_read(folder):
-    expected = tiny_imagenet(folder).subset(train_per_class=2, test_per_class=1, seed=3)
+    expected = class_set(folder, "tiny_imagenet").subset(train_per_class=2, test_per_class=1, seed=3)
     drawn = set(levels(expected.train_images))
     for label, wnid in enumerate(WNIDS):
         for i in range(3):
             if 40 + 50 * label + i not in drawn:
                 (folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG").write_bytes(b"rubbish")
-    images = tiny_imagenet(folder, train_per_class=2, test_per_class=1, seed=3)
+    images = class_set(folder, "tiny_imagenet", train_per_class=2, test_per_class=1, seed=3)
     assert torch.equal(images.train_images, expected.train_images)
     assert torch.equal(images.train_labels, expected.train_labels)
     assert torch.equal(images.test_images, expected.test_images)
@@ -103,7 +103,7 @@ def test_a_subset_is_that_of_the_whole_and_nothing_else_is_read(folder):
 
 def test_the_configuration_builds_what_the_function_gives(folder):
     config = compose(["data=tiny_imagenet", f"data.root={folder.parent}", "data.train_per_class=2"])
-    images, expected = build(config["data"]), tiny_imagenet(folder, train_per_class=2)
+    images, expected = build(config["data"]), class_set(folder, "tiny_imagenet", train_per_class=2)
     assert torch.equal(images.train_images, expected.train_images)
     assert (tuple(images.mean), tuple(images.std)) == (expected.mean, expected.std)
     batch = LabelledDataset(images.test_images, images.test_labels, images.mean, images.std)[2]
@@ -114,7 +114,7 @@ def test_the_configuration_builds_what_the_function_gives(folder):
 
 def refused(message, root, **keys):
     with pytest.raises(UserError, match=re.escape(message)) as caught:
-        tiny_imagenet(root, **keys)
+        class_set(root, "tiny_imagenet", **keys)
     assert "\n" not in str(caught.value)
 
 

@@ -123,7 +123,11 @@ def test_other_files_are_refused(root):
 def test_splits_that_train_on_anomalies_are_refused(root):
     row = ["pcb1", "train", "anomaly", "pcb1/Data/Images/Anomaly/000.JPG", "pcb1/Data/Masks/Anomaly/000.png"]
     write_split(root, [row], name="2cls_highshot.csv")
-    refused("is anomalous, but for training", root, split_csv="split_csv/2cls_highshot.csv")
+    refused(
+        "shows 'anomaly', but is for training; use another data.split_csv",
+        root,
+        split_csv="split_csv/2cls_highshot.csv",
+    )
 
 
 def test_the_configuration_reads_it(root):

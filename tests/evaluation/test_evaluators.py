@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from lit_fedad.contracts import Client as AnyClient
 from lit_fedad.contracts import Prediction, Predictors, Task
 from lit_fedad.data.datamodule import FederatedDataModule
-from lit_fedad.data.semantic import SemanticDataset
+from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.predict import image_scores
@@ -56,8 +56,10 @@ class Client(AnyClient):
 def module():
     """Ten training images of three clients, of which one holds none, and the test images."""
     plain = {"mean": (0, 0, 0), "std": (1, 1, 1)}
-    train = SemanticDataset(pictures(10, 0), torch.zeros(10, dtype=torch.int64), NORMAL, **plain)
-    test = SemanticDataset(pictures(len(LABELS), 1), torch.from_numpy(LABELS), NORMAL, **plain)
+    train = LabelledDataset(
+        pictures(10, 0), torch.zeros(10, dtype=torch.int64), normal_classes=NORMAL, **plain
+    )
+    test = LabelledDataset(pictures(len(LABELS), 1), torch.from_numpy(LABELS), normal_classes=NORMAL, **plain)
     return FederatedDataModule(train, test, CLIENTS, batch_size=3, eval_batch_size=4)
 
 
