@@ -4,13 +4,16 @@ import copy
 import functools
 import gc
 import importlib
-import io
+import pickle
 import warnings
 
 import hypothesis
 import pytest
 import torch
-from omegaconf import OmegaConf
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import open_dict
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -18,6 +21,7 @@ from torch.utils.data import DataLoader
 import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
 from lit_fedad.core import config
 from lit_fedad.memory.reduce import SlotReduce
+from lit_fedad.models import backbones
 from lit_fedad.models.memory_generator import MemoryGenerator
 from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.slot_distances import HingeLoss, NearestDistance
@@ -36,17 +40,26 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def packaged_configurations_are_composed_once():
-    """Many tests compose the same configuration, and every debug preset is fitted to one without it."""
+def packaged_groups_are_composed_once():
+    """Hundreds of tests choose the same groups and set other keys, which Hydra does one after the other too."""
     compose_anew, folder, composed = config.hydra_compose, config.conf_folder(), {}
+    groups = set(config.config_groups())
 
-    def compose(name, overrides=(), **options):
-        if config.conf_folder() != folder:
-            return compose_anew(name, overrides, **options)
-        key = (name, *overrides, *options.items())
+    def compose(name, overrides=(), return_hydra_config=False):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        if config.conf_folder() != folder or any(override.is_sweep_override() for override in parsed):
+            return compose_anew(name, overrides, return_hydra_config=return_hydra_config)
+        of_groups = [one for one in parsed if one.package is not None or one.key_or_group in groups]
+        key = tuple(one.input_line for one in of_groups)
         if key not in composed:
-            composed[key] = compose_anew(name, overrides, **options)
-        return copy.deepcopy(composed[key])
+            composed[key] = pickle.dumps(compose_anew(name, list(key), return_hydra_config=True))
+        whole = pickle.loads(composed[key])
+        values = [override for override in parsed if override not in of_groups]
+        ConfigLoaderImpl._apply_overrides_to_config(values, whole)
+        if not return_hydra_config:
+            with open_dict(whole):
+                del whole["hydra"]
+        return whole
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "hydra_compose", compose)
@@ -54,18 +67,37 @@ def packaged_configurations_are_composed_once():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def configuration_files_are_parsed_once():
-    """Hydra parses some thirty files anew for each of the hundreds of configurations that tests compose."""
-    parse, parsed = OmegaConf.load, {}
+def packaged_files_are_read_once():
+    """Hydra parses some thirty files anew for each choice of groups."""
+    load_anew, conf, loaded = ConfigRepository.load_config, config.conf_folder(), {}
+    ours = conf.resolve().as_uri().removeprefix("file://")
 
-    def load(file):
-        text = file.read()
-        if text not in parsed:
-            parsed[text] = parse(io.StringIO(text))
-        return copy.deepcopy(parsed[text])
+    def load(repository, config_path):
+        if ours not in {source.path for source in repository.sources}:
+            return load_anew(repository, config_path)
+        if config_path not in loaded:
+            loaded[config_path] = pickle.dumps(load_anew(repository, config_path))
+        return pickle.loads(loaded[config_path])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OmegaConf, "load", staticmethod(load))
+        patch.setattr(ConfigRepository, "load_config", load)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def backbones_are_drawn_once():
+    """Drawing a backbone's weights takes longer than most tests that need one."""
+    build_anew, built = backbones._build, {}
+
+    def build(*key, drawn):
+        if not drawn:
+            return build_anew(*key, drawn)
+        if key not in built:
+            built[key] = build_anew(*key, drawn)
+        return copy.deepcopy(built[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backbones, "_build", build)
         yield
 
 

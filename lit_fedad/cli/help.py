@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lit_fedad.core.config import choices, conf_folder
 from lit_fedad.core.usage import Key, keys
 
 _WIDTH = 118
@@ -98,6 +97,8 @@ def listed_keys(paths: Iterable[str]) -> list[Key]:
 
 def configuration_keys() -> list[Key]:
     """Lists the groups of the configuration and the keys that every run has, as ``conf/config.yaml`` tells them."""
+    from lit_fedad.core.config import choices, conf_folder  # Hydra: the overview does not wait for it
+
     text = (conf_folder() / "config.yaml").read_text()
     root: dict[str, Any] = yaml.safe_load(text)
     comments = dict(re.findall(r"^(\w+): .*?# (.*)$", text, re.M))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import inspect
 import json
 import math
+import os
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +110,9 @@ def conf_folder() -> Path:
 def config_groups() -> list[str]:
     """Lists the configuration groups, those within groups too: ``federation``, ``federation/robust``."""
     folder = conf_folder()
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir())
+    return sorted(
+        Path(path).relative_to(folder).as_posix() for path, _, _ in os.walk(folder) if path != str(folder)
+    )
 
 
 def choices(group: str) -> list[str]:
@@ -232,7 +236,7 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_root(config: Config) -> None:
     """Checks the keys that no target's signature describes against the keys and types of ``config.yaml``."""
-    root = yaml.safe_load((conf_folder() / "config.yaml").read_text())
+    root = _parsed((conf_folder() / "config.yaml").read_text())
     groups = set(config_groups())
     check_keys(config, groups | set(root) - {"defaults"}, "configuration")
     for name, default in root.items():
@@ -260,6 +264,11 @@ def _check_root(config: Config) -> None:
         if not all(least <= number <= most for number in numbers):
             bound = f"at least {least}" if most == math.inf else f"in [{least}, {most}]"
             raise UserError(f"{key}={value} must be {bound}")
+
+
+@functools.cache
+def _parsed(text: str) -> dict[str, Any]:
+    return typing.cast("dict[str, Any]", yaml.safe_load(text))
 
 
 def _check_alpha(alpha: Any) -> None:

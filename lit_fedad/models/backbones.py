@@ -1,5 +1,6 @@
 """Frozen feature pyramids: any timm model, with downloaded, packaged, given, random or the library's own weights."""
 
+import contextlib
 import difflib
 import hashlib
 import threading
@@ -14,6 +15,7 @@ import timm
 import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.models import lite0
@@ -136,7 +138,7 @@ def create_backbone(
     check_model(name, layers)
     asked = weights
     name, weights, hub_file = _resolve(name, layers, weights, seed)
-    features = _build(name, layers, seed, hub_file)
+    features = _build(name, layers, seed, hub_file, drawn=weights == "random")
     if hub_file is not None:
         taken = f"imagenet:{timm.get_pretrained_cfg(name).tag}"
     elif weights == "random":
@@ -219,12 +221,21 @@ def _check_packaged(name: str, layers: tuple[int, ...], weights: str) -> None:
         )
 
 
-def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None) -> Any:
+class _Undrawn(TorchFunctionMode):
+    """Leaves out the drawing of weights that a file replaces: most of the time that a wide network takes to build."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None, drawn: bool) -> Any:
     """Builds timm's feature extractor, cut behind the last used layer; the global random state stays."""
     options: dict[str, Any] = {}
     if hub_file is not None:
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(hub_file)}}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), contextlib.nullcontext() if drawn else _Undrawn():
         torch.default_generator.manual_seed(seed)
         try:
             if any_size := dynamic_size(name):
@@ -306,7 +317,7 @@ def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path | str, na
             raise UserError(f"weights file {path}: {key!r} has shape {shapes}")
     extra = [key for key in state if key not in needed]
     if extra:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _Undrawn():
             whole = timm.create_model(name).state_dict()
         unknown = [key for key in extra if key not in whole]
         if unknown:

@@ -11,8 +11,11 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from PIL import Image
 
+from lit_fedad.core import config
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config, choices, compose, conf_folder, flatten, identity, judgement
 from lit_fedad.core.errors import UserError
@@ -360,3 +363,21 @@ def test_wheel_carries_the_configuration(tmp_path):
     assert file.startswith(str(unpacked))
     assert folder == str(unpacked / "lit_fedad" / "conf")
     assert method == "feddymem_literal"
+
+
+def test_what_tests_compose_is_what_hydra_composes():
+    words = [
+        "rounds=7",
+        "method=gldp",
+        "+image.crop=5",
+        "federation/privacy=central",
+        "~cache",
+        "debug=seconds",
+    ]
+    with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
+        ours, whole = (
+            function("config", words, return_hydra_config=True)
+            for function in (config.hydra_compose, hydra_compose)
+        )
+        assert config.hydra_compose("config", words) == hydra_compose("config", words)
+    assert ours.hydra.runtime.choices == whole.hydra.runtime.choices
