@@ -20,6 +20,8 @@ from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.receiver import Remark
 from lit_fedad.robust.aggregation import tolerated
 
+_SPAN = 16_384  # weights at a time: the changes of ten clients stay in a core's cache
+
 
 def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
     """Lists the entries of a message that are weights; none in a message that holds a set of vectors."""
@@ -205,10 +207,12 @@ def inner_products(updates: Mapping[int, Update], names: list[str], previous: Me
     """Computes the inner products [N, N] of the clients' changes of all named entries, in double precision."""
     products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name in names:
-        changes = (
-            _stacked(updates, name).sub_(previous[name]).reshape(len(updates), -1)
-        )  # a single number too
-        products.addmm_(changes, changes.T)
+        last = previous[name].reshape(-1)
+        weights = [update.message[name].reshape(-1) for update in updates.values()]
+        for start in range(0, len(last), _SPAN):
+            span = slice(start, start + _SPAN)
+            changes = torch.stack([own[span] for own in weights]).double().sub_(last[span])
+            products.addmm_(changes, changes.T)
     return products
 
 
