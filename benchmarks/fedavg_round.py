@@ -1,0 +1,100 @@
+"""A round of FedAvg beside a bare PyTorch loop over the same batches: ten clients, ResNet-18, images of CIFAR's size.
+
+Processor seconds, which other processes disturb less; the two in turn, SGD without momentum, no augmentation.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_fedad.core.config import compose
+from lit_fedad.experiment.local_clients import build_run
+from lit_fedad.experiment.run import Run
+from lit_fedad.report.console import Display
+
+CLIENTS, IMAGES, PAIRS, LEARNING_RATE = 10, 100, 5, 0.01
+
+
+def build(folder: Path) -> Run:
+    """Builds a federation of noise images in a folder."""
+    count = CLIENTS * IMAGES
+    images = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    np.savez(folder / "images.npz", images=images, labels=np.arange(count) % 10)
+    (folder / "owned.json").write_text(json.dumps(np.arange(count).reshape(CLIENTS, IMAGES).tolist()))
+    words = [
+        "experiment=cifar10",
+        "method=fedavg",
+        "data=packed",
+        f"data.root={folder}",
+        "data.train=images.npz",
+    ]
+    words += [
+        "data.test=images.npz",
+        "partition=file",
+        f"partition.path={folder}/owned.json",
+        "batch_size=32",
+    ]
+    words += [
+        f"task.learning_rate={LEARNING_RATE}",
+        "task.momentum=0",
+        "task.weight_decay=0",
+        "task.augment=false",
+    ]
+    words += ["rounds=1000", f"out={folder}/run", "tracking=off"]
+    run = build_run(Fabric(accelerator="cpu", devices=1), compose(words), Display(quiet=True))
+    run.federation.server.register_clients(run.data.module.sizes)
+    run.federation.play(1)  # to warm up
+    return run
+
+
+def bare_round(model: nn.Module, run: Run, round: int) -> dict[str, Tensor]:
+    """Trains the model by each client's batches in turn, and returns the mean of the trained weights."""
+    began, total = deepcopy(model.state_dict()), {}
+    for client in range(CLIENTS):
+        model.load_state_dict(began)
+        model.train()
+        optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+        for batch in run.data.module.client_loader(client, torch.Generator().manual_seed(round)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch["image"]), batch["label"]).backward()
+            optimizer.step()
+        for name, value in model.state_dict().items():
+            total[name] = total[name].add_(value) if name in total else value.clone()
+    return {name: (value / CLIENTS).to(value.dtype) for name, value in total.items()}
+
+
+def main() -> None:
+    """Prints processor seconds of both, their ratio (median of pairs, least and largest), and the sum of threads."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = build(Path(folder))
+        task = deepcopy(run.model.task)
+        model = nn.Sequential(task.encoder, task.classifier)
+        pairs = []
+        for round in range(2, PAIRS + 2):
+            began = time.process_time()
+            run.federation.play(round)
+            middle = time.process_time()
+            model.load_state_dict(bare_round(model, run, round))
+            pairs.append((middle - began, time.process_time() - middle))
+    ours, bare = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+    ratios = sorted(one / other for one, other in pairs)
+    print(
+        f"{CLIENTS} clients of {IMAGES} images: round {ours:.2f} s, bare loop {bare:.2f} s of the processor"
+    )
+    print(
+        f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) in {PAIRS} pairs",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
