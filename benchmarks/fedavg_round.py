@@ -20,6 +20,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.experiment.run import Run
 from lit_fedad.report.console import Display
+from lit_fedad.tasks.classifier import Classifier
 
 CLIENTS, IMAGES, PAIRS, LEARNING_RATE = 10, 100, 5, 0.01
 
@@ -58,7 +59,8 @@ def build(folder: Path) -> Run:
 
 def bare_round(model: nn.Module, run: Run, round: int) -> dict[str, Tensor]:
     """Trains the model by each client's batches in turn, and returns the mean of the trained weights."""
-    began, total = deepcopy(model.state_dict()), {}
+    began = deepcopy(model.state_dict())
+    total: dict[str, Tensor] = {}
     for client in range(CLIENTS):
         model.load_state_dict(began)
         model.train()
@@ -73,10 +75,11 @@ def bare_round(model: nn.Module, run: Run, round: int) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Prints processor seconds of both, their ratio (median of pairs, least and largest), and the sum of threads."""
+    """Prints processor seconds of both, their ratio (median of pairs, least and largest)."""
     with tempfile.TemporaryDirectory() as folder:
         run = build(Path(folder))
         task = deepcopy(run.model.task)
+        assert isinstance(task, Classifier)
         model = nn.Sequential(task.encoder, task.classifier)
         pairs = []
         for round in range(2, PAIRS + 2):
