@@ -6,23 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
-from lit_fedad.metrics.classification import CONSTANTS
 from lit_fedad.report.naming import metric_title
 
 _MOST_NUMBERS = 10
 
-CONSTANT_LABELS = dict(
-    zip(
-        CONSTANTS,
-        (
-            "always the client's largest class",
-            "always the largest class of all clients",
-            "a class of the client's at random",
-        ),
-        strict=True,
-    )
-)
-"""Label of each constant prediction, by its name in results."""
+CONSTANT_LABELS = {
+    "client_largest": "always the client's largest class",
+    "global_largest": "always the largest class of all clients",
+    "random": "a class of the client's at random",
+}
+"""Label of each constant prediction (`CONSTANTS`), by its name in results."""
 
 
 def looking_at_nothing(result: Mapping[str, Any]) -> str | None:
@@ -37,7 +30,8 @@ def looking_at_nothing(result: Mapping[str, Any]) -> str | None:
     if not result.get("constants"):
         return None
     found = {name: values[str(result["last"]["round"])] for name, values in result["constants"].items()}
-    metric = "own_accuracy" if "own_accuracy" in found[CONSTANTS[0]] else next(iter(found[CONSTANTS[0]]))
+    named = next(iter(found.values()))
+    metric = "own_accuracy" if "own_accuracy" in named else next(iter(named))
     parts = [f"{CONSTANT_LABELS[name]} {values[metric]:.3f}" for name, values in found.items()]
     return f"Without a look at images, {metric_title(metric)}: {', '.join(parts)}."
 
