@@ -9,6 +9,7 @@ __version__ = "0.3.0"
 
 # Imported when they are asked for: torch and Lightning take seconds. Their types are in __init__.pyi.
 _NAMES = {
+    "Federation": "api.Federation",
     "LiveDetector": "deployment.live_detector.LiveDetector",
     "Scored": "deployment.live_detector.Scored",
     "TrainedRun": "api.TrainedRun",

@@ -7,16 +7,23 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from lit_fedad.core.config import compose
+from lit_fedad.contracts import Task
+from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
+from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.labelled import Images
 from lit_fedad.data.path_lists import list_text
 from lit_fedad.deployment.live_detector import LiveDetector, load_detector
+from lit_fedad.experiment.build import Model, build_data, build_images, build_model, build_partition
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.report.console import Display
 
 Paths: TypeAlias = Sequence[str | os.PathLike[str]]
 Labelled: TypeAlias = Mapping[str, Paths]
@@ -61,6 +68,68 @@ class TrainedRun(os.PathLike[str]):
         return load_detector(self.path, client, alpha, product)
 
 
+class Federation:
+    """A federation of clients that has not trained yet; its parts train under a plain `lightning.Trainer` too.
+
+    Args:
+        clients: Paths of normal training images by client's name.
+        method: Name of the method.
+        test: Paths of test images by client's name and label, as in `train`.
+        out: Folder of the run; None for one in ``outputs``.
+        settings: Other keys of the configuration.
+
+    Attributes:
+        config: The configuration.
+
+    Raises:
+        UserError: If the input is invalid.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, Paths],
+        method: str = "feddymem",
+        *,
+        test: Mapping[str, Labelled] | None = None,
+        out: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        self.config = _configured(method, None, clients, test, out, settings)
+
+    @cached_property
+    def task(self) -> Task:
+        """What a client learns, a LightningModule with untrained weights."""
+        return self._model.task
+
+    @cached_property
+    def data(self) -> FederatedDataModule:
+        """The images of all clients, a LightningDataModule, as the task sees them."""
+        fabric = make_fabric(**{**self.config["fabric"], "callbacks": []})
+        partition = build_partition(self.config, self._images)
+        return build_data(
+            self.config, self._images, partition, self._model, fabric, Display(quiet=True)
+        ).module
+
+    def train(self, quiet: bool = False) -> TrainedRun:
+        """Trains it, continues it where it was interrupted, or returns it where it is complete.
+
+        Args:
+            quiet: Whether only warnings are printed.
+
+        Raises:
+            UserError: If the input is invalid.
+        """
+        return _trained(self.config, quiet)
+
+    @cached_property
+    def _images(self) -> Images:
+        return build_images(self.config)
+
+    @cached_property
+    def _model(self) -> Model:
+        return build_model(self.config, self._images.categories)
+
+
 def train(
     method: str = "feddymem",
     data: str | None = None,
@@ -90,9 +159,28 @@ def train(
     Raises:
         UserError: If the input is invalid.
     """
-    require("train", "lit_fedad.train")
-    from lit_fedad.experiment.train import train as run
+    return _trained(_configured(method, data, normal, test, out, settings), quiet)
 
+
+def _trained(config: Config, quiet: bool) -> TrainedRun:
+    from lit_fedad.experiment.train import (
+        train as run,
+    )  # after `require`: it imports what only training needs
+
+    result = run(config, quiet=quiet)
+    return TrainedRun(RunFolder.of(config).path, result)
+
+
+def _configured(
+    method: str,
+    data: str | None,
+    normal: Paths | Mapping[str, Paths] | None,
+    test: Labelled | Mapping[str, Labelled] | None,
+    out: str | os.PathLike[str] | None,
+    settings: Mapping[str, object] | None,
+) -> Config:
+    """Composes the configuration of what `train` is given."""
+    require("train", "lit_fedad.train")
     given: dict[str, object] = {"method": method}
     if data is not None:
         given["data"] = data
@@ -108,9 +196,7 @@ def train(
         }
     elif test is not None:
         raise UserError("test= needs normal=, the training images")
-    config = compose([f"{key}={_value(value)}" for key, value in {**given, **(settings or {})}.items()])
-    result = run(config, quiet=quiet)
-    return TrainedRun(RunFolder.of(config).path, result)
+    return compose([f"{key}={_value(value)}" for key, value in {**given, **(settings or {})}.items()])
 
 
 def _write_list(

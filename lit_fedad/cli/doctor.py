@@ -46,10 +46,22 @@ def doctor(display: Display) -> None:
     Raises:
         UserError: If something is in the way of every run.
     """
-    findings = [found for check in (versions, devices, weights, disk, ports, extras) for found in check()]
+    findings = [
+        found for check in (versions, devices, weights, disk, ports, extras) for found in _seen(check)
+    ]
     display.table([found._asdict() for found in findings])
     if troubles := [found for found in findings if found.state == "trouble"]:
         raise UserError(f"{len(troubles)} in trouble, first {troubles[0].check}: {troubles[0].remark}")
+
+
+def _seen(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """Returns what a check finds; a package that cannot be imported is a finding, not the end of all others."""
+    found: list[Finding] = []
+    try:
+        found.extend(check())  # what was found before an error stays
+    except (ImportError, OSError, RuntimeError) as error:
+        found.append(Finding(check.__name__, "trouble", f"cannot be checked: {first_line(error)}"))
+    return found
 
 
 def versions() -> Iterator[Finding]:

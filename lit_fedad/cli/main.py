@@ -359,6 +359,15 @@ COMMANDS = {
             ),
         },
     ),
+    "completion": Command(
+        "cli.completion.completion",
+        {
+            "": Form(
+                'complete commands, keys and choices in a shell: eval "$(lit-fedad completion shell=bash)"; also zsh',
+                "shell=bash",
+            )
+        },
+    ),
     "doctor": Command(
         "cli.doctor.doctor",
         {"": Form("check this machine: versions, devices, weights, cache, disk, ports, extras", "")},

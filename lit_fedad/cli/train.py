@@ -37,13 +37,18 @@ def train(overrides: Sequence[str]) -> None:
 
     train(config)
     run = RunFolder.of(config).path
-    Display().where_next(
-        [
-            ("files", str(run)),
-            ("compare", "mlflow ui"),
-            ("new images", f"lit-fedad predict run={run} images=FOLDER"),
-        ]
-    )
+    lines = [
+        ("all numbers", str(run / "result.json")),
+        ("new images", f"lit-fedad predict run={run} images=FOLDER"),
+    ]
+    if (heatmaps := run / "figures" / "heatmaps.png").exists():
+        lines.insert(0, ("heatmaps", str(heatmaps)))
+    if config["tracking"]["enabled"]:
+        lines.append(("compare runs", "mlflow ui"))
+    if config["data"]["_target_"] == _PAINTED:
+        own = f"lit-fedad train method={config['method']['name']} data=mvtec_mixture data.root=DIR"
+        lines.append(("own images", f"{own} (layout of MVTec AD; any other: lit-fedad data init DIR)"))
+    Display().where_next(lines)
 
 
 def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:

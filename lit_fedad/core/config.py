@@ -73,7 +73,7 @@ _EVERY_RUN_HAS = (
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
-_JUDGEMENT = ("alpha", "pictures", "batch_size")
+_JUDGEMENT = ("alpha", "pictures", "alone", "batch_size")
 
 TILING = ("tile", "overlap")
 """Keys of the image that say how it is cut into tiles."""

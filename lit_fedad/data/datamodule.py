@@ -244,10 +244,10 @@ class FederatedDataModule(L.LightningDataModule):
             batch_size=batch_size,
             shuffle=shuffle,
             generator=generator,
-            collate_fn=_as_is,
+            collate_fn=as_batch,
         )
 
 
-def _as_is(batch: Any) -> Any:
-    """Data sets give whole batches: there is nothing to collate."""
+def as_batch(batch: Any) -> Any:
+    """Returns what a data set gives, which is a whole batch already: the ``collate_fn`` of its loaders."""
     return batch

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,9 +91,31 @@ def write_sheet(folder: Path, facts: Facts) -> Path:
         classes=tuple(result["partition"]["products"]) if facts.classifies else (),
         sha256={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
     )
+    sheet = replace(sheet, sha256={**formats_of_before(folder, sheet), **sheet.sha256})
     path = folder / SHEET
     path.write_text(json.dumps({"format": _FORMAT, **asdict(sheet)}, indent=1))
     return path
+
+
+def formats_of_before(folder: Path, sheet: DetectorSheet) -> dict[str, str]:
+    """Returns the hashes of files that an earlier export of the same detector wrote, and that are still the same.
+
+    Args:
+        folder: The detector's folder.
+        sheet: The sheet of the export.
+    """
+    try:
+        before = read_sheet(folder)
+    except UserError:
+        return {}
+    if replace(before, sha256={}) != replace(sheet, sha256={}):
+        return {}
+    kept = {}
+    for name, digest in before.sha256.items():
+        with contextlib.suppress(UserError):
+            before.content(folder, name)
+            kept[name] = digest
+    return kept
 
 
 def read_sheet(folder: Path) -> DetectorSheet:

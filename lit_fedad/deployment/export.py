@@ -19,7 +19,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, Outputs, decision_rule, output_shapes, trace
-from lit_fedad.deployment.detector_sheet import write_sheet
+from lit_fedad.deployment.detector_sheet import read_sheet, write_sheet
 from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import choose_client, image_files, named_version
@@ -249,6 +249,10 @@ def export(
         )
         how = RunFolder(destination).save_json("preprocessing.json", facts.preprocessing)
         sheet = write_sheet(destination, facts)
+        kept, new = read_sheet(destination).sha256, {file.name for file in written}
+        before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
+        sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
+        facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
         card = destination / "model_card.md"
         card.write_text(model_card(facts))
     except OSError as error:

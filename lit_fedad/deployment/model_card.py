@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -93,6 +93,7 @@ class Facts:
         files: The exported detectors.
         compared: Numbers of random images and of image files that they were compared with the client on.
         normal: Number of normal images that chose the ranges of eight-bit numbers; 0 if there are none.
+        earlier: Size in bytes by name of files that an earlier export of the same detector wrote.
     """
 
     result: Mapping[str, Any]
@@ -104,6 +105,7 @@ class Facts:
     files: Sequence[DetectorFile]
     compared: tuple[int, int]
     normal: int = 0
+    earlier: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> ClientNames:
@@ -169,8 +171,14 @@ def model_card(facts: Facts) -> str:
         signature=_signature(facts),
         geometry=_geometry(facts),
         tile=facts.config["image"].get("tile"),
-        files=[_file(file) for file in facts.files],
-        names=[file.name for file in facts.files],
+        files=[
+            *(_file(file) for file in facts.files),
+            *(
+                (f"`{name}`", f"{size:,}", *["by an earlier export"] * 3)
+                for name, size in facts.earlier.items()
+            ),
+        ],
+        names=[*(file.name for file in facts.files), *facts.earlier],
         quantised=facts.normal,
         compared=facts.compared_images,
         data=result["data"],

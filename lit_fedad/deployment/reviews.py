@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import time
+from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell, printable
@@ -14,7 +15,8 @@ from lit_fedad.data.input_files import check_regular
 
 COLUMNS = ("path", "score", "p_value", "decision", "review", "run", "time")
 
-Review = Literal["false alarm", "missed"]
+Review = Literal["correct", "false alarm", "missed", "withdrawn"]
+"""What an operator says of a decision; ``withdrawn`` takes back what was said before."""
 
 _MOST_ROWS = 1_000_000
 
@@ -91,13 +93,16 @@ class Reviews:
             raise UserError(
                 f"reviews={file}: is no table of reviews ({' '.join(str(error).split())})"
             ) from error
-        if unknown := set(self._said.values()) - {"false alarm", "missed"}:
-            raise UserError(
-                f"reviews={file}: review {min(map(str, unknown))!r} is neither 'false alarm' nor 'missed'"
-            )
+        if unknown := set(self._said.values()) - set(get_args(Review)):
+            known = ", ".join(get_args(Review))
+            raise UserError(f"reviews={file}: review {min(map(str, unknown))!r} is none of {known}")
+
+    def counts(self) -> dict[str, int]:
+        """Counts the images by their last review, without those whose review was withdrawn."""
+        return dict(Counter(said for said in self._said.values() if said != "withdrawn"))
 
     def of(self, image: Path, folder: Path) -> str | None:
-        """Returns the review of an image; None where there is none.
+        """Returns the last review of an image; None where there is none, or it was withdrawn.
 
         Args:
             image: Its path.
@@ -107,14 +112,5 @@ class Reviews:
         below = image.relative_to(folder) if folder.is_dir() else Path(image.name)
         for name in (str(image), str(image.resolve()), printable(below.as_posix())):
             if (said := self._said.get(csv_cell(name))) is not None:
-                return said
+                return None if said == "withdrawn" else said
         return None
-
-
-def count_reviews(file: Path) -> int:
-    """Counts the lines of a file of reviews."""
-    try:
-        with file.open(newline="", encoding="utf-8", errors="surrogateescape") as rows:
-            return sum(1 for _ in csv.DictReader(rows))
-    except OSError:
-        return 0

@@ -6,10 +6,12 @@ import asyncio
 import ipaddress
 import os
 import socket
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -17,9 +19,11 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as ASGIMessage
 
 from lit_fedad import __version__
 from lit_fedad.core.bounds import above, at_least
@@ -27,9 +31,10 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.connections import PatientProtocol
 from lit_fedad.deployment.exported import find_exported
 from lit_fedad.deployment.served_detector import ServedDetector, Verdict
-from lit_fedad.deployment.uploads import Limits, RefusedError, image_format, read_upload
+from lit_fedad.deployment.uploads import Limits, RefusedError, file_in, image_format, read_upload
 from lit_fedad.report.console import Display
 
+_PAGE = Path(__file__).parent / "serving.html"
 _AGAIN_S = "1"  # seconds after which a refused client may try again
 
 
@@ -56,7 +61,7 @@ class Desk:
         """Reads and scores an upload.
 
         Args:
-            request: Its body is the file of an image.
+            request: Its body is the file of an image, or a form with one.
             draw: Whether to draw its heatmap.
 
         Returns:
@@ -66,10 +71,10 @@ class Desk:
             RefusedError: If there is no place, the upload is too large or slow, or is no image.
         """
         async with self._place():
-            form = image_format(request.headers.get("content-type"))
             if draw and not self.detector.localises:
                 raise RefusedError(422, "this detector draws no heatmaps")
-            content = await self._body(request)
+            content = file_in(await self._body(request), request.headers.get("content-type", ""))
+            form = image_format(content)
             # A thread that has begun ends, even if whoever asked has gone: its place is not free before.
             return await run_sync(self._work, content, form, draw, limiter=self._workers)
 
@@ -116,13 +121,22 @@ def application(desk: Desk) -> FastAPI:
         desk: Lets requests in and answers them.
 
     Returns:
-        An ASGI application. Its schema is at ``/openapi.json``; pages that would load scripts from elsewhere are off.
+        An ASGI application with a page to try it at ``/`` and its schema at ``/openapi.json``, which ``/docs`` shows;
+        FastAPI's own pages would load scripts from elsewhere.
     """
     app = FastAPI(title="lit_fedad", version=__version__, docs_url=None, redoc_url=None)
     upload: dict[str, Any] = {
         "requestBody": {
             "required": True,
-            "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
+            "content": {
+                "image/*": {"schema": {"type": "string", "format": "binary"}},
+                "multipart/form-data": {
+                    "schema": {
+                        "type": "object",
+                        "properties": {"file": {"type": "string", "format": "binary"}},
+                    }
+                },
+            },
         }
     }
 
@@ -136,6 +150,11 @@ def application(desk: Desk) -> FastAPI:
     async def heatmap(request: Request) -> Response:
         """Draws the heatmap of the image in the body."""
         return Response((await desk.score(request, draw=True))[1], media_type="image/png")
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(_PAGE.read_text(encoding="utf-8"))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -164,7 +183,7 @@ def application(desk: Desk) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def elsewhere(request: Request, error: HTTPException) -> JSONResponse:
-        known = "POST /score, POST /heatmap and GET /health"
+        known = "GET / (a page to try), POST /score, POST /heatmap and GET /health"
         return JSONResponse({"error": f"{error.detail}: this answers {known}"}, error.status_code)
 
     @app.exception_handler(Exception)
@@ -172,6 +191,31 @@ def application(desk: Desk) -> FastAPI:
         return JSONResponse({"error": f"{type(error).__name__}; the server's log has more"}, 500)
 
     return app
+
+
+class Logged:
+    """An application that prints a line a request: method, path, status and milliseconds.
+
+    Args:
+        app: The application.
+        display: Prints the lines.
+    """
+
+    def __init__(self, app: ASGIApp, display: Display) -> None:
+        self.app, self.display = app, display
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, and prints its line when the answer begins."""
+        began = time.perf_counter()
+
+        async def noted(message: ASGIMessage) -> None:
+            if message["type"] == "http.response.start":
+                took = f"{1000 * (time.perf_counter() - began):.0f} ms"
+                line = f"{time.strftime('%H:%M:%S')}  {scope['method']} {scope['path']}  {message['status']}  {took}"
+                self.display.note(line)
+            await send(message)
+
+        await self.app(scope, receive, noted)
 
 
 _IDLE_S = 5
@@ -236,13 +280,14 @@ def serve(options: ServeOptions, display: Display) -> None:
     display.where_next(
         [
             ("detector", f"{detector.sheet.name} ({folder})"),
-            ("health", f"{address}/health"),
-            ("score", f"curl --data-binary @IMAGE.png -H 'Content-Type: image/png' {address}/score"),
+            ("page", f"{address}/ (an image to try, and all requests)"),
+            ("score", f"curl -F file=@IMAGE.png {address}/score"),
+            ("end", "Ctrl-C"),
         ]
     )
     server = uvicorn.Server(
         uvicorn.Config(
-            application(Desk(detector, limits, options.workers, options.queue)),
+            Logged(application(Desk(detector, limits, options.workers, options.queue)), display),
             log_level="warning",
             access_log=False,
             server_header=False,

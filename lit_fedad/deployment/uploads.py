@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from email.message import Message
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,25 +13,8 @@ from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.extras import install
 from lit_fedad.data.pictures import caution, decode_upload, sniff, to_rgb
 
-FORMATS = {
-    "image/png": "PNG",
-    "image/jpeg": "JPEG",
-    "image/webp": "WEBP",
-    "image/bmp": "BMP",
-    "image/tiff": "TIFF",
-    "application/dicom": "DICOM",
-}
-"""Format of each content type: Pillow's, or DICOM by pydicom. No other decoder ever sees an upload."""
-
-_ALSO = {
-    "image/jpg": "JPEG",
-    "image/pjpeg": "JPEG",
-    "image/x-png": "PNG",
-    "image/x-ms-bmp": "BMP",
-    "image/x-bmp": "BMP",
-    "image/tif": "TIFF",
-    "application/dicom+octet-stream": "DICOM",
-}  # other names of the same types, as clients send them
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "DICOM")
+"""Formats that are read: Pillow's, and DICOM by pydicom. No other decoder ever sees an upload."""
 
 
 class RefusedError(Exception):
@@ -62,26 +46,48 @@ class Limits:
     patience: float = 30.0
 
 
-def image_format(content_type: str | None) -> str:
-    """Finds the format of a content type.
+def image_format(content: bytes) -> str:
+    """Finds the format of an upload by its first bytes, whatever its sender calls it.
 
     Args:
-        content_type: Value of the request's header.
+        content: The bytes.
 
     Raises:
-        RefusedError: 415, if it is no type of image that is read here, or DICOM without pydicom.
-
-    Example:
-        >>> image_format("image/png; charset=binary")
-        'PNG'
+        RefusedError: 415, if it is none of `FORMATS`, or DICOM without pydicom.
     """
-    named = (content_type or "").partition(";")[0].strip().lower()
-    form = FORMATS.get(named) or _ALSO.get(named)
-    if form is None:
-        raise RefusedError(415, f"give a Content-Type of {', '.join(FORMATS)}")
+    form = sniff(content)
+    if form not in FORMATS:
+        raise RefusedError(415, f"is no image of a format that is read here: {', '.join(FORMATS)}")
     if form == "DICOM" and find_spec("pydicom") is None:
         raise RefusedError(415, f"DICOM is not read here: {install('dicom')}")
     return form
+
+
+def file_in(content: bytes, content_type: str) -> bytes:
+    r"""Takes the file out of a body: the first file of a form (``multipart/form-data``), or the body itself.
+
+    Args:
+        content: The body.
+        content_type: Value of the request's header.
+
+    Raises:
+        RefusedError: 422, if a form holds no file.
+
+    Example:
+        >>> form = b'--x\r\nContent-Disposition: form-data; name="f"; filename="a"\r\n\r\nBM\r\n--x--'
+        >>> file_in(form, "multipart/form-data; boundary=x"), file_in(b"BM", "image/bmp")
+        (b'BM', b'BM')
+    """
+    header = Message()
+    header["Content-Type"] = content_type
+    boundary = header.get_boundary()
+    if header.get_content_type() != "multipart/form-data" or not boundary:
+        return content
+    for part in content.split(b"--" + boundary.encode())[1:]:
+        head, _, body = part.partition(b"\r\n\r\n")
+        if b"filename" in head.lower():
+            return body.removesuffix(b"\r\n")
+    raise RefusedError(422, "the form holds no file: curl -F file=@IMAGE.png")
 
 
 def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
@@ -89,7 +95,7 @@ def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
 
     Args:
         content: The bytes.
-        form: A value of `FORMATS`, the only one that is tried.
+        form: One of `FORMATS`, the only one that is tried.
         most_pixels: Largest width times height.
 
     Returns:

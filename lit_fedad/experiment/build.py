@@ -98,10 +98,11 @@ class Data:
 
     def lines(self) -> dict[str, str]:
         """Describes the data in short lines, by subject."""
-        images, sizes = self.images, self.partition.sizes
+        images, sizes, kept = self.images, self.partition.sizes, sum(map(len, self.partition.calibration))
+        aside = f"; {kept} kept back to set the thresholds" if kept else ""
         return {
             "data": f"{images.name}: {len(images.train)} training, {len(images.test)} test images",
-            "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",
+            "clients": f"{len(sizes)}, numbered from 0, train on {', '.join(map(str, sizes))} images{aside}",
         }
 
     def section(self, config: Config) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from lit_fedad.contracts.exchange import disclosed_by
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
@@ -65,7 +66,7 @@ class Console(RunCallback):
             run.display.note(f"continues after {f'round {latest}' if latest > 0 else 'the set-up'}")
         self._display, self._last = run.display, time.perf_counter()
         self._progress = Progress()
-        self._progress.start(run.display, "Clients trained and scored")
+        self._progress.start(run.display, "Turns of clients, to train or be scored")
 
     def on_client_end(self, done: int, total: int) -> None:
         """Shows the progress of this process."""
@@ -92,7 +93,10 @@ class Console(RunCallback):
         )
         lines = report.lines(federation.names)
         for line in lines:
-            self._display.warn(line)
+            # Set-up exchanges have names where people read, and numbers up to 0 in files.
+            setup = f"round {report.round}: "
+            named = line.replace(setup, f"set-up {report.exchange}: ", 1) if report.round <= 0 else line
+            self._display.warn(named)
         self._late = lambda: report.lines(federation.names)[len(lines) :]
         if constant := constant_predictions(report.metrics or {}, federation.names):
             self._display.warn(f"round {report.round}: {constant}")
@@ -126,10 +130,21 @@ def describe(run: Run) -> dict[str, str]:
     return {
         "method": f"{config['method']['name']} ({config['method']['paper']})",
         **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
-        "task": type(run.model.task).__name__,
         **run.data.lines(),
         "backbone": f"{backbone['name']}, weights {backbone['taken']}",
         "rounds": f"{config['rounds']} (seed {config['seed']})",
         **private,
         "files": str(run.folder.path),
+        **_sent(run),
     }
+
+
+def _sent(run: Run) -> dict[str, str]:
+    """Says what clients send in each exchange before round 1, and in every round."""
+    client, steps = run.model.client, run.federation.exchanges
+    titled = [
+        *((f"set-up {one.name}", one) for one in steps.setup),
+        *(("each round", one) for one in steps.rounds),
+    ]
+    told = {title: " and ".join(part.what for part in disclosed_by(one, client)) for title, one in titled}
+    return {title: f"clients send {words}" for title, words in told.items() if words}

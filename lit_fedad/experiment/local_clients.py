@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from lit_fedad.core.building import call
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.alone import alone
 from lit_fedad.experiment.build import (
     build_data,
     build_images,
@@ -51,6 +52,8 @@ class LocalClients:
     def judge(self, run: Run) -> None:
         """Judges decisions about the common test images; see `Participants.judge`."""
         judge(run)
+        if found := alone(run):
+            run.extras["alone"] = found
 
 
 def build_run(fabric: Fabric, config: Config, display: Display) -> Run:

@@ -56,6 +56,7 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
     return {
         **{w: {"round": r.round, **_metrics(r, names), **own} for w, (r, own) in chosen.items()},
         "exchanges": [r.round for r in history],
+        "exchange_names": [r.exchange for r in history],
         "bytes_up": [sum(r.bytes_up.values()) for r in history],
         "bytes_down": [sum(r.bytes_down.values()) for r in history],
         "elements_up": [sum(r.elements_up.values()) for r in history],

@@ -98,11 +98,11 @@ class AnomalyMetrics(MergeableMetric):
         """Adds a batch.
 
         Args:
-            image_scores: Anomaly scores of the images, any real dtype, shape [B].
-            labels: Non-zero where the image is anomalous, shape [B].
-            anomaly_maps: Anomaly scores of the pixels, any real dtype, shape [B, H, W]; unused if `pixel` is
-                off.
-            masks: Ground truth, non-zero where anomalous, shape [B, H, W]; unused if `pixel` is off.
+            image_scores: Anomaly scores of the images, any real dtype, shape [B] or, as anomalib has it, [B, 1].
+            labels: Non-zero where the image is anomalous, shape [B] or [B, 1].
+            anomaly_maps: Anomaly scores of the pixels, any real dtype, shape [B, H, W] or [B, 1, H, W]; unused if
+                `pixel` is off.
+            masks: Ground truth, non-zero where anomalous, of either shape; unused if `pixel` is off.
             regions: Of each image the area of saturation in pixels on the pixels of a region, 0 elsewhere, int32
                 [regions, H, W]; unused without `spro_limit`.
 
@@ -110,11 +110,13 @@ class AnomalyMetrics(MergeableMetric):
             ValueError: If shapes differ, or if maps, masks or regions are needed and missing.
             UserError: If a score is NaN.
         """
+        image_scores, labels = _without_channel(image_scores, 1), _without_channel(labels, 1)
         check_same_shape(image_scores, labels)
         scores = as_scores(image_scores)
         if self.pixel:
             if anomaly_maps is None or masks is None:
                 raise ValueError("pixel metrics need anomaly_maps and masks; use pixel=False without them")
+            anomaly_maps, masks = _without_channel(anomaly_maps, 3), _without_channel(masks, 3)
             check_same_shape(anomaly_maps, masks)
             if self.spro_limit is not None:
                 self._update_regions(anomaly_maps, regions)
@@ -179,6 +181,11 @@ class AnomalyMetrics(MergeableMetric):
         index, count = distinct_bins(concatenated(self.pixel_scores))
         sizes = concatenated(self.pixel_sizes), concatenated(self.pixel_image_sizes).int()
         return _histograms(index, *sizes, count)
+
+
+def _without_channel(values: Tensor, dimensions: int) -> Tensor:
+    """Drops a second dimension of size 1 of values that have one dimension more."""
+    return values.squeeze(1) if values.ndim == dimensions + 1 and values.shape[1] == 1 else values
 
 
 def _histograms(index: Tensor, sizes: Tensor, of_images: Tensor, count: int) -> tuple[Tensor, ...]:

@@ -29,6 +29,7 @@ from rich.text import Text
 import lit_fedad
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.text import printable, redact
+from lit_fedad.report.closing import closing_rows, in_words
 from lit_fedad.report.constant_predictions import constant_predictions, looking_at_nothing
 from lit_fedad.report.naming import (
     METRIC_TITLES,
@@ -37,7 +38,6 @@ from lit_fedad.report.naming import (
     human_seconds,
     metric_family,
     metric_title,
-    said_of,
     spread_columns,
     without_value,
 )
@@ -60,6 +60,7 @@ class Display:
         self._err = Console(stderr=True, highlight=False)
         # Widest value of each column of the round lines so far: keeps the lines of a run aligned.
         self._columns: dict[str, int] = {}
+        self._label = 0
 
     @contextmanager
     def progress(self, description: str) -> Iterator[Callable[[int, int], None]]:
@@ -132,7 +133,7 @@ class Display:
         Args:
             round: Number of the round from 1; set-up exchanges have numbers up to 0.
             rounds: Number of rounds, without set-up exchanges.
-            loss: Mean training loss; None if nothing was trained.
+            loss: Mean training loss, shown from the first on; None if nothing was trained.
             metrics: Value of each metric; empty in rounds without evaluation.
             bytes_up: Bytes that all clients sent in this round.
             bytes_down: Bytes that all clients received in this round.
@@ -143,9 +144,11 @@ class Display:
         digits = max(2, len(str(rounds)))
         label = f"round {round:>{digits}}/{rounds}"
         if round <= 0:
-            label = name.ljust(len(label))
+            label = f"set-up {name}"
+        self._label = max(self._label, len(label))
+        label = label.ljust(self._label)
 
-        values = {"loss": _loss(loss)}
+        values = {} if loss is None and "loss" not in self._columns else {"loss": _loss(loss)}
         values |= {metric_title(metric): _metric(value) for metric, value in metrics.items()}
         values |= {"up": human_bytes(bytes_up), "down": human_bytes(bytes_down)}
         values |= {"time": human_seconds(seconds), "left": "" if eta_s is None else clock(eta_s)}
@@ -165,44 +168,21 @@ class Display:
         self._print(Text.assemble((label, "bold"), rest))
 
     def closing_table(self, result: Mapping[str, Any]) -> None:
-        """Prints the metrics of the first, the last and the best round.
-
-        A star marks a round in which a client predicts a single class for every image.
+        """Prints four metrics of the last round, each with a word, and what the detector finds.
 
         Args:
-            result: `first`, `last` and `best`, each with the number of its `round` and a mapping for each
-                metric, with `mean` and `worst` (over the clients), `pooled` (all test images as one set) and, where
-                products are known, `per_product` and `product_mean`, where None, NaN or a missing key means
-                undefined; also `bytes_up`, `bytes_down` and `seconds_per_round`, one number an exchange.
+            result: Content of ``result.json``.
         """
-        rounds = {head: result[head] for head in ("first", "last", "best")}
-        table, of_last = _table(), spread_columns(result["last"])
-        for head, metrics in rounds.items():
-            star = "*" if constant_predictions(metrics) else ""
-            table.add_column(f"{head} ({metrics['round']}){star}", justify="right")
-        for head in of_last:
-            table.add_column(head, justify="right")
-        for metric in _listed(key for metrics in rounds.values() for key in metrics if key != "round"):
-            cells = [metrics.get(metric, {}).get("mean") for metrics in rounds.values()]
-            cells += [result["last"].get(metric, {}).get(key) for key in of_last.values()]
-            table.add_row(metric_title(metric), *(_metric(cell).strip() for cell in cells))
-        up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
         self._print("")
-        self._out.print(table)
-        self._print(f"Means over clients by round; {said_of(of_last)} of the last round.")
-        if lacking := without_value(result["last"]):
-            self._print(lacking)
-        if "false_alarm_rate" in result["last"]:
-            alpha = next(iter(result["decisions"]))
-            self._print(
-                f"False alarms, of a client's own products: at most {alpha} promised (evaluation.alpha)."
-            )
-        if line := looking_at_nothing(result):
+        self.table(closing_rows(result))
+        said = [*in_words(result), without_value(result["last"]), looking_at_nothing(result)]
+        said.append(constant_predictions(result["last"], ClientNames.of(result)))
+        for line in filter(None, said):
             self._print(line)
-        for head, metrics in rounds.items():
-            if constant := constant_predictions(metrics, ClientNames.of(result)):
-                self._print(f"* {head}: {constant}.")
-        self._print(f"up {up}  down {down}  in {human_seconds(sum(result['seconds_per_round']))}")
+        up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
+        self._print(
+            f"clients sent {up} and received {down} in {human_seconds(sum(result['seconds_per_round']))}"
+        )
 
     def metrics_table(self, metrics: Mapping[str, Any]) -> None:
         """Prints the metrics of one round.
@@ -232,7 +212,7 @@ class Display:
         padded = []
         for head, cells in columns.items():
             width = max(map(len, cells))
-            right = all(row[head][:1].isdigit() for row in rows)
+            right = all(row[head][:1].isdigit() or row[head] == "-" for row in rows)
             padded.append([cell.rjust(width) if right else cell.ljust(width) for cell in cells])
         heads, *lines = ["   ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
         self._print(Text(heads, "bold"))
@@ -313,7 +293,7 @@ class Display:
         metrics = [column for column in self._columns if column not in ("loss", *_LESSER)]
         cells = {}
         for column in ("loss", *metrics, "up", "down", "time", "left"):
-            value, width = values.get(column, ""), self._columns[column]
+            value, width = values.get(column, ""), self._columns.get(column, 0)
             name = "" if column == "time" else f"{column} "
             if width:
                 cells[column] = f"{name}{value:>{width}}" if value else " " * (len(name) + width)

@@ -131,12 +131,6 @@ def spread_columns(metrics: Mapping[str, Any]) -> dict[str, str]:
     return spreads
 
 
-def said_of(spreads: Mapping[str, str]) -> str:
-    """Explains the columns of `spread_columns` in words."""
-    products = ", mean over products" if "product_mean" in spreads.values() else ""
-    return f"worst client, pooled test set{products}"
-
-
 def without_value(metrics: Mapping[str, Any]) -> str | None:
     """Names the products that have no part in the mean over products; None if all have."""
     name = next(

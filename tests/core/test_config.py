@@ -315,7 +315,7 @@ def changed(config: Config, key: str) -> Config:
 # Where and how a run happens, and keys that no default run reads.
 CIRCUMSTANCES = {"out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks"}
 DECISIVE = {"fabric.precision", "cache.enabled"}
-JUDGING = {"evaluation.alpha", "evaluation.pictures", "evaluation.batch_size"}
+JUDGING = {"evaluation.alone", "evaluation.alpha", "evaluation.pictures", "evaluation.batch_size"}
 UNREAD = {"image.overlap", "evaluation.spro_limit"}
 
 

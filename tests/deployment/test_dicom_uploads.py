@@ -39,7 +39,7 @@ def write(path, syntax=NATIVE, **words):
 def test_it_is_read_as_in_training(tmp_path):
     path = tmp_path / "a.dcm"
     content = write(path)
-    shown = read_upload(content, image_format("application/dicom"), 48)
+    shown = read_upload(content, image_format(content), 48)
     assert np.array_equal(np.asarray(shown), np.asarray(read_dicom(path).convert("RGB")))
     assert np.asarray(shown).std() > 0
 
@@ -100,8 +100,9 @@ def test_noise_is_no_dicom(content):
     assert caught.value.status == 422
 
 
-def test_without_pydicom_the_extra_is_named(monkeypatch):
+def test_without_pydicom_the_extra_is_named(tmp_path, monkeypatch):
+    content = write(tmp_path / "a.dcm")
     monkeypatch.setattr(uploads, "find_spec", lambda name: None)
     with pytest.raises(RefusedError, match=r"lit-fedad\[dicom\]"):
-        image_format("application/dicom")
-    assert image_format("image/png") == "PNG"
+        image_format(content)
+    assert image_format(b"BM" + bytes(200)) == "BMP"

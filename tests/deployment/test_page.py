@@ -109,7 +109,8 @@ def test_every_tab_shows_the_run_and_the_buttons_write_reviews(run, tmp_path):
         page.locator(".thumbnail-item").first.click()
         page.wait_for_selector("text=image_1.png: normal, p = 0.02")
         page.locator("#missed").click()
-        page.wait_for_selector("text=image_1.png: missed. 1 lines")
+        page.wait_for_selector("text=image_1.png: missed. Reviewed: 1 missed.")
+        assert page.locator("#false-alarm").is_disabled()
 
         page.get_by_role("tab", name="Try an image", exact=True).click()
         page.locator("input[type=file]").last.set_input_files(image)

@@ -25,6 +25,7 @@ RESULT = {
     "rounds": 2,
     "partition": {"sizes": [60, 40]},
     "exchanges": [0, 1, 2],
+    "exchange_names": ["memory", "train", "train"],
     "bytes_up": [1000, 2000, 3000],
     "bytes_down": [0, 10, 20],
     "seconds_per_round": [0.5, 1.25, 2.0],
@@ -53,6 +54,7 @@ def test_a_complete_run_is_listed_by_round_site_and_trouble(view):
     assert view.title == "feddymem on nuts, 2 rounds"
     assert [(row["round"], row["value"]) for row in view.curves()] == [(1, 0.5), (2, 0.75)]
     assert [row["sites lost"] for row in view.rounds()] == [0, 1, 1]
+    assert [row["round"] for row in view.rounds()] == ["set-up memory", "1", "2"]
     assert [(row["site"], row["images"], row["I-AUROC"]) for row in view.sites()] == [
         ("client 0", 60, "0.700"),
         ("client 1", 40, "0.800"),

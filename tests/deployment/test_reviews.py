@@ -2,12 +2,13 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell
-from lit_fedad.deployment.reviews import COLUMNS, Reviews, add_review, count_reviews
+from lit_fedad.deployment.reviews import COLUMNS, Reviews, add_review
 from lit_fedad.deployment.ui.reading import Scored
 
 
@@ -17,12 +18,12 @@ def scored(path):
 
 def test_reviews_are_appended_as_lines(tmp_path):
     image, file = scored("=a.png"), tmp_path / "out/reviews.csv"
-    assert count_reviews(file) == 0
+    assert not file.exists()
     add_review(file, image, "missed", "run")
     add_review(file, image, "false alarm", "run")
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert count_reviews(file) == len(rows) == 2
+    assert len(rows) == 2
     assert tuple(rows[0]) == COLUMNS
     assert [row["review"] for row in rows] == ["missed", "false alarm"]
     assert rows[0]["path"] == "'=a.png"  # no spreadsheet runs it
@@ -53,8 +54,8 @@ def test_the_last_review_counts_by_whole_path_or_by_that_in_the_folder(tmp_path)
     ("content", "message"),
     [
         ("path,score\na.png,1\n", "is no table of reviews"),
-        ("path,review\na.png,fine\n", "'fine' is neither 'false alarm' nor 'missed'"),
-        ("path,review\na.png\n", "'None' is neither"),
+        ("path,review\na.png,fine\n", "'fine' is none of correct, false alarm, missed, withdrawn"),
+        ("path,review\na.png\n", "'None' is none of"),
     ],
 )
 def test_files_that_are_no_reviews_are_refused_in_one_line(tmp_path, content, message):
@@ -65,3 +66,18 @@ def test_files_that_are_no_reviews_are_refused_in_one_line(tmp_path, content, me
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="is no table of reviews"):
         Reviews(Path(tmp_path / "nowhere.csv"))
+
+
+def test_a_withdrawn_review_is_none(tmp_path):
+    file = tmp_path / "reviews.csv"
+    for path, review in (
+        ("a.png", "missed"),
+        ("a.png", "withdrawn"),
+        ("b.png", "correct"),
+        ("c.png", "correct"),
+    ):
+        add_review(file, SimpleNamespace(path=path, score=1.0, p_value=0.5, decision="normal"), review, "run")
+    reviews = Reviews(file)
+    assert reviews.of(tmp_path / "a.png", tmp_path) is None
+    assert reviews.of(tmp_path / "b.png", tmp_path) == "correct"
+    assert reviews.counts() == {"correct": 2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import socket
 import struct
 import threading
@@ -12,6 +13,7 @@ import time
 import zlib
 from contextlib import contextmanager
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,8 +29,8 @@ pytest.importorskip("onnxruntime")
 import uvicorn
 
 from lit_fedad.deployment.served_detector import ServedDetector
-from lit_fedad.deployment.serving import Desk, application
-from lit_fedad.deployment.uploads import Limits, RefusedError, image_format, read_upload
+from lit_fedad.deployment.serving import Desk, Logged, application
+from lit_fedad.deployment.uploads import Limits, RefusedError, read_upload
 from lit_fedad.report.overlay import overlay
 
 LIMITS = Limits(bytes=20_000, pixels=10_000, patience=1.0)
@@ -130,11 +132,8 @@ def test_health_names_the_detector_and_counts(ask):
 
 
 def test_bad_uploads_are_one_line_of_json(ask):
-    assert refusal(ask("POST", "/score", png()))[0] == 415
-    assert refusal(ask("POST", "/score", png(), Content_Type="text/html"))[0] == 415
-    assert refusal(ask("POST", "/score", png(), Content_Type="image/gif"))[0] == 415
-    # No other decoder than that of the named type looks at the bytes.
-    assert refusal(ask("POST", "/score", png(form="BMP"), Content_Type="image/png"))[0] == 422
+    assert refusal(ask("POST", "/score", b"<html>", Content_Type="image/png"))[0] == 415
+    assert refusal(ask("POST", "/score", png(form="GIF"), Content_Type="image/png"))[0] == 415
     assert refusal(ask("POST", "/score", png()[:-40], Content_Type="image/png"))[0] == 422
     large = ask("POST", "/score", claiming(2_000, 1_000), Content_Type="image/png")
     assert refusal(large) == (413, "2000x1000 pixels, and at most 10000 are read")
@@ -153,6 +152,49 @@ def test_bad_uploads_are_one_line_of_json(ask):
     assert ask("POST", "/score", png(), Content_Type="image/png")[0] == 200
 
 
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP"])
+@pytest.mark.parametrize("named", ["image/png", "application/x-www-form-urlencoded", None])
+def test_the_format_is_read_from_the_first_bytes(ask, form, named):
+    given = {"Content_Type": named} if named else {}
+    assert ask("POST", "/score", png(form=form), **given)[0] == 200
+
+
+def test_a_form_is_scored_by_its_file(ask):
+    """The body that ``curl -F note=a -F file=@x.png`` sends."""
+    head = 'Content-Disposition: form-data; name="note"\r\n\r\na'
+    file = 'Content-Disposition: form-data; name="file"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
+    note, end = f"--abc\r\n{head}\r\n--abc\r\n".encode(), b"\r\n--abc--\r\n"
+    typed = "multipart/form-data; boundary=abc"
+    found = ask("POST", "/score", note + file.encode() + png() + end, Content_Type=typed)
+    assert json.loads(found[2]) == json.loads(ask("POST", "/score", png())[2])
+    assert refusal(ask("POST", "/score", note[:-9] + end, Content_Type=typed))[0] == 422
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_the_page_loads_nothing_from_elsewhere(ask, path):
+    status, headers, body = ask("GET", path)
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"//" not in body.replace(b"// without heatmaps", b"")
+
+
+def test_a_request_is_a_line(detector):
+    import anyio
+
+    lines = []
+    display = SimpleNamespace(note=lines.append)
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": [], "query_string": b""}
+
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    async def send(message):
+        pass
+
+    anyio.run(Logged(application(Desk(detector, LIMITS, 1, 1)), display), scope, receive, send)
+    (line,) = lines
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  GET /health  200  \d+ ms", line)
+
+
 def test_sixteen_bits_and_transparency_are_read_as_in_training():
     file = BytesIO()
     Image.fromarray(np.full((4, 4), 65535, np.uint16)).save(file, "PNG")
@@ -165,7 +207,6 @@ def test_sixteen_bits_and_transparency_are_read_as_in_training():
     assert np.asarray(read_upload(half, "PNG", 100)).min() == 153
     with pytest.raises(RefusedError, match="transparent"):
         read_upload(png(np.zeros((4, 4, 4), np.uint8)), "PNG", 100)
-    assert image_format("IMAGE/JPEG") == "JPEG"
 
 
 def test_requests_beyond_the_queue_are_told_to_try_again(detector):

@@ -217,3 +217,14 @@ def test_other_bins_of_the_same_number_do_not_merge():
     assert low.bins.count == high.bins.count
     with pytest.raises(ValueError, match="settings"):
         low.merge_state(high)
+
+
+def test_scores_and_maps_may_have_anomalibs_channel():
+    draw = torch.Generator().manual_seed(0)
+    maps, labels = torch.rand(4, 6, 6, generator=draw), torch.tensor([0, 1, 0, 1])
+    masks = labels.view(4, 1, 1).expand(4, 6, 6)
+    plain, channel = AnomalyMetrics(), AnomalyMetrics()
+    plain.update(maps.amax((1, 2)), labels, maps, masks)
+    channel.update(maps.amax((1, 2))[:, None], labels[:, None], maps[:, None], masks[:, None])
+    for one, other in zip(plain.compute().values(), channel.compute().values(), strict=True):
+        assert torch.equal(one.nan_to_num(-1), other.nan_to_num(-1))

@@ -12,8 +12,6 @@ from typing import Any
 
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.extras import require
-from lit_fedad.data.pictures import sniff
 from lit_fedad.deployment.detector_sheet import SHEET
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.report.console import Display
@@ -103,13 +101,8 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
         from PIL import Image
 
         from lit_fedad.deployment.served_detector import ServedDetector
-        from lit_fedad.deployment.uploads import FORMATS, RefusedError, read_upload
+        from lit_fedad.deployment.uploads import RefusedError, image_format, read_upload
 
-        form = sniff(content)
-        if form is None or form not in FORMATS.values():
-            raise UserError(f"{name}: give an image ({', '.join(FORMATS.values())})")
-        if form == "DICOM":
-            require("dicom", f"{name}: DICOM")
         if not loaded:
             folders = sorted(path.parent for path in (run / "export").glob(f"*/{SHEET}"))
             if not folders:
@@ -117,7 +110,7 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
             loaded.append(ServedDetector(folders[0]))
         (detector,) = loaded
         try:
-            verdict = detector(read_upload(content, form, _MOST_PIXELS))
+            verdict = detector(read_upload(content, image_format(content), _MOST_PIXELS))
         except RefusedError as error:
             raise UserError(f"{name}: {error.reason}") from error
         picture = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pandas as pd
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable
-from lit_fedad.deployment.reviews import Review, add_review, count_reviews
+from lit_fedad.data.pictures import open_picture, to_rgb
+from lit_fedad.deployment.reviews import Review, Reviews, add_review
 from lit_fedad.deployment.ui.reading import (
     Row,
     RunView,
@@ -32,6 +34,14 @@ Try = Callable[[bytes, str], tuple[Any, str]]
 
 _SHOWN = 48
 _ALL, _NONE = "any", "none"
+_WORST, _NEAR = "most anomalous", "called normal, nearest to the threshold"
+_CHOOSE = "Choose an image."
+_BUTTONS: tuple[tuple[Review, str], ...] = (
+    ("correct", "Correct"),
+    ("false alarm", "False alarm"),
+    ("missed", "Missed"),
+    ("withdrawn", "Undo"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class OperatorPage:
         """Builds the page."""
         with gr.Blocks(title=f"lit_fedad: {self.view.title}", analytics_enabled=False) as page:
             gr.Markdown(f"# {printable(self.view.title)}")
+            gr.HTML(self._health, elem_id="health")
             with gr.Tab("Federation"):
                 self._federation()
             with gr.Tab("Site"):
@@ -61,6 +72,24 @@ class OperatorPage:
             with gr.Tab("Try an image"):
                 self._try()
         return page
+
+    def _health(self) -> str:
+        """Says in one line each whether images drift, sites failed and decisions were reviewed; at each visit."""
+        view = self.view
+        troubles = len(view.troubles())
+        failed = (
+            ("#D55E00", "Failures", f"{troubles}, listed below")
+            if troubles
+            else ("#009E73", "No failures", "")
+        )
+        silent = [view.names.title(n) for n in view.clients() if not math.isfinite(view.shipped(n, None))]
+        decides = (
+            ("#D55E00", "Without decisions", f"{', '.join(silent)}: too few calibration images")
+            if silent
+            else ("#009E73", "Decides", f"at most {view.alpha:g} false alarms promised")
+        )
+        lamps = [self._lamp(_NONE), _light(*failed), *([_light(*decides)] if view.clients() else [])]
+        return "<br>".join([*lamps, escape(self._reviewed())])
 
     def _federation(self) -> None:
         view = self.view
@@ -106,7 +135,8 @@ class OperatorPage:
                 lines.append(f"{above} of {len(seen)} new images lie above.")
             is_shipped = f"{shipped:.6g}" if math.isfinite(shipped) else "none: too few calibration images"
             lines.append(
-                f"Shipped for alpha {view.alpha:g}: {is_shipped}; {counts.total} calibration images."
+                f"Shipped for alpha {view.alpha:g}: {is_shipped}; {counts.total} calibration images. This threshold:"
+                f" `lit-fedad predict run={view.path} client={number} alpha={rate:.4g} images=FOLDER`"
             )
             return self._lamp(table), "\n\n".join(lines), histogram_svg(histogram(counts, seen, at), at)
 
@@ -124,45 +154,62 @@ class OperatorPage:
         )
 
     def _gallery(self) -> None:
-        tables = {name: path for name, path in self.view.tables().items() if self._pictured(name)}
+        tables = [name for name in self.view.tables() if self._pictured(name, _WORST)]
         if not tables:
             gr.Markdown(
                 f"No heatmaps yet: `lit-fedad predict run={self.view.path} images=FOLDER` writes them."
             )
             return
-        source = gr.Dropdown(list(tables), value=next(iter(tables)), label="images")
+        with gr.Row():
+            source = gr.Dropdown(tables, value=tables[0], label="images")
+            order = gr.Radio([_WORST, _NEAR], value=_WORST, label="shown first")
         gallery = gr.Gallery(
-            self._pictures(next(iter(tables))),
+            self._pictures(tables[0], _WORST),
             columns=4,
             object_fit="contain",
             height="auto",
-            label="most anomalous first",
+            label="heatmaps",
             interactive=False,
-            buttons=["fullscreen"],
         )
         chosen = gr.State(-1)
-        said = gr.Markdown("Choose an image.", elem_id="said")
+        said = gr.Markdown(_CHOOSE, elem_id="said")
         with gr.Row():
-            false_alarm = gr.Button("False alarm", elem_id="false-alarm")
-            missed = gr.Button("Missed", elem_id="missed")
+            buttons = {
+                what: gr.Button(title, elem_id=title.lower().replace(" ", "-")) for what, title in _BUTTONS
+            }
+        with gr.Row():
+            original = gr.Image(label="image", interactive=False, format="png", buttons=["fullscreen"])
+            heatmap = gr.Image(label="heatmap", interactive=False, format="png", buttons=["fullscreen"])
 
-        def choose(table: str, event: gr.SelectData) -> tuple[int, str]:
-            image = self._pictured(table)[event.index]
-            return event.index, f"{printable(image.path)}: {image.decision}, {p_value_text(image.p_value)}"
+        def choose(table: str, how: str, event: gr.SelectData) -> tuple[Any, ...]:
+            image = self._pictured(table, how)[event.index]
+            words = f"{printable(image.path)}: {image.decision}, {p_value_text(image.p_value)}"
+            # What was called normal can only have been missed, and what was not only be a false alarm.
+            wrong = {"false alarm": image.decision != "normal", "missed": image.decision == "normal"}
+            usable = [gr.Button(interactive=wrong.get(what, True)) for what in buttons]
+            return event.index, words, _original(Path(image.path)), str(image.heatmap), *usable
 
-        def review(table: str, index: int, what: Review) -> str:
+        def review(table: str, how: str, index: int, what: Review) -> str:
             if index < 0:
                 return "Choose an image first."
-            image = self._pictured(table)[index]
+            image = self._pictured(table, how)[index]
             add_review(self.reviews, image, what, str(self.view.path))
-            return f"{printable(image.path)}: {what}. {count_reviews(self.reviews)} lines in {self.reviews}."
+            return f"{printable(image.path)}: {what}. {self._reviewed()} ({self.reviews})"
 
-        gallery.select(choose, source, [chosen, said])
-        source.change(
-            lambda table: (self._pictures(table), -1, "Choose an image."), source, [gallery, chosen, said]
-        )
-        false_alarm.click(lambda table, index: review(table, index, "false alarm"), [source, chosen], said)
-        missed.click(lambda table, index: review(table, index, "missed"), [source, chosen], said)
+        shown = [source, order]
+        gallery.select(choose, shown, [chosen, said, original, heatmap, *buttons.values()])
+        for changed in shown:
+            changed.change(
+                lambda table, how: (self._pictures(table, how), -1, _CHOOSE), shown, [gallery, chosen, said]
+            )
+        for what, button in buttons.items():
+            button.click(partial(review, what=what), [*shown, chosen], said)
+
+    def _reviewed(self) -> str:
+        """Counts the reviews so far, in words."""
+        counts = Reviews(self.reviews).counts() if self.reviews.exists() else {}
+        parts = [f"{counts[what]} {what}" for what in ("correct", "false alarm", "missed") if what in counts]
+        return f"Reviewed: {', '.join(parts)}." if parts else "Nothing is reviewed yet."
 
     def _try(self) -> None:
         file = gr.File(label="an image", file_types=["image"], type="filepath")
@@ -186,13 +233,18 @@ class OperatorPage:
         path = self.view.tables().get(table)
         return read_scored(path) if path else []
 
-    def _pictured(self, table: str) -> list[Scored]:
-        return [image for image in self._scored(table) if image.heatmap][:_SHOWN]
+    def _pictured(self, table: str, how: str) -> list[Scored]:
+        """Lists images with a heatmap: the most anomalous, or of those called normal the nearest to the threshold."""
+        return [
+            image
+            for image in self._scored(table)
+            if image.heatmap and (how == _WORST or image.decision == "normal")
+        ][:_SHOWN]
 
-    def _pictures(self, table: str) -> list[tuple[str, str]]:
+    def _pictures(self, table: str, how: str) -> list[tuple[str, str]]:
         return [
             (str(image.heatmap), f"{image.decision}, {p_value_text(image.p_value)}")
-            for image in self._pictured(table)
+            for image in self._pictured(table, how)
         ]
 
     def _range(self, client: int, product: str | None) -> tuple[float, float, float]:
@@ -227,9 +279,19 @@ def _named(product: str) -> str | None:
     return None if product == _ALL else product
 
 
+def _original(path: Path) -> Any:
+    """Reads the picture that was scored; None where it no longer is where its table says."""
+    try:
+        return to_rgb(open_picture(path), path)
+    except (UserError, OSError):
+        return None
+
+
 def _light(colour: str, state: str, text: str) -> str:
     """A lamp as HTML; colours of Okabe and Ito (2008)."""
-    return f'<span style="color:{colour};font-size:1.4em">&#9679;</span> <b>{state}</b>: {escape(text)}'
+    return (
+        f'<span style="color:{colour};font-size:1.4em">&#9679;</span> <b>{escape(state)}</b> {escape(text)}'
+    )
 
 
 def _step(low: float, high: float) -> float:

@@ -153,16 +153,17 @@ class RunView:
         if not result:
             return []
         lost = [result[name] for name in ("failures", "refused", "unscored")]
+        names = result.get("exchange_names", [""] * len(result["exchanges"]))  # runs of before lack them
         columns = (result[n] for n in ("exchanges", "bytes_up", "bytes_down", "seconds_per_round"))
         return [
             {
-                "round": number,
+                "round": str(number) if number > 0 else f"set-up {name}".rstrip(),
                 "up": human_bytes(up),
                 "down": human_bytes(down),
                 "seconds": round(seconds, 1),
                 "sites lost": sum(len(causes.get(str(number), ())) for causes in lost),
             }
-            for number, up, down, seconds in zip(*columns, strict=True)
+            for name, number, up, down, seconds in zip(names, *columns, strict=True)
         ]
 
     def sites(self) -> list[Row]:

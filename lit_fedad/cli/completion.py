@@ -1,0 +1,68 @@
+"""The ``completion`` command: a script with which a shell completes commands, keys and choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lit_fedad.cli.help import Command, configuration_keys, listed_keys
+from lit_fedad.core.config import choices, config_groups
+from lit_fedad.core.errors import UserError
+
+_SHELLS = ("bash", "zsh")
+
+_SCRIPT = """{head}_lit_fedad() {{
+  local line="${{COMP_LINE:0:COMP_POINT}}" words= COMMAND
+  local cur="${{line##* }}"
+  set -- ${{line% *}}
+  COMMAND="${{2:-}}"
+  [ $# -eq 1 ] && words="{commands}"
+  case "$COMMAND" in
+{cases}
+  esac
+  COMPREPLY=( $(compgen -W "$words" -- "$cur") )
+  if [ ${{#COMPREPLY[@]}} -eq 0 ] && [ "${{cur#*=}}" != "$cur" ]; then
+    COMPREPLY=( $(compgen -f -P "${{cur%%=*}}=" -- "${{cur#*=}}") )
+  fi
+  if [ -z "${{ZSH_VERSION:-}}" ]; then
+    # bash completes what follows the last "=" alone, and adds a space to whole words.
+    [ "${{cur#*=}}" != "$cur" ] && COMPREPLY=( "${{COMPREPLY[@]#*=}}" )
+    case "${{COMPREPLY[*]}}" in *=) compopt -o nospace;; esac
+  fi
+}}
+complete -F _lit_fedad lit-fedad
+"""
+
+
+def completion(shell: str = "bash") -> None:
+    """Prints the script that completes ``lit-fedad`` in a shell.
+
+    Args:
+        shell: ``bash`` or ``zsh``.
+
+    Raises:
+        UserError: If it is another.
+    """
+    if shell not in _SHELLS:
+        raise UserError(f"shell={shell}: give one of {', '.join(_SHELLS)}")
+    from lit_fedad.cli.main import COMMANDS
+
+    cases = "\n".join(
+        f'    {name}) words="{" ".join(_words(name, command))}";;' for name, command in COMMANDS.items()
+    )
+    head = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    print(_SCRIPT.format(head=head, commands=" ".join(COMMANDS), cases=cases), end="")  # noqa: T201
+
+
+def _words(name: str, command: Command) -> Sequence[str]:
+    """Lists what may follow a command: first words of its forms, keys, and key=value where values are known."""
+    found = [word for word in command.forms if word]
+    declared = [path for form in command.forms.values() for path in form.declared or (command.function,)]
+    for key in listed_keys(dict.fromkeys(declared)):
+        found += [f"{key.name}={choice}" for choice in key.choices] or [f"{key.name}="]
+    if name == "train":
+        groups = {group: choices(group) for group in config_groups()}
+        found += [f"{group}={choice}" for group, chosen in groups.items() for choice in chosen]
+        found += [
+            f"{key.name}=" for key in configuration_keys() if key.name not in groups and "." not in key.name
+        ]
+    return [word for word in dict.fromkeys(found) if not word.endswith(("NAME=", "KEY="))]

@@ -1,0 +1,135 @@
+"""What each client reaches alone: the same method's detector of one client, as if it had no others."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fedad.core.config import Config
+from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator, Scored
+from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, judged, rates_of
+from lit_fedad.experiment.build import build_model
+from lit_fedad.experiment.decisions import evaluated_images
+from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.federations import build_federation
+from lit_fedad.experiment.run import Run
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.metrics.federated import defined_mean
+
+_ONE = {"min_clients": 1, "fraction": 1.0}
+FALSE_ALARMS = 0.05
+"""Share of normal test images above the limits by which detectors are compared."""
+
+
+def alone(run: Run) -> dict[str, Any]:
+    """Measures the detector that each client has without the others, on the test images of all.
+
+    The client's set-up is played anew, and its rounds where they train nothing: a memory of its own images.
+
+    Args:
+        run: A run on one process that has been judged.
+
+    Returns:
+        ``metrics`` with their values over clients, and ``found`` (`found_defects`), ``alone`` and ``together``. Empty
+        where the configuration asks for none (``evaluation.alone``), there is one client, images come in stages, or
+        sums are masked or noised.
+    """
+    config, data, clients = run.config, run.local, run.federation.clients
+    federation = config["federation"]
+    if (
+        not config["evaluation"]["alone"]
+        or len(clients) == 1
+        or not isinstance(data.images, ImageSet)
+        or isinstance(data.module, StreamDataModule)
+        or run.fabric.world_size > 1
+        or federation.get("privacy")
+        or federation.get("secure_sum")
+    ):
+        return {}
+    config = {
+        **config,
+        "evaluation": {**config["evaluation"], "pictures": 0},
+        "federation": {**federation, "sampler": federation["sampler"] | _ONE},
+    }
+    scored: dict[int, Scored] = {}
+    with run.display.progress("Each client alone") as progress, TemporaryDirectory() as folder:
+        for number in clients:
+            scored[number] = _score(run, config, number, Path(folder))
+            progress(len(scored), len(clients))
+    evaluator = build_evaluator(config, data, run.model.method, run.fabric)
+    by_whom = {
+        "alone": {number: own.predicted for number, own in scored.items() if own.predicted is not None},
+        "together": {number: run.predictions[number] for number in clients},
+    }
+    images = evaluated_images(config, data)
+    return {
+        "metrics": evaluator.summarise(scored),
+        "found": {
+            who: found_defects({client: one.scores for client, one in predicted.items()}, images)
+            for who, predicted in by_whom.items()
+        },
+        "at_false_alarms": FALSE_ALARMS,
+    }
+
+
+def found_defects(scores: Mapping[int, Tensor], images: EvaluatedImages) -> dict[str, float]:
+    """Computes which share of anomalous images lies above the limit that `FALSE_ALARMS` of normal test images exceed.
+
+    No calibration has a part in it: limits are those of the test images, so that detectors compare at equal rates.
+
+    Args:
+        scores: Image scores by client [n].
+        images: The test images.
+
+    Returns:
+        Means over clients: ``all``, of all products at one limit; ``own``, of the products that a client holds, each
+        at a limit of its own and as often as the client holds it.
+    """
+    found: dict[str, list[float]] = {"all": [], "own": []}
+    for client, own in scores.items():
+        limits = {}
+        for product in {name for name in images.products if name is not None}:
+            limits[product] = _limit(own, images, [name == product for name in images.products])
+        everything = _limit(own, images, [True] * len(own))
+        found["all"].append(1 - Rate.of(images.labels, own > everything).miss_rate)
+        rates = judged(rates_of(own, images, limits), images.held[client], limits)
+        found["own"].append(1 - rates["own"].miss_rate)
+    return {name: defined_mean(shares) for name, shares in found.items()}
+
+
+def _limit(scores: Tensor, images: EvaluatedImages, chosen: Sequence[bool]) -> float:
+    """Returns the score that at most a share `FALSE_ALARMS` of the chosen normal images lies above."""
+    ranked = scores[torch.tensor(chosen) & (images.labels == 0)].double().sort(descending=True).values
+    return float(ranked[int(FALSE_ALARMS * len(ranked))]) if len(ranked) else math.inf
+
+
+def _score(run: Run, config: Config, number: int, folder: Path) -> Scored:
+    """Plays a federation of one client, without callbacks and checkpoints, and scores its detector."""
+    data, module = run.local, run.local.module
+    fabric = make_fabric(**{**config["fabric"], "callbacks": []})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run has said what weights it took
+        model = build_model(config, data.images.categories)
+    only = [list(own) if client == number else [] for client, own in enumerate(data.partition.clients)]
+    mine = FederatedDataModule(module.train, module.test, only, module.batch_size, module.eval_batch_size)
+    evaluator = build_evaluator(config, data, model.method, fabric)
+    assert isinstance(evaluator, AnomalyEvaluator)
+    federation = build_federation(config, folder, model, mine, evaluator, fabric, data.digest)
+    federation.server.register_clients({number: mine.sizes[number]})
+    steps = federation.exchanges
+    trains = any(exchange.trains for exchange in steps.of_round(1))
+    last = 0 if trains else federation.rounds
+    for round in range(steps.first_round, last + 1):
+        federation.history.append(federation.play(round))
+    scored: Scored = federation.ask(last, evaluator, [number])[number]
+    return scored

@@ -1,0 +1,110 @@
+"""What a run ends with on the console: four rows of numbers, each with a word, and what a client alone would find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_title
+
+_CHOSEN = ("i_auroc", "pro", "false_alarm_rate", "miss_rate")
+_MOST = 4
+_LOWER = ("fe", "me", "forgetting", "false_alarm_rate", "miss_rate")
+_WORDS = {
+    "i_auroc": "ranks images: higher is better, 0.5 is chance",
+    "auroc": "ranks images: higher is better, 0.5 is chance",
+    "pro": "outlines defects: higher is better",
+    "false_alarm_rate": "of normal images: lower is better",
+    "miss_rate": "of defective images: lower is better",
+    "accuracy": "of classes: higher is better",
+    "own_accuracy": "the same for classes as frequent as a client's own",
+}
+
+
+def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Lists the four metrics that tell most of a run's last round, each with a word.
+
+    Args:
+        result: Content of ``result.json``.
+
+    Returns:
+        Text of each cell by its heading.
+    """
+    last, alone = result["last"], result.get("alone", {}).get("metrics")
+    columns = {"together": (last, "mean"), "worst client": (last, "worst")}
+    if alone:
+        columns = {"alone": (alone, "mean"), **columns}
+    return [
+        {
+            "last round": metric_title(name),
+            **{head: _number(values.get(name, {}).get(kind)) for head, (values, kind) in columns.items()},
+            "what it tells": _words(name, result),
+        }
+        for name in _listed(last)
+    ]
+
+
+def in_words(result: Mapping[str, Any]) -> list[str]:
+    """Says what a detector decides, and what the clients find together and alone; nothing where that is not known.
+
+    Args:
+        result: Content of ``result.json``.
+
+    Example:
+        >>> rates = {"false_alarm_rate": {"mean": 0.012}, "miss_rate": {"mean": 0.2}}
+        >>> found = {"together": {"all": 0.63, "own": 0.82}, "alone": {"all": 0.05, "own": 0.78}}
+        >>> for line in in_words({"last": rates, "alone": {"found": found, "at_false_alarms": 0.05}}): print(line)
+        as shipped, finds 80 of 100 defects of a client's own products at 1 false alarm in 100 normal images
+        compared at 5 false alarms in 100 normal images: finds 63 of 100 defects of all products, a client alone 5; \
+of a client's own products 82, a client alone 78
+    """
+    lines, last = [], result["last"]
+    misses, alarms = (last.get(name, {}).get("mean") for name in ("miss_rate", "false_alarm_rate"))
+    if _known(misses) and _known(alarms) and misses < 1:
+        found = _of_100(1 - misses)
+        lines.append(
+            f"as shipped, finds {found} of 100 defects of a client's own products at {_alarms(alarms)}"
+        )
+    if alone := result.get("alone"):
+        many, one = (
+            {of: _of_100(share) for of, share in alone["found"][who].items()} for who in ("together", "alone")
+        )
+        lines.append(
+            f"compared at {_alarms(alone['at_false_alarms'])}: finds {many['all']} of 100 defects of all products, a"
+            f" client alone {one['all']}; of a client's own products {many['own']}, a client alone {one['own']}"
+        )
+    return lines
+
+
+def _alarms(rate: float) -> str:
+    number = _of_100(rate)
+    return f"{number or 'no'} false alarm{'s' * (number != 1)} in 100 normal images"
+
+
+def _listed(last: Mapping[str, Any]) -> Sequence[str]:
+    measured = [name for name, values in last.items() if name != "round" and _known(values.get("mean"))]
+    if "i_auroc" in last:
+        return [name for name in _CHOSEN if name in measured] or ["i_auroc"]
+    ordered = dict.fromkeys([*METRIC_TITLES, *measured])
+    return [name for name in ordered if name in measured and not metric_family(name)][:_MOST]
+
+
+def _words(name: str, result: Mapping[str, Any]) -> str:
+    better = "lower is better" if name in _LOWER else "higher is better"
+    words = _WORDS.get(name, better)
+    if name == "false_alarm_rate" and "alpha" in result:
+        return f"{words}, at most {result['alpha']:g} promised"
+    return words
+
+
+def _of_100(share: float) -> int:
+    return round(100 * share)
+
+
+def _known(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _number(value: float | None) -> str:
+    return f"{value:.3f}" if value is not None and math.isfinite(value) else "-"

@@ -1,0 +1,26 @@
+"""A later export of the same detector keeps the files of an earlier one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("onnx")
+from helpers.tiny_detector import tiny_detector
+
+from lit_fedad.deployment.detector_sheet import formats_of_before, read_sheet
+
+
+def test_files_of_the_same_detector_stay_unless_they_were_changed(tmp_path):
+    folder = tiny_detector(tmp_path / "tiny")
+    sheet = read_sheet(folder)
+    assert formats_of_before(folder, sheet) == sheet.sha256
+    (folder / "detector.onnx").write_bytes(b"another")
+    assert list(formats_of_before(folder, sheet)) == ["preprocessing.json"]
+
+
+def test_files_of_another_detector_do_not(tmp_path):
+    folder = tiny_detector(tmp_path / "tiny")
+    assert formats_of_before(folder, replace(read_sheet(folder), threshold=0.25)) == {}
+    assert formats_of_before(tmp_path / "none", read_sheet(folder)) == {}

@@ -1,0 +1,48 @@
+"""What each client reaches alone, beside all together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.core.config import compose
+from lit_fedad.evaluation.decisions import EvaluatedImages
+from lit_fedad.experiment.alone import found_defects
+from lit_fedad.experiment.train import train
+
+
+def test_the_share_of_defects_that_are_found_at_five_false_alarms_in_100():
+    draw = np.random.default_rng(0)
+    normal, defects = draw.normal(0, 1, 60), draw.normal(1, 1, 40)
+    products = ["nut"] * 30 + ["bolt"] * 30 + ["nut"] * 20 + ["bolt"] * 20
+    images = EvaluatedImages(
+        torch.tensor([0] * 60 + [1] * 40), products, held={0: {"nut": 3, "bolt": 1}}, known=True
+    )
+    scores = torch.from_numpy(np.concatenate([normal, defects]))
+
+    def share(good, bad):
+        return (bad > np.sort(good)[::-1][int(0.05 * len(good))]).mean()
+
+    found = found_defects({0: scores}, images)
+    own = 3 * share(normal[:30], defects[:20]) + share(normal[30:], defects[20:])
+    assert found["all"] == pytest.approx(share(normal, defects))
+    assert found["own"] == pytest.approx(own / 4)
+
+
+@pytest.mark.slow
+def test_clients_alone_are_measured_beside_all_together(tmp_path):
+    given = ["method=federated_bank", "debug=seconds", "evaluation.alone=true", "tracking=off"]
+    result = train(compose([*given, f"out={tmp_path / 'run'}"]), quiet=True)
+    assert set(result["alone"]["metrics"]["i_auroc"]["per_client"]) == {"0", "1"}
+    assert {who: set(found) for who, found in result["alone"]["found"].items()} == {
+        "alone": {"all", "own"},
+        "together": {"all", "own"},
+    }
+
+
+@pytest.mark.slow
+def test_a_client_without_others_is_measured_once(tmp_path):
+    given = ["method=federated_bank", "debug=seconds", "evaluation.alone=true", "tracking=off"]
+    config = compose([*given, "partition.clients=1", f"out={tmp_path / 'run'}"])
+    assert "alone" not in train(config, quiet=True)

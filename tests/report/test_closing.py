@@ -1,0 +1,59 @@
+"""What a run ends with: four rows, each with a word, and what a client alone would find."""
+
+from __future__ import annotations
+
+import math
+
+from lit_fedad.report.closing import closing_rows, in_words
+
+
+def metric(mean, worst=0.5):
+    return {"mean": mean, "worst": worst, "pooled": mean, "per_client": {"0": mean}}
+
+
+LAST = {
+    "round": 6,
+    "i_auroc": metric(0.85),
+    "p_auroc": metric(0.9),
+    "pro": metric(0.7),
+    "f1_max": metric(0.6),
+    "false_alarm_rate": metric(0.02, 0.05),
+    "miss_rate": metric(0.25, 0.4),
+}
+
+
+def test_a_detector_has_four_rows_and_each_says_what_is_better():
+    rows = closing_rows({"last": LAST, "alpha": 0.01})
+    assert [row["last round"] for row in rows] == ["I-AUROC", "PRO", "false alarms", "misses"]
+    assert [("higher" in row["what it tells"], "lower" in row["what it tells"]) for row in rows] == [
+        (True, False),
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    assert "at most 0.01 promised" in rows[2]["what it tells"]
+
+
+def test_what_a_client_reaches_alone_stands_beside():
+    rows = closing_rows({"last": LAST, "alone": {"metrics": {"i_auroc": metric(0.55)}}})
+    assert [row["alone"] for row in rows] == ["0.550", "-", "-", "-"]
+    assert rows[0]["together"] == "0.850"
+
+
+def test_without_masks_there_is_no_row_of_them():
+    last = {**LAST, "pro": {"mean": math.nan, "worst": None}}
+    assert [row["last round"] for row in closing_rows({"last": last})] == [
+        "I-AUROC",
+        "false alarms",
+        "misses",
+    ]
+
+
+def test_a_classifier_has_rows_of_its_own():
+    last = {"round": 1, "accuracy": metric(0.8), "own_accuracy": metric(0.9), "fe_svhn": metric(0.1)}
+    assert [row["last round"] for row in closing_rows({"last": last})] == ["accuracy", "own accuracy"]
+    assert in_words({"last": last}) == []
+
+
+def test_a_detector_that_can_promise_nothing_is_said_to_find_nothing():
+    assert in_words({"last": {**LAST, "miss_rate": metric(1.0)}}) == []
