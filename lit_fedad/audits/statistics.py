@@ -38,7 +38,7 @@ from lit_fedad.federation.client_pool import detached
 from lit_fedad.federation.loop import Federation
 from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.moments import Moments
-from lit_fedad.memory.subspace import residual_norms
+from lit_fedad.memory.subspace import least_residuals
 from lit_fedad.privacy.noised_sums import Noised, clipped_parts
 
 
@@ -211,18 +211,17 @@ def bank_statistics(features: Tensor, bank: Tensor) -> Tensor:
 
 
 def subspace_statistics(features: Tensor, centre: Tensor, basis: Tensor) -> Tensor:
-    """Computes largest and mean of the lengths of patches outside a subspace, negated.
+    """Computes largest and mean of the lengths of patches outside the nearest subspace, negated.
 
     Args:
         features: Features of patches [B, P, C].
-        centre: Centre of the subspace [C].
-        basis: Directions outside of it [C, K].
+        centre: Centres of the subspaces [N, C].
+        basis: Directions outside of them [N, C, K].
 
     Returns:
         Statistics [B, 2].
     """
-    vectors = features.flatten(0, 1).float() - centre.to(features)
-    norms = residual_norms(vectors, basis.to(features)).view(features.shape[:2])
+    norms = least_residuals(features, centre.to(features), basis.to(features))
     return -torch.stack([norms.amax(1), norms.mean(1)], 1)
 
 

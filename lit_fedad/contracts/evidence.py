@@ -52,11 +52,11 @@ class SharedMoments:
 
 @dataclass(frozen=True)
 class SharedSubspace:
-    """A subspace that the features of images lie in.
+    """Subspaces that the features of images lie in, one of them each image's.
 
     Attributes:
-        centre: Its centre [C].
-        basis: Orthogonal directions outside of it [C, K].
+        centre: Their centres [N, C].
+        basis: Orthogonal directions outside of them [N, C, K].
         features: Computes patch features [B, P, C].
     """
 

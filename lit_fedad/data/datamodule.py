@@ -34,6 +34,8 @@ class Batch(TypedDict, total=False):
         regions: Of each image the area of saturation on the pixels of a region, 0 elsewhere, int32
             ``[regions, H, W]``; only with masks by region.
         index: Position in the data set, int64 ``[B]``.
+        product: Position of the image's product among those that the task tells apart, or their number where it is none
+            of them, int64 ``[B]``.
         category: Position of the class or anomaly set in the image set's ``categories``, int64 ``[B]``; only where
             classes stand behind the two labels.
     """
@@ -46,6 +48,7 @@ class Batch(TypedDict, total=False):
     mask: Tensor
     regions: tuple[Tensor, ...]
     index: Tensor
+    product: Tensor
     category: Tensor
 
 
@@ -56,10 +59,21 @@ class Targets:
         samples: The samples.
         transform: Transform that reads a mask.
         with_masks: Whether batches carry masks.
+        products: Names of the products that the task tells apart.
     """
 
-    def __init__(self, samples: Sequence[Sample], transform: ImageTransform, with_masks: bool) -> None:
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        transform: ImageTransform,
+        with_masks: bool,
+        products: Sequence[str] = (),
+    ) -> None:
         self._labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
+        places = {product: place for place, product in enumerate(products)}
+        self._products = torch.tensor(
+            [places.get(sample.category, len(places)) for sample in samples], dtype=torch.int64
+        )
         self._shape = transform.shape
         self._masks: np.ndarray | None = None
         if with_masks:
@@ -79,7 +93,7 @@ class Targets:
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         """Returns label, index and, where wanted, mask of the samples at these positions."""
         index = torch.as_tensor(indices, dtype=torch.int64)
-        batch = Batch(label=self._labels[index], index=index)
+        batch = Batch(label=self._labels[index], index=index, product=self._products[index])
         if self._masks is not None:
             bits = np.unpackbits(self._masks[index.numpy()], axis=1, count=math.prod(self._shape))
             batch["mask"] = torch.from_numpy(bits.reshape(-1, *self._shape))
@@ -113,14 +127,19 @@ class ImageDataset(BatchDataset):
         samples: The samples.
         transform: Transform from files to tensors.
         with_masks: Whether batches carry masks.
+        products: Names of the products that the task tells apart.
     """
 
     def __init__(
-        self, samples: Sequence[Sample], transform: ImageTransform, with_masks: bool = False
+        self,
+        samples: Sequence[Sample],
+        transform: ImageTransform,
+        with_masks: bool = False,
+        products: Sequence[str] = (),
     ) -> None:
         self._paths = [sample.path for sample in samples]
         self._transform = transform
-        self._targets = Targets(samples, transform, with_masks)
+        self._targets = Targets(samples, transform, with_masks, products)
 
     def __len__(self) -> int:
         return len(self._paths)

@@ -134,12 +134,15 @@ class FeatureCache:
                 if progress is not None:
                     progress(done, len(missing))
 
-    def dataset(self, samples: Sequence[Sample], with_masks: bool = False) -> CachedFeatures:
+    def dataset(
+        self, samples: Sequence[Sample], with_masks: bool = False, products: Sequence[str] = ()
+    ) -> CachedFeatures:
         """Returns the features of samples that `fill` has seen.
 
         Args:
             samples: The samples.
             with_masks: Whether batches carry masks.
+            products: Names of the products that the task tells apart.
 
         Raises:
             ValueError: If `fill` has not seen one of them.
@@ -148,7 +151,7 @@ class FeatureCache:
         if unseen:
             raise ValueError(f"no features of {unseen[0]}: call fill with these samples first")
         rows = [self._store.row[self._image[sample.path]] for sample in samples]
-        targets = Targets(samples, self._transform, with_masks)
+        targets = Targets(samples, self._transform, with_masks, products)
         return CachedFeatures(self._store.rows_file, self._store.shapes or (), rows, targets)
 
     @torch.inference_mode()

@@ -233,7 +233,10 @@ def build_model(
             given["tile"] = config["image"].get("tile")
         if takes(config["task"], "classes"):
             given["classes"] = len(categories)
-        task = build(config["task"], **given)
+        section = dict(config["task"])
+        if takes(section, "products") and section["products"] is None:
+            section["products"] = list(categories)
+        task = build(section, **given)
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)

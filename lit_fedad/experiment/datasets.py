@@ -18,6 +18,7 @@ from lit_fedad.experiment.frozen_data import cache_folder, frozen_datasets, froz
 from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.tiles import Backbone, TiledPyramid
 from lit_fedad.report.console import Display
+from lit_fedad.tasks.patches import PatchTask
 
 
 def build_datasets(
@@ -44,7 +45,7 @@ def build_datasets(
         return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
     if isinstance(images, LabelledSet):
         return _labelled_data(images)
-    return _image_data(config, images, transform, backbone, fabric, display)
+    return _image_data(config, images, transform, task, backbone, fabric, display)
 
 
 def check_form(config: Config, images: Images) -> None:
@@ -79,13 +80,15 @@ def _image_data(
     config: Config,
     images: ImageSet,
     transform: ImageTransform,
+    task: Task,
     backbone: Backbone | None,
     fabric: Fabric,
     display: Display,
 ) -> tuple[Dataset, Dataset]:
+    products = task.products if isinstance(task, PatchTask) else ()
     if backbone is None or not config["cache"]["enabled"]:
         return (
-            ImageDataset(images.train, transform, with_masks=False),
+            ImageDataset(images.train, transform, products=products),
             ImageDataset(images.test, transform, with_masks=images.has_masks),
         )
     backbone.to(fabric.device)
@@ -98,4 +101,6 @@ def _image_data(
     fabric.barrier()
     if not fabric.is_global_zero:
         cache.fill(samples, batch_size, device=fabric.device)
-    return cache.dataset(images.train), cache.dataset(images.test, with_masks=images.has_masks)
+    return cache.dataset(images.train, products=products), cache.dataset(
+        images.test, with_masks=images.has_masks
+    )

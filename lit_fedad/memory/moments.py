@@ -28,24 +28,16 @@ class Moments:
     @classmethod
     def of(cls, batches: Iterable[Tensor], channels: int) -> Moments:
         """Computes the moments of all rows of batches [n, C], in one pass; zeros of no row."""
-        count, device = 0, None
+        tally = Tally(channels)
         for batch in batches:
-            if count == 0:
-                device = batch.device
-                # Sums around the first batch's mean keep small variances of channels that lie far from zero.
-                shift = batch.mean(0, dtype=torch.float64).float()
-                total = torch.zeros(channels, dtype=torch.float64, device=device)
-                square = torch.zeros(channels, channels, dtype=torch.float64, device=device)
-            rows = batch.float() - shift
-            count += len(rows)
-            total += rows.sum(0, dtype=torch.float64)
-            square += rows.T @ rows
-        if count == 0:
-            zeros = torch.zeros(channels, channels, dtype=torch.float64)
-            return cls(0, zeros[0], zeros)
-        offset = total / count
-        covariance = square / count - torch.outer(offset, offset)
-        return cls(count, (shift.double() + offset).cpu(), covariance.cpu())
+            tally.add(batch)
+        return tally.moments()
+
+    @classmethod
+    def none(cls, channels: int) -> Moments:
+        """Returns the moments of no vector."""
+        zeros = torch.zeros(channels, channels, dtype=torch.float64)
+        return cls(0, zeros[0], zeros)
 
     @classmethod
     def union(cls, parts: Iterable[Moments]) -> Moments:
@@ -70,14 +62,10 @@ class Moments:
         return cls(count, mean, covariance)
 
     def without(self, part: Moments) -> Moments:
-        """Computes the moments of what remains when a part is taken away: the inverse of `union`.
-
-        Raises:
-            UserError: If nothing remains.
-        """
+        """Computes the moments of what remains when a part is taken away: the inverse of `union`."""
         count = self.count - part.count
         if count <= 0:
-            raise UserError("no vector remains when a client's own are left out")
+            return Moments.none(len(self.mean))
         mean = (self.count * self.mean - part.count * part.mean) / count
         gone, rest = part.mean - self.mean, mean - self.mean
         covariance = self.count * self.covariance
@@ -93,6 +81,39 @@ class Moments:
     def variance(self) -> Tensor:
         """Variance of each channel, float64 [C]."""
         return self.covariance.diagonal().clamp(min=0)
+
+
+class Tally:
+    """A count of the moments of vectors that come in batches.
+
+    Args:
+        channels: Channels C of a vector.
+    """
+
+    def __init__(self, channels: int) -> None:
+        self.channels, self.count = channels, 0
+
+    def add(self, batch: Tensor) -> None:
+        """Adds the rows of a batch [n, C]."""
+        if not len(batch):
+            return
+        if self.count == 0:
+            # Sums around the first batch's mean keep small variances of channels that lie far from zero.
+            self.shift = batch.mean(0, dtype=torch.float64).float()
+            self.total = torch.zeros(self.channels, dtype=torch.float64, device=batch.device)
+            self.square = torch.zeros(self.channels, self.channels, dtype=torch.float64, device=batch.device)
+        rows = batch.float() - self.shift
+        self.count += len(rows)
+        self.total += rows.sum(0, dtype=torch.float64)
+        self.square += rows.T @ rows
+
+    def moments(self) -> Moments:
+        """Computes number, mean and covariance of all rows so far."""
+        if self.count == 0:
+            return Moments.none(self.channels)
+        offset = self.total / self.count
+        covariance = self.square / self.count - torch.outer(offset, offset)
+        return Moments(self.count, (self.shift.double() + offset).cpu(), covariance.cpu())
 
 
 def upper_triangle(matrix: Tensor) -> Tensor:

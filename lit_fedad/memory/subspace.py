@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.bounds import above, within
@@ -118,6 +119,26 @@ def fit_subspace(folds: Sequence[Moments], share: Share, shrinkage: float | None
     return total.mean.float(), (basis.double() / scale[:, None]).float().contiguous()
 
 
+def fit_subspaces(sets: Sequence[Moments], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:
+    """Fits a subspace to the features of each product; see `fit_subspace`.
+
+    Args:
+        sets: Moments by product, of each as many sets as `folds_of` says. Products without any in one are left out.
+        share: See `fit_basis`.
+        shrinkage: See `channel_scale`.
+
+    Returns:
+        The centres [P, C], and directions [P, C, R], some of length 0 where a product has fewer than another.
+    """
+    folds = folds_of(share)
+    products = [sets[first : first + folds] for first in range(0, len(sets), folds)]
+    held = [own for own in products if all(part.count for part in own)]
+    centres, bases = zip(*(fit_subspace(own, share, shrinkage) for own in held), strict=True)
+    widest = max(basis.shape[1] for basis in bases)
+    padded = [F.pad(basis, (0, widest - basis.shape[1])) for basis in bases]
+    return torch.stack(centres), torch.stack(padded)
+
+
 def residual_basis(moments: Moments, share: float) -> Tensor:
     """Computes an orthonormal basis of the directions in which normal vectors hardly vary.
 
@@ -190,6 +211,28 @@ def residual_norms(vectors: Tensor, basis: Tensor) -> Tensor:
         basis: Directions outside the subspace [C, R], as of `fit_subspace`.
     """
     return torch.linalg.vector_norm(vectors @ basis, dim=1)
+
+
+def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> Tensor:
+    """Computes how far the patches of images lie outside the subspace that leaves least of their image.
+
+    Args:
+        patches: Features [B, P, C].
+        centres: Centre of each subspace [N, C].
+        bases: Directions outside of it [N, C, R], as of `fit_subspaces`.
+
+    Returns:
+        Residuals [B, P].
+    """
+    flat = patches.flatten(0, 1).float()
+    lengths = torch.stack(
+        [
+            residual_norms(flat - centre, basis).view(patches.shape[:2])
+            for centre, basis in zip(centres, bases, strict=True)
+        ]
+    )
+    nearest = lengths.square().mean(2).argmin(0)
+    return lengths.gather(0, nearest[None, :, None].expand(1, -1, lengths.shape[2]))[0]
 
 
 def _directions(moments: Moments) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, summed
+from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
 from lit_fedad.contracts.evidence import Invertible
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
@@ -47,6 +47,7 @@ from lit_fedad.methods.parts.pooled_moments import (
     add_moments,
     check_moments,
     held_moments,
+    moments_disclosed,
     moments_spec,
     new_moments,
     subspace_spec,
@@ -153,13 +154,12 @@ class FedDyMemClient(Client):
         statistics = statistics_spec(self.task)
         if self.task.subspace is None:
             return statistics
-        return {**statistics, **subspace_spec(self.task.num_features), "norm": TensorSpec((), low=0)}
+        return {**statistics, **subspace_spec(self.task), "norm": TensorSpec((), low=0)}
 
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
         """A memory, and moments of features where the task measures them."""
-        moments = (summed("mean and covariance of all patches' features"),) if self.task.measures else ()
-        return (MEMORY, *moments)
+        return (MEMORY, *(moments_disclosed(self.task) if self.task.measures else ()))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""

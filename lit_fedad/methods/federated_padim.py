@@ -19,7 +19,7 @@ from lit_fedad.contracts import (
     Sums,
     TensorSpec,
 )
-from lit_fedad.contracts.disclosure import summed
+from lit_fedad.contracts.disclosure import DisclosedBy, summed
 from lit_fedad.core.bounds import at_least
 from lit_fedad.methods.parts.evidence import moments_sent
 from lit_fedad.methods.parts.feature_sums import MomentSums
@@ -30,7 +30,7 @@ from lit_fedad.methods.parts.model_sums import (
     remaining_moments,
 )
 from lit_fedad.methods.parts.noised_padim import noised_padim
-from lit_fedad.methods.parts.pooled_moments import PooledMoments, held_moments, no_moments
+from lit_fedad.methods.parts.pooled_moments import PooledMoments, held_moments, packed
 from lit_fedad.tasks.padim import PaDiM
 
 
@@ -105,7 +105,9 @@ class FederatedPaDiMServer(MomentsServer):
 class PositionMoments(PooledMoments):
     """The set-up exchange in which clients send moments; each position has one vector an image."""
 
-    discloses = (summed("mean and covariance of the features at each position of the image"),)
+    discloses = DisclosedBy(
+        lambda client: (summed("mean and covariance of the features at each position of the image"),)
+    )
     sums = Sums(lambda client: MomentSums(1))
 
 
@@ -116,7 +118,7 @@ class NewPositionMoments(PositionMoments):
     sums = Sums(
         lambda client: MomentSums(1),
         # Without stages, rounds bring no image that was not measured before.
-        lambda client: NothingNew(no_moments(client.task.num_features)),
+        lambda client: NothingNew(packed((), client.task.num_features)),
     )
 
 

@@ -41,7 +41,7 @@ from lit_fedad.methods.parts.noised_subspace import NOISED_SUBSPACE
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
     held_moments,
-    no_moments,
+    packed,
     subspace_spec,
 )
 from lit_fedad.methods.parts.pooled_statistics import check_count
@@ -83,7 +83,7 @@ class FederatedSubspaceClient(MomentsClient):
             "radii": TensorSpec((rows,), low=0),
         }
         own = {name: known[name] for name in clusters} if rows else {}
-        return {**subspace_spec(channels), **own}
+        return {**subspace_spec(self.task), **own}
 
 
 class FederatedSubspaceServer(MomentsServer):
@@ -116,7 +116,7 @@ class FederatedSubspaceServer(MomentsServer):
         """Returns the number of directions inside and outside the subspace."""
         if not self.subspace:
             return {}
-        channels, outside = self.subspace["basis"].shape
+        _, channels, outside = self.subspace["basis"].shape
         if "frame" in self.moments:
             channels = self.directions
         return {"dimensions": float(channels - outside), "residual_dimensions": float(outside)}
@@ -228,7 +228,7 @@ class NewMoments(_SendState, PooledMoments):
     sums = Sums(
         lambda client: MomentSums(client.task.vectors_per_image),
         # Without stages, rounds bring no image that was not measured before.
-        lambda client: NothingNew(no_moments(client.task.num_features)),
+        lambda client: NothingNew(packed((), client.task.num_features)),
     )
 
 

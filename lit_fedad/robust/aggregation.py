@@ -115,14 +115,21 @@ class StatisticsCheck:
 
 
 def _channels(message: Message) -> tuple[Tensor, Tensor]:
-    """Returns means and deviations of a message's channels, both [n], over all sets of moments; n = 0 without any."""
+    """Returns means and deviations of a message's channels, both [C], over all sets of moments; empty without any."""
     if "variance" in message:
         return message["mean"].double(), message["variance"].double().sqrt()
     channels = message["mean"].shape[-1]
     rows = torch.arange(channels)
     # The diagonal within an upper triangle that is packed row by row.
-    variances = message["covariance"][:, rows * (2 * channels - rows + 1) // 2]
-    return message["mean"].double().flatten(), variances.double().clamp(min=0).sqrt().flatten()
+    variances = message["covariance"][:, rows * (2 * channels - rows + 1) // 2].double()
+    counts, means = message["count"], message["mean"].double()
+    if not counts.any():
+        return means.new_empty(0), means.new_empty(0)
+    shares = (
+        counts[counts > 0] / counts.sum()
+    ).double()  # clients hold different products: all together compare
+    mean = shares @ means
+    return mean, (shares @ (variances + (means - mean).square())).clamp(min=0).sqrt()
 
 
 def _root_mean_square(rows: Tensor) -> Tensor:

@@ -17,7 +17,14 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
-from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms, typical_norm
+from lit_fedad.memory.subspace import (
+    Share,
+    check_share,
+    fit_subspaces,
+    folds_of,
+    least_residuals,
+    typical_norm,
+)
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Score
@@ -51,6 +58,9 @@ class MemoryBank(PatchTask):
         reduce: Compresses local patches to a bank, where the task builds its own.
         distance: ``"euclidean"``, or ``"cosine"``: memory features have length 1, and their distance to a slot m is
             1 - cos(f, m), as in AnomalyDINO (Damm et al., WACV 2025), for features of vision transformers.
+        bank_weight: Weight of distances to the bank beside distances from the subspace, in image scores.
+        products: Names of the products that have a subspace each, and one more for all other images; None for one
+            subspace. An image is scored by the one that leaves least of it.
         maps: What anomaly maps are drawn of: distances to the ``"bank"``, or, as image scores are, distances from the
             ``"subspace"`` at their local scale.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
@@ -102,12 +112,14 @@ class MemoryBank(PatchTask):
         tile: int | None = None,
         distance: Distance = "euclidean",
         maps: Maps = "bank",
+        bank_weight: float = 0.0,
+        products: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top, tile
         )
         at_least("task", 1, slots=slots, slots_per_place=slots_per_place, patches_per_image=patches_per_image)
-        at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
+        at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, bank_weight=bank_weight)
         check_share("task", subspace=subspace)
         if distance not in get_args(Distance):
             raise UserError(f"task.distance={distance}: give {' or '.join(get_args(Distance))}")
@@ -125,12 +137,13 @@ class MemoryBank(PatchTask):
         self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
         self.subspace, self.cosine, self.maps = subspace, distance == "cosine", maps
+        self.bank_weight, self.products = bank_weight, tuple(products or ())
         self.patches_per_image = patches_per_image
         self.learning_rate, self.weight_decay, self.optimizer = learning_rate, weight_decay, optimizer
         self.register_buffer("memory", torch.full((self.slots, self.num_features), torch.nan))
         self.register_buffer("radii", torch.ones(self.slots))
-        self.register_buffer("centre", torch.zeros(self.num_features))
-        self.register_buffer("basis", torch.empty(self.num_features, 0))
+        self.register_buffer("centre", torch.zeros(1, self.num_features))
+        self.register_buffer("basis", torch.empty(1, self.num_features, 0))
         self.register_buffer("norm", torch.ones(()))
         fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
         self.register_buffer("threshold", torch.tensor(float(fixed)))
@@ -218,19 +231,24 @@ class MemoryBank(PatchTask):
 
     @property
     def _sets(self) -> tuple[int, int]:
-        """Numbers of sets of moments: to standardise by, and the folds of the subspace."""
+        """Numbers of sets of moments: to standardise by, and the folds of each product's subspace."""
         own = int(self.standardise or self.whiten is not None)
-        return own, 0 if self.subspace is None else folds_of(self.subspace)
+        return own, 0 if self.subspace is None else self.kinds * folds_of(self.subspace)
 
     @property
     def moment_sets(self) -> int:
-        """Number of sets of moments: one to standardise by, and the folds of the subspace."""
+        """Number of sets of moments: one to standardise by, and the folds of each product's subspace."""
         return sum(self._sets)
 
     def moments(self, loader: DataLoader) -> list[Moments]:
-        """Computes the moments of the bank's features, to standardise by, and those of the subspace by fold."""
-        own, folds = self._sets
-        return [*self.second_moments(loader, own), *self.second_moments(loader, folds, average_pool=True)]
+        """Computes the moments of the bank's features, to standardise by, and the subspace's by product and fold."""
+        own, folds = self._sets[0], self._sets[1] // self.kinds
+        by_product = self.second_moments(loader, folds, average_pool=True, kinds=self.kinds) if folds else []
+        return [*self.second_moments(loader, own), *by_product]
+
+    def subspace_moments(self, moments: Sequence[Moments]) -> list[Moments]:
+        """Selects the sets of `moments` that the subspace is fitted to; all where there is none."""
+        return list(moments[-self._sets[1] :])
 
     def fit_subspace(self, moments: Sequence[Moments], statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes what `load_subspace` loads.
@@ -240,17 +258,18 @@ class MemoryBank(PatchTask):
             statistics: What the bank's features are standardised by (`statistics_of`), or empty.
         """
         assert self.subspace is not None
-        folds = moments[-folds_of(self.subspace) :]
-        centre, basis = fit_subspace(folds, self.subspace, self.shrinkage if self.standardise else None)
-        norm = torch.ones(()) if self.cosine else typical_norm(moments[0], statistics)
+        own = self.subspace_moments(moments)
+        centre, basis = fit_subspaces(own, self.subspace, self.shrinkage if self.standardise else None)
+        bank = moments[0] if self._sets[0] else Moments.union(own)
+        norm = torch.ones(()) if self.cosine else typical_norm(bank, statistics)
         return {"centre": centre, "basis": basis, "norm": norm}
 
     def load_subspace(self, centre: Tensor, basis: Tensor, norm: Tensor) -> None:
-        """Loads the subspace of normal features.
+        """Loads the subspace of each product's normal features.
 
         Args:
-            centre: Mean of frozen features [C].
-            basis: Directions outside their subspace [C, R].
+            centre: Means of frozen features [N, C].
+            basis: Directions outside their subspace [N, C, R].
             norm: Typical length of the bank's features, a scalar: image scores get the unit of anomaly maps by it.
         """
         self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
@@ -326,27 +345,25 @@ class MemoryBank(PatchTask):
     # ------------------------------------------------------------------------------------------------ scoring
 
     def outside(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes how far patches lie outside the subspace of normal features [B * H0 * W0].
+        """Computes how far patches lie outside the subspace that leaves least of their image [B * H0 * W0].
 
         All layers are averaged over 3x3 positions: that blurs maps, but makes image scores better.
         """
-        patches = self.embed(batch, average_pool=True).flatten(0, 1)
-        return residual_norms(patches.float() - self.centre, self.basis)
+        return least_residuals(self.embed(batch, average_pool=True), self.centre, self.basis).flatten()
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the bank, or to the subspace of normal features."""
         lengths, slots = nearest(features.flatten(0, 1).float(), self.bank, self.score.neighbours)
         distances = self.measured(lengths)
         scores = self.score(distances)
-        judged = scores if self.subspace is None else self.outside(batch)
+        if self.subspace is None:
+            judged, near, radii = scores, distances[:, 0], self.measured(self.radii)
+        else:
+            unit = self.norm / self.radii.mean()  # one for residuals, distances and maps
+            judged = near = self.outside(batch) * unit + self.bank_weight * scores
+            radii = self.radii
         if self.image_score is not None:
-            if self.subspace is None:
-                near, radii = distances[:, 0], self.measured(self.radii)
-            else:
-                near, radii = judged, self.radii
             judged = self.image_score(near, radii, slots[:, 0])
-        if self.subspace is not None:
-            judged = judged * (self.norm / self.radii.mean())  # one unit for image scores and maps
         drawn = judged if self.maps == "subspace" else scores
         return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(drawn))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.bounds import above, at_least, pair, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
+from lit_fedad.memory.moments import Moments, Tally, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
 from lit_fedad.models.backbones import FeaturePyramid
 
@@ -99,6 +98,7 @@ class PatchTask(StandardisedTask):
     """
 
     local_buffers: tuple[str, ...] = ("mean", "scale", "whitening")
+    products: tuple[str, ...] = ()
 
     mean: Tensor
     scale: Tensor
@@ -148,10 +148,11 @@ class PatchTask(StandardisedTask):
         self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads a subspace of any number of directions, where the task has one: each client may need others."""
-        basis = state_dict.get(f"{prefix}basis")
-        if basis is not None and "basis" in self._buffers:
-            self.basis = torch.empty_like(basis, device=self.mean.device)
+        """Loads any number of subspaces of any number of directions, where the task has some."""
+        for name in ("centre", "basis"):
+            held = state_dict.get(f"{prefix}{name}")
+            if held is not None and name in self._buffers:
+                setattr(self, name, torch.empty_like(held, device=self.mean.device))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def embed(self, batch: Mapping[str, Any], average_pool: bool | str | None = None) -> Tensor:
@@ -204,33 +205,42 @@ class PatchTask(StandardisedTask):
         mean = total / count
         return count, (shift + mean).float(), (square / count - mean**2).clamp(min=0).float()
 
+    @property
+    def kinds(self) -> int:
+        """Number of kinds of images that have moments of their own: products, and all that have no such name."""
+        return len(self.products) + 1 if len(self.products) > 1 else 1
+
     @torch.no_grad()
     def second_moments(
-        self, loader: DataLoader, folds: int = 1, average_pool: bool | None = None
+        self, loader: DataLoader, folds: int = 1, average_pool: bool | None = None, kinds: int = 1
     ) -> list[Moments]:
         """Computes the moments of all local frozen patch features.
 
         Args:
-            loader: Local batches.
-            folds: Number of sets that images are dealt to in turn.
+            loader: Local batches; with several kinds, their ``product`` is the kind of each image.
+            folds: Number of sets that the images of a kind are dealt to in turn.
             average_pool: See `embed`.
+            kinds: Number of kinds, each with sets of its own.
 
         Returns:
-            Number, mean and covariance of each set's patches.
+            Number, mean and covariance of each set's patches, kind by kind.
         """
-        embed = partial(self.embed, average_pool=average_pool)
-        return [Moments.of(self._fold(loader, embed, fold, folds), self.channels) for fold in range(folds)]
+        tallies = [[Tally(self.channels) for _ in range(folds)] for _ in range(kinds)]
+        seen = [0] * kinds
 
-    def _fold(
-        self, loader: DataLoader, embed: Callable[[Mapping[str, Any]], Tensor], fold: int, folds: int
-    ) -> Iterator[Tensor]:
-        """Yields the patches [n, C] of every image whose number, in the loader's order, is that of a fold."""
-        seen = 0
-        for features in map_batches(self, loader, embed):
-            own = features[(fold - seen) % folds :: folds]
-            seen += len(features)
-            if len(own):
-                yield own.flatten(0, 1)
+        def add(batch: Mapping[str, Any]) -> None:
+            features = self.embed(batch, average_pool=average_pool)
+            for kind in range(kinds):
+                own = features if kinds == 1 else features[batch["product"] == kind]
+                for fold in range(folds):
+                    part = own[(fold - seen[kind]) % folds :: folds]
+                    tallies[kind][fold].add(part.flatten(0, 1))
+                seen[kind] += len(own)
+
+        if folds:
+            for _ in map_batches(self, loader, add):
+                pass
+        return [tally.moments() for own in tallies for tally in own]
 
     def load_statistics(self, mean: Tensor, scale: Tensor, whitening: Tensor | None = None) -> None:
         """Loads what features are standardised by.

@@ -18,7 +18,7 @@ from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.merge import root_mean_squares
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import SampleReduce
-from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms
+from lit_fedad.memory.subspace import Share, check_share, fit_subspaces, folds_of, least_residuals
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 from lit_fedad.tasks.slot_distances import LocalScale
@@ -41,6 +41,8 @@ class Subspace(PatchTask):
         share: Share of the variance of normal features that the subspace holds, or ``"likelihood"`` (`fit_basis`).
         clusters: Number of clusters of normal patches; 0 for none.
         image_score: Patch score relative to the usual residual of the nearest cluster, for image scores.
+        products: Names of the products that have a subspace each, and one more for all other images; None for one
+            subspace. An image is scored by the one that leaves least of it.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
 
     Raises:
@@ -71,6 +73,7 @@ class Subspace(PatchTask):
         rim: int = 1,
         top: float = 0.0,
         tile: int | None = None,
+        products: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top, tile
@@ -78,8 +81,9 @@ class Subspace(PatchTask):
         check_share("task", share=share)
         at_least("task", 0, clusters=clusters)
         self.share, self.clusters, self.image_score = share, clusters, image_score
-        self.register_buffer("centre", torch.zeros(self.num_features))
-        self.register_buffer("basis", torch.empty(self.num_features, 0))
+        self.products = tuple(products or ())
+        self.register_buffer("centre", torch.zeros(1, self.num_features))
+        self.register_buffer("basis", torch.empty(1, self.num_features, 0))
         self.register_buffer("memory", torch.zeros(clusters, self.num_features))
         self.register_buffer("radii", torch.ones(clusters))
 
@@ -89,19 +93,19 @@ class Subspace(PatchTask):
 
     @property
     def moment_sets(self) -> int:
-        """Number of sets of moments: the folds of the subspace."""
-        return folds_of(self.share)
+        """Number of sets of moments: the folds of each product's subspace."""
+        return self.kinds * folds_of(self.share)
 
     def moments(self, loader: DataLoader) -> list[Moments]:
-        """Computes the moments of frozen features by fold."""
-        return self.second_moments(loader, folds_of(self.share))
+        """Computes the moments of frozen features by product and fold."""
+        return self.second_moments(loader, folds_of(self.share), kinds=self.kinds)
 
     def fit_subspace(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
-        """Computes what `load_subspace` loads from the moments of all clients; see `fit_subspace`."""
-        return fit_subspace(moments, self.share, self.shrinkage if self.standardise else None)
+        """Computes what `load_subspace` loads from the moments of all clients; see `fit_subspaces`."""
+        return fit_subspaces(moments, self.share, self.shrinkage if self.standardise else None)
 
     def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
-        """Loads the mean [C] of frozen features, and directions [C, R] outside their subspace."""
+        """Loads each product's mean of frozen features [N, C], and directions [N, C, R] outside their subspace."""
         self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
 
     def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
@@ -136,16 +140,16 @@ class Subspace(PatchTask):
         for features in map_batches(self, loader, self):
             patches = features.flatten(0, 1).float()
             at = nearest(patches, self.memory, 1)[1][:, 0].cpu()
-            residuals = residual_norms(patches - self.centre, self.basis).double().cpu()
+            residuals = least_residuals(features, self.centre, self.basis).flatten().double().cpu()
             squares += torch.bincount(at, residuals.square(), minlength=self.clusters)
             counts += torch.bincount(at, minlength=self.clusters)
         return squares, counts
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by the residuals of their patches."""
-        patches = features.flatten(0, 1).float()
-        scores = judged = residual_norms(patches - self.centre, self.basis)
+        scores = judged = least_residuals(features, self.centre, self.basis).flatten()
         if self.clusters and self.image_score is not None:
+            patches = features.flatten(0, 1).float()
             judged = self.image_score(scores, self.radii, nearest(patches, self.memory, 1)[1][:, 0])
         return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))
 

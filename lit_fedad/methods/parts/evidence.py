@@ -21,9 +21,9 @@ from lit_fedad.contracts.evidence import (
     SharedSubspace,
     Shown,
 )
-from lit_fedad.memory.moments import Moments, symmetric
-from lit_fedad.memory.subspace import folds_of
+from lit_fedad.memory.moments import Moments
 from lit_fedad.methods.parts.condensed_images import IMAGES
+from lit_fedad.methods.parts.pooled_moments import unpacked
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.patches import PatchTask
@@ -56,11 +56,10 @@ def moments_sent(client: Client, received: Message, sent: Message) -> list[Shown
     assert isinstance(task, PatchTask)
     if "covariance" not in sent or not len(sent["count"]):
         return []
-    rows = zip(sent["count"].tolist(), sent["mean"].double(), sent["covariance"].double(), strict=True)
-    sets = [Moments(count, mean, symmetric(triangle, len(mean))) for count, mean, triangle in rows]
-    share = task.subspace if isinstance(task, MemoryBank) else None
-    moments = Moments.union(sets if share is None else sets[-folds_of(share) :])
-    pool = None if share is None else True
+    sets, pool = unpacked(sent), None
+    if isinstance(task, MemoryBank) and task.subspace is not None:
+        sets, pool = task.subspace_moments(sets), True
+    moments = Moments.union(sets)
     return [
         SharedMoments(
             moments.mean, moments.covariance, lambda batch: task.embed(batch, average_pool=pool).cpu()

@@ -62,7 +62,7 @@ class ChannelSums:
 
 @dataclass(frozen=True)
 class MomentSums:
-    """The addition of ``count`` [n], ``mean`` [n, C] and ``covariance`` [n, C (C + 1) / 2] of n sets of vectors.
+    """The addition of ``count`` [n], ``mean`` [k, C] and ``covariance`` [k, C (C + 1) / 2] of n sets, k with vectors.
 
     A client without new vectors adds zeros of the same form: the sum does not tell which clients have some.
 
@@ -83,19 +83,22 @@ class MomentSums:
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums; zeros, of the largest number of sets, where its message holds none."""
-        share = message["count"].double()[:, None] / (asked.images * self.vectors_per_image)
+        counts = message["count"]
+        share = counts[counts > 0].double()[:, None] / (asked.images * self.vectors_per_image)
         mean = message["mean"].double()
         product = message["covariance"].double() + _products(mean)
-        return {"count": message["count"], "total": share * mean, "product": share * product}
+        parts = {"total": share * mean, "product": share * product}
+        return {"count": counts, **{name: _by_set(part, counts) for name, part in parts.items()}}
 
     def from_sums(
         self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
         """Computes the moments of all vectors; no set where no client has sent one."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
-        share = count.double()[:, None] / (asked.images * self.vectors_per_image)
-        mean = sums["total"][: len(count)] / share.clamp(min=1e-300)
-        covariance = sums["product"][: len(count)] / share.clamp(min=1e-300) - _products(mean)
+        filled = sums["count"] > 0
+        share = sums["count"][filled].double()[:, None] / (asked.images * self.vectors_per_image)
+        mean = sums["total"][filled] / share
+        covariance = sums["product"][filled] / share - _products(mean)
         return {"count": count, "mean": mean.float(), "covariance": covariance.float()}
 
 
@@ -221,6 +224,13 @@ class PrototypeSums:
             "mean": mean.clamp(-1, 1).float(),
             "within": within.clamp(-1, 1).float(),
         }
+
+
+def _by_set(rows: Tensor, counts: Tensor) -> Tensor:
+    """Places the rows of the sets that count something [k, ...] among all sets, zeros elsewhere [n, ...]."""
+    placed = rows.new_zeros(len(counts), *rows.shape[1:])
+    placed[counts > 0] = rows
+    return placed
 
 
 def _products(means: Tensor) -> Tensor:

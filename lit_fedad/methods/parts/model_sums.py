@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol, TypeVar
 
-import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, LeaveOut, Message, MessageSpec, Server, Task, TensorSpec
+from lit_fedad.contracts import Client, LeaveOut, Message, MessageSpec, Server, Task
 from lit_fedad.contracts.client import Predictors
 from lit_fedad.core.bounds import at_least
-from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
+from lit_fedad.core.errors import UserError
+from lit_fedad.memory.moments import Moments
+from lit_fedad.methods.parts.pooled_moments import held_moments, packed, packed_spec, unpacked
 from lit_fedad.tasks.patches import PatchTask
 
 
@@ -67,31 +68,19 @@ class ModelSums(LeaveOut[T, HoldsSums]):
 
 
 def pack_moments(moments: Message) -> Message:
-    """Packs a server's moments: ``sum_count`` [n], ``sum_mean`` [n, C], ``sum_covariance`` [n, C (C + 1) / 2]."""
-    triangles = [upper_triangle(covariance) for covariance in moments["covariance"]]
-    return {
-        "sum_count": moments["count"],
-        "sum_mean": moments["mean"].float(),
-        "sum_covariance": torch.stack(triangles).float(),
-    }
+    """Packs a server's moments: ``sum_count`` [n], ``sum_mean`` [k, C], ``sum_covariance`` [k, C (C + 1) / 2]."""
+    message = packed(held_moments(moments), moments["mean"].shape[1])
+    return {f"sum_{name}": values for name, values in message.items()}
 
 
 def packed_moments_spec(sets: int, channels: int) -> MessageSpec:
     """Declares the form of `pack_moments`."""
-    return {
-        "sum_count": TensorSpec((sets,), torch.int64, low=1),
-        "sum_mean": TensorSpec((sets, channels)),
-        "sum_covariance": TensorSpec((sets, channels * (channels + 1) // 2)),
-    }
+    return {f"sum_{name}": form for name, form in packed_spec(sets, sets, channels).items()}
 
 
 def unpack_moments(message: Message) -> list[Moments]:
     """Unpacks `pack_moments`: the moments by set, float64 on the CPU."""
-    rows = zip(message["sum_count"].tolist(), message["sum_mean"], message["sum_covariance"], strict=True)
-    return [
-        Moments(count, mean.double().cpu(), symmetric(triangle.double().cpu(), len(mean)))
-        for count, mean, triangle in rows
-    ]
+    return unpacked({name: message[f"sum_{name}"] for name in ("count", "mean", "covariance")})
 
 
 def remaining_moments(message: Message, task: PatchTask, loader: DataLoader) -> list[Moments]:
@@ -105,9 +94,11 @@ def remaining_moments(message: Message, task: PatchTask, loader: DataLoader) -> 
     Raises:
         UserError: If no image remains.
     """
-    return [
-        total.without(own) for total, own in zip(unpack_moments(message), task.moments(loader), strict=True)
-    ]
+    pairs = zip(unpack_moments(message), task.moments(loader), strict=True)
+    remaining = [total.without(own) for total, own in pairs]
+    if not any(part.count for part in remaining):
+        raise UserError("no vector remains when a client's own are left out")
+    return remaining
 
 
 class MomentsClient(Client):

@@ -195,7 +195,8 @@ class NoisedProducts(Projected):
         held = {"centre": held["centre"], "frame": frame, "product": product / product.trace()}
         server.moments = {**held, "outside": outside}
         basis = (frame @ outside).float().contiguous()
-        server.subspace = {"centre": held["centre"].float(), "basis": basis}
+        # Noise grows with the number of sums: one subspace is for all products.
+        server.subspace = {"centre": held["centre"].float()[None], "basis": basis[None]}
 
 
 def whitener(product: Tensor, softness: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.contracts.disclosure import summed
+from lit_fedad.contracts.disclosure import DisclosedBy, Disclosures, summed
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import MomentSums
@@ -62,45 +62,70 @@ class HoldsMoments(Protocol):
 
 
 def new_moments(client: MeasuresOnce, loader: DataLoader) -> Message:
-    """Returns ``count`` [n], ``mean`` [n, C] and ``covariance`` [n, C (C + 1) / 2] of a client's patches.
+    """Returns ``count`` [n], ``mean`` [k, C] and ``covariance`` [k, C (C + 1) / 2] of a client's patches.
 
     n is the number of sets in the first message of each stage, and 0 later: what was sent before is not added twice.
-    The covariance divides by the count, and is packed by `upper_triangle`.
+    Of these, k count a patch. The covariance divides by the count, and is packed by `upper_triangle`.
     """
-    channels, stage = client.task.num_features, client.context.stage
+    stage = client.context.stage
     sets = [] if client.measured > stage else client.task.moments(loader)
     client.measured = max(client.measured, stage + 1)
-    message = no_moments(channels, len(sets))
-    for number, part in enumerate(sets):
-        message["count"][number] = part.count
-        message["mean"][number] = part.mean
-        message["covariance"][number] = upper_triangle(part.covariance)
+    return packed(sets, client.task.num_features)
+
+
+def packed(sets: Sequence[Moments], channels: int) -> Message:
+    """Packs moments by set as `new_moments` describes; of no set, the message of a client with nothing new."""
+    message = {
+        "count": torch.tensor([part.count for part in sets], dtype=torch.int64),
+        "mean": torch.zeros(sum(part.count > 0 for part in sets), channels),
+        "covariance": torch.zeros(sum(part.count > 0 for part in sets), channels * (channels + 1) // 2),
+    }
+    for row, part in enumerate(part for part in sets if part.count):
+        message["mean"][row] = part.mean
+        message["covariance"][row] = upper_triangle(part.covariance)
     return message
 
 
-def no_moments(channels: int, sets: int = 0) -> Message:
-    """Returns a message of `new_moments` without a vector; without a set, that of a client with nothing new."""
-    return {
-        "count": torch.zeros(sets, dtype=torch.int64),
-        "mean": torch.zeros(sets, channels),
-        "covariance": torch.zeros(sets, channels * (channels + 1) // 2),
-    }
+def unpacked(message: Mapping[str, Tensor]) -> list[Moments]:
+    """Unpacks `packed`: the moments by set, float64 on the CPU."""
+    rows = zip(message["mean"].double().cpu(), message["covariance"].double().cpu(), strict=True)
+    sets = []
+    for count in message["count"].tolist():
+        if count:
+            mean, triangle = next(rows)
+            sets.append(Moments(count, mean, symmetric(triangle, len(mean))))
+        else:
+            sets.append(Moments.none(message["mean"].shape[1]))
+    return sets
+
+
+def moments_disclosed(task: PatchTask) -> Disclosures:
+    """Declares what moments tell: of all images together, or of a product's, of which there may be one."""
+    if task.kinds == 1:
+        return (summed("mean and covariance of all patches' features"),)
+    return (summed("mean and covariance of the features of each product's patches", images=1),)
 
 
 def moments_spec(client: MeasuresOnce) -> MessageSpec:
     """Declares the form of `new_moments`."""
-    sent, channels = Free("sets", client.sets), client.task.num_features
+    return packed_spec(Free("sets", client.sets), client.sets, client.task.num_features)
+
+
+def packed_spec(sets: int | Free, most: int, channels: int) -> MessageSpec:
+    """Declares the form of `packed`, of at most so many sets."""
+    filled = Free("filled", most)
     return {
-        "count": TensorSpec((sent,), torch.int64, low=0, counted=True),
-        "mean": TensorSpec((sent, channels)),
-        "covariance": TensorSpec((sent, channels * (channels + 1) // 2)),
+        "count": TensorSpec((sets,), torch.int64, low=0, counted=True),
+        "mean": TensorSpec((filled, channels)),
+        "covariance": TensorSpec((filled, channels * (channels + 1) // 2)),
     }
 
 
-def subspace_spec(channels: int) -> MessageSpec:
-    """Declares the subspace of normal features: ``centre`` [C] and ``basis`` [C, R]."""
-    basis = TensorSpec((channels, Free("directions", channels)))
-    return {"centre": TensorSpec((channels,)), "basis": basis}
+def subspace_spec(task: PatchTask) -> MessageSpec:
+    """Declares the subspaces of normal features by product: ``centre`` [N, C] and ``basis`` [N, C, R]."""
+    channels, products = task.num_features, Free("products", task.kinds)
+    basis = TensorSpec((products, channels, Free("directions", channels)))
+    return {"centre": TensorSpec((products, channels)), "basis": basis}
 
 
 def check_moments(update: Update, sets: int, vectors_per_image: int, needed: bool) -> None:
@@ -115,7 +140,10 @@ def check_moments(update: Update, sets: int, vectors_per_image: int, needed: boo
     Raises:
         UserError: If they are missing, count more vectors than the client's images have, or are no covariance.
     """
-    parts = _sets(update.message)
+    filled, rows = int(update.message["count"].count_nonzero()), len(update.message["mean"])
+    if rows != filled:
+        raise UserError(f"the client sent {rows} sets of moments, and counts {filled}")
+    parts = unpacked(update.message)
     if len(parts) != sets and (needed or parts):
         raise UserError(f"the client sent {len(parts)} sets of moments, instead of {sets}")
     if parts and not any(part.count for part in parts):
@@ -127,7 +155,7 @@ def check_moments(update: Update, sets: int, vectors_per_image: int, needed: boo
 
 def add_moments(server: HoldsMoments, updates: Mapping[int, Update]) -> None:
     """Adds the clients' new moments to the server's, which learns from them if there are any."""
-    new = [parts for update in updates.values() if (parts := _sets(update.message))]
+    new = [parts for update in updates.values() if (parts := unpacked(update.message))]
     if new:
         known = [held_moments(server.moments)] if server.moments else []
         total = [Moments.union(parts) for parts in zip(*known, *new, strict=True)]
@@ -163,7 +191,7 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     down = False
     sums = Sums(lambda client: MomentSums(client.task.vectors_per_image))
 
-    discloses = (summed("mean and covariance of all patches' features"),)
+    discloses = DisclosedBy(lambda client: moments_disclosed(client.task))
 
     def send(self, client: MeasuresOnce, loader: DataLoader) -> Message:
         """Returns new moments."""
@@ -180,11 +208,3 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     def aggregate(self, server: HoldsMoments, updates: Mapping[int, Update]) -> None:
         """Adds the moments up."""
         add_moments(server, updates)
-
-
-def _sets(message: Mapping[str, Tensor]) -> list[Moments]:
-    """Returns a client's moments by set."""
-    rows = zip(
-        message["count"].tolist(), message["mean"].double(), message["covariance"].double(), strict=True
-    )
-    return [Moments(count, mean, symmetric(triangle, len(mean))) for count, mean, triangle in rows]
