@@ -78,7 +78,7 @@ def same(one, other):
 
 def outside(state):
     """The projection on what lies outside the subspace, whose basis may be rotated."""
-    basis = state["subspace"]["basis"]
+    basis = state["subspace"]["basis"][0]
     return basis @ basis.T
 
 

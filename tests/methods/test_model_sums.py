@@ -36,7 +36,7 @@ def left_out(played, client, loader):
 
 
 def outside(buffers):
-    return buffers["basis"] @ buffers["basis"].T
+    return buffers["basis"][0] @ buffers["basis"][0].T
 
 
 def test_a_subspace_is_that_of_a_federation_without_the_images(federate, make_loader):

@@ -193,8 +193,8 @@ class NoisedSlots(Projected):
     def broadcast_spec(self, client: LoadsBank) -> MessageSpec:  # type: ignore[override]
         """Declares the form of `broadcast`."""
         return {
-            **client.broadcast_spec(),
             **super().broadcast_spec(client),
+            **client.broadcast_spec(),  # the model's centre is the frame's
             "slots": TensorSpec((client.task.slots, client.directions)),
             "outside": TensorSpec((client.directions, Free("directions", client.directions))),
         }

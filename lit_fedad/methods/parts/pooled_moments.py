@@ -140,14 +140,15 @@ def check_moments(update: Update, sets: int, vectors_per_image: int, needed: boo
     Raises:
         UserError: If they are missing, count more vectors than the client's images have, or are no covariance.
     """
-    filled, rows = int(update.message["count"].count_nonzero()), len(update.message["mean"])
+    counts, rows = update.message["count"], len(update.message["mean"])
+    filled = int(counts.count_nonzero())
+    if len(counts) and not filled:
+        raise UserError("the client sent moments of no image")
     if rows != filled:
-        raise UserError(f"the client sent {rows} sets of moments, and counts {filled}")
+        raise UserError(f"the client sent {rows} sets of moments, and counts patches of {filled}")
     parts = unpacked(update.message)
     if len(parts) != sets and (needed or parts):
         raise UserError(f"the client sent {len(parts)} sets of moments, instead of {sets}")
-    if parts and not any(part.count for part in parts):
-        raise UserError("the client sent moments of no image")
     for part in parts:
         check_count(part.count, update.num_samples * vectors_per_image)
         check_covariance(part.covariance)
