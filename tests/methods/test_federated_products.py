@@ -1,4 +1,4 @@
-"""Statistics by product: equal to one client's with all data, whatever the partition; which subspace scores an image."""
+"""Statistics by product: equal to those of one place, whatever the partition; which subspace scores an image."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import torch
 from conftest import TinyPyramid
 from torch.utils.data import DataLoader
 
-from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.subspace import fit_subspace, least_residuals
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
+from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.tasks.subspace import Subspace
 
 IMAGES = 12
