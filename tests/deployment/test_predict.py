@@ -123,7 +123,7 @@ def test_a_product_chooses_its_own_calibration(tiny_run, photos, tmp_path):
 def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     rows = table(predict(str(tiny_run), str(photos), client=0, out=str(tmp_path / "out")))
     config = RunFolder(tiny_run).config()
-    model = build_model(config, ["a", "b"])
+    model = build_model(config, RunFolder(tiny_run).result()["partition"]["products"])
     load_client(model, tiny_run, config, 0, make_fabric(accelerator="cpu"))
     samples = [Sample(photos / row["path"], "new") for row in rows]
     dataset = ImageDataset(samples, image_transform(config, model.task))
