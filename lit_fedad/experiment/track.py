@@ -11,6 +11,8 @@ from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_data import RunData
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.report.closing import closing_rows, in_words
+from lit_fedad.report.html import markdown_table
 from lit_fedad.tracking.tracker import Tracker
 
 
@@ -54,6 +56,7 @@ class Tracking(RunCallback):
         """Records the run's files, and ends the record."""
         if self._tracker is not None:
             track_files(self._tracker, run.folder.path)
+            self._tracker.tags({"mlflow.note.content": _described(run, result, self._tracker.run_id)})
         self._close(run, "FINISHED")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
@@ -86,6 +89,8 @@ def open_tracker(run: Run) -> Tracker:
             "backbone": backbone["name"],
             "weights": backbone["taken"],
             "seed": str(config["seed"]),
+            "mlflow.source.name": f"lit-fedad train method={config['method']['name']} data={data.name}",
+            "mlflow.source.type": "LOCAL",
             "lit_fedad.out": str(path.resolve()),
         },
         uri=settings["uri"],
@@ -98,11 +103,20 @@ def open_tracker(run: Run) -> Tracker:
     return tracker
 
 
+def _described(run: Run, result: Mapping[str, Any], run_id: str | None) -> str:
+    """Describes a complete run in Markdown: its closing lines and, where MLflow has it, the picture of heatmaps."""
+    rows = closing_rows(result)
+    lines = [*in_words(result), markdown_table(list(rows[0]), [list(row.values()) for row in rows])]
+    if run_id is not None and (run.folder.path / "figures" / "heatmaps.png").exists():
+        lines.append(f"![heatmaps](get-artifact?path=figures%2Fheatmaps.png&run_uuid={run_id})")
+    return "\n\n".join(lines)
+
+
 def flat_metrics(report: RoundReport, names: ClientNames = NUMBERS) -> dict[str, float]:
     """Flattens a round's report into one batch of numbers for the tracker, by what clients are called."""
     flat = {name if "_" in name else f"{name}/mean": value for name, value in report.scalars.items()}
     for client, scalars in report.per_client.items():
-        flat |= {f"{name}/client_{names.label(client)}": value for name, value in scalars.items()}
+        flat |= {f"clients/{name}/{names.label(client)}": value for name, value in scalars.items()}
     flat |= flat_summaries(report.metrics or {}, names)
     traffic = {
         "bytes/up": report.bytes_up,
@@ -114,15 +128,18 @@ def flat_metrics(report: RoundReport, names: ClientNames = NUMBERS) -> dict[str,
 
 
 def flat_summaries(summaries: Mapping[str, Any], names: ClientNames = NUMBERS) -> dict[str, float]:
-    """Flattens metrics, each with its values over clients and products, into numbers for the tracker."""
+    """Flattens metrics, each with its values over clients and products, into numbers for the tracker.
+
+    MLflow draws a section for each name in front of a slash: means of a metric share one, before those by client.
+    """
     flat: dict[str, float] = {}
     for name, values in summaries.items():
         flat |= {f"{name}/{kind}": values[kind] for kind in ("mean", "worst", "pooled")}
-        flat |= {f"{name}/client_{names.label(c)}": value for c, value in values["per_client"].items()}
+        flat |= {f"clients/{name}/{names.label(c)}": value for c, value in values["per_client"].items()}
         if "per_product" in values:
             flat[f"{name}/mean_of_products"] = values["product_mean"]
             for product, value in values["per_product"].items():
-                flat[f"{name}/product_{product.replace('/', '_')}"] = value
+                flat[f"products/{name}/{product.replace('/', '_')}"] = value
     return flat
 
 

@@ -251,8 +251,8 @@ def test_a_federation_is_tracked_and_reported(tmp_path, monkeypatch):
     assert (run.status, run.experiment) == ("FINISHED", "sites")
     assert run.tags["method"] == "federated_subspace"
     assert run.metrics["site/south/bytes_up"] == result["status"]["south"]["bytes_up"] > 0
-    assert "i_auroc/client_south" in run.metrics
-    assert "i_auroc/client_2" not in run.metrics
+    assert "clients/i_auroc/south" in run.metrics
+    assert "clients/i_auroc/2" not in run.metrics
     assert run.metrics["i_auroc/mean"] == result["last"]["i_auroc"]["mean"]
     page = report_runs([f"out={tmp_path / 'report'}", f"tracking.uri={uri}"], Display(quiet=True)).read_text()
     for text in ("north", "last seen", "did not answer within 5 seconds"):

@@ -34,6 +34,10 @@ def check(folder, result, rounds):
     assert run.data.tags["method"] == "feddymem_literal"
     assert run.data.tags["weights"] == "random"
     assert run.data.tags["lit_fedad.out"] == str(folder / "run")
+    note = run.data.tags["mlflow.note.content"]
+    assert "higher is better" in note
+    assert f"figures%2Fheatmaps.png&run_uuid={run.info.run_id}" in note
+    assert f"clients/i_auroc/{len(result['partition']['sizes']) - 1}" in run.data.metrics
     curve = client.get_metric_history(run.info.run_id, "i_auroc/mean")
     assert [(p.step, p.value) for p in sorted(curve, key=lambda p: p.step)] == [
         (int(number), values["i_auroc"]) for number, values in result["metrics"].items()

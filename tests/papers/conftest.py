@@ -77,7 +77,7 @@ def make_run(configs, tmp_path):
         }
         tags = {"method": result["method"], "data": data, "seed": str(seed), "lit_fedad.out": str(folder)}
         tags |= {"mlflow.parentRunId": parent} if parent else {}
-        metrics = {"i_auroc/client_0": 1.0, "i_auroc/client_1": 1.0, "i_auroc/mean": 1.0}
+        metrics = {"clients/i_auroc/0": 1.0, "clients/i_auroc/1": 1.0, "i_auroc/mean": 1.0}
         tracked = TrackedRun(name, "7", data, name, "FINISHED", 0, tags, {"rounds": "2"}, metrics)
         return CompleteRun(tracked, folder, result)
 

@@ -76,7 +76,7 @@ def accuracy_over_bytes(data: GroupsByData) -> Iterator[Block]:
 def _client_histories(run: CompleteRun, metric: str, uri: str | None) -> dict[int, list[tuple[int, float]]]:
     histories = {}
     for name in run.tracked.metrics:
-        client = run.names.number(name.removeprefix(f"{metric}/client_"))
+        client = run.names.number(name.removeprefix(f"clients/{metric}/"))
         if client is not None:
             histories[client] = metric_history(run.tracked.run_id, name, uri)
     return histories
