@@ -35,9 +35,9 @@ def test_every_row_and_every_column_composes(name):
 
 
 def reader(config):
-    """The data set that is read; one function reads CIFAR-10 and CIFAR-100."""
+    """The data set that is read; one function reads several sets of classes, by name."""
     function = config["data"]["_target_"].rpartition(".")[2]
-    return f"cifar{config['data']['classes']}" if function == "cifar" else function
+    return config["data"]["name"] if function == "class_set" else function
 
 
 # Columns of frozen features are of settings of this library, beside the papers'.
