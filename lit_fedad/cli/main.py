@@ -274,23 +274,28 @@ COMMANDS = {
         extra="train",
     ),
     "federation": Command(
-        "cli.sites.federation",
+        "cli.federation.federation",
         {
             "init": Form(
                 "real sites, at the coordinator: write settings, certificates and Flower's configuration",
                 "init out=fed host=fed.example.org sites=north,south method=federated_bank",
-                ("cli.sites.FederationInit",),
+                ("cli.federation.FederationInit",),
                 _OVERRIDES,
             ),
             "start": Form(
                 "run it until its end; the same command continues",
                 "start fed=fed",
-                ("cli.sites.FederationOptions",),
+                ("cli.federation.FederationOptions",),
             ),
             "status": Form(
                 "rounds, bytes, false alarms and troubles of every site",
                 "status fed=fed",
-                ("cli.sites.FederationOptions",),
+                ("cli.federation.FederationOptions",),
+            ),
+            "renew": Form(
+                "issue its certificates again, in place",
+                "renew fed=fed",
+                ("cli.federation.FederationOptions",),
             ),
         },
         continues=True,
@@ -305,7 +310,7 @@ COMMANDS = {
                 "data=NAME data.root=DIR [data.key=value ...]",
             ),
             "start": Form(
-                "answer the coordinator's orders until the process is ended",
+                "answer the coordinator's requests until the process is ended",
                 "start site=north",
                 ("cli.sites.SiteOptions",),
             ),
@@ -330,6 +335,7 @@ COMMANDS = {
             "clean": Form(
                 "list or remove the states of old runs", "clean site=north runs=all", ("cli.sites.SiteClean",)
             ),
+            "renew": Form("make a new key, in place", "renew site=north", ("cli.sites.SiteRenew",)),
         },
         continues=True,
     ),

@@ -1,52 +1,17 @@
-"""The commands ``federation`` and ``site``: a federation of machines that share nothing but messages."""
+"""The command ``site``: a machine that answers a federation's coordinator with what its policy lets out."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
+from lit_fedad.cli.federation import dispatch, section_of
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.extras import require
-from lit_fedad.core.options import read, separate, split
+from lit_fedad.core.options import read, separate
 from lit_fedad.report.console import Display
-
-
-@dataclass(frozen=True)
-class FederationInit:
-    """Options of ``lit-fedad federation init``.
-
-    Attributes:
-        out: The new folder.
-        host: Name or address by which sites reach this machine.
-        sites: Names of the sites.
-        port: Port that sites connect to.
-        link: Port of Flower's SuperLink, on this machine alone.
-        timeout: Longest exchange in seconds.
-        classes: Names of the classes that all sites together hold, where the task learns classes.
-    """
-
-    out: str
-    host: str
-    sites: tuple[str, ...]
-    port: int = 9443
-    link: int = 9442
-    timeout: float = 3600.0
-    classes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class FederationOptions:
-    """Options of ``lit-fedad federation start`` and ``status``.
-
-    Attributes:
-        fed: The coordinator's folder.
-    """
-
-    fed: str
 
 
 @dataclass(frozen=True)
@@ -81,6 +46,19 @@ class SiteOptions:
     """
 
     site: str
+
+
+@dataclass(frozen=True)
+class SiteRenew:
+    """Options of ``lit-fedad site renew``.
+
+    Attributes:
+        site: The site's folder.
+        sums: Whether the keys for secure sums are renewed, instead of the one that the coordinator knows.
+    """
+
+    site: str
+    sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,105 +115,32 @@ class SiteClean:
     runs: tuple[str, ...] = ()
 
 
-def federation(options: Sequence[str]) -> None:
-    """Makes, runs or shows a federation of sites, at its coordinator.
-
-    Args:
-        options: ``init``, ``start`` or ``status``, and its options.
-
-    Raises:
-        UserError: For bad input, or if the run fails.
-    """
-    known = {"init": _init_federation, "start": _start_federation, "status": _federation_status}
-    _dispatch("federation", options, known)
-
-
 def site(options: Sequence[str]) -> None:
     """Makes, runs or shows a site.
 
     Args:
-        options: ``init``, ``start``, ``status``, ``review``, ``approve``, ``log`` or ``clean``, and its options.
+        options: ``init``, ``start``, ``status``, ``review``, ``approve``, ``log``, ``clean`` or ``renew``, and
+            its options.
 
     Raises:
         UserError: For bad input, or if the coordinator refuses the site.
     """
     actions = {"init": _init_site, "start": _start_site, "status": _site_status, "review": _review}
-    actions |= {"approve": _approve, "log": _log, "clean": _clean}
-    _dispatch("site", options, actions)
+    actions |= {"approve": _approve, "log": _log, "clean": _clean, "renew": _renew_site}
+    dispatch("site", options, actions)
 
 
-def _dispatch(
-    command: str, options: Sequence[str], known: Mapping[str, Callable[[Sequence[str]], None]]
-) -> None:
-    action, *rest = options or [""]
-    if action not in known:
-        raise UserError(f"the {command} command is: {', '.join(f'{command} {name}' for name in known)}")
-    require("flower", f"lit-fedad {command}")
-    known[action](rest)
+def _renew_site(options: Sequence[str]) -> None:
+    chosen, _ = read(SiteRenew, options, "site renew", overrides=False)
+    from lit_fedad.flower.site_folder import SiteFolder
 
-
-def _init_federation(options: Sequence[str]) -> None:
-    declared, others = separate(FederationInit, options, "federation init")
-    chosen, _ = read(FederationInit, declared, "federation init")
-    from lit_fedad.flower.coordinator import FederationFolder
-
-    own = [word for word in others if _section(word) in ("cache", "fabric", "public", "tracking")]
-    folder = FederationFolder.create(
-        Path(chosen.out),
-        host=chosen.host,
-        port=chosen.port,
-        link=chosen.link,
-        sites=list(chosen.sites),
-        overrides=[word for word in others if word not in own],
-        own=own,
-        timeout=chosen.timeout,
-        classes=list(chosen.classes),
-    )
-    Display().where_next(
-        [
-            ("settings", str(folder.path / "federation.yaml")),
-            (
-                "give sites",
-                f"{folder.path / 'ca.crt'}, offer.json and the address {folder.host}:{folder.port}",
-            ),
-            ("put here", ", ".join(str(folder.path / "keys" / f"{name}.pub") for name in folder.sites)),
-            ("then", f"lit-fedad federation start fed={chosen.out}"),
-        ]
-    )
-
-
-def _start_federation(options: Sequence[str]) -> None:
-    chosen, _ = read(FederationOptions, options, "federation start", overrides=False)
-    from lit_fedad.flower import coordinator
-
-    folder, display = coordinator.FederationFolder.open(Path(chosen.fed)), Display()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for name, fingerprint in folder.fingerprints().items():
-        display.note(f"site {name}: {fingerprint}")
-    coordinator.start(folder, display)
-    display.where_next(
-        [
-            ("files", str(folder.run)),
-            ("sites", f"lit-fedad federation status fed={chosen.fed}"),
-            *([("compare", "mlflow ui")] if find_spec("mlflow") else []),
-            ("new images", f"lit-fedad predict run={folder.detector} images=FOLDER"),
-        ]
-    )
-
-
-def _federation_status(options: Sequence[str]) -> None:
-    chosen, _ = read(FederationOptions, options, "federation status", overrides=False)
-    from lit_fedad.flower.coordinator import FederationFolder
-    from lit_fedad.sites.status import read_status, status_rows
-
-    folder, display = FederationFolder.open(Path(chosen.fed)), Display()
-    status = read_status(folder.run)
-    rows = status_rows(status["sites"])
-    display.note(f"round {status['round']} of {status['rounds']}")
-    display.table(rows)
-    for name, own in status["sites"].items():
-        for trouble in own["troubles"][-3:]:
-            display.note(f"site {name}: {trouble}")
+    folder = SiteFolder.open(Path(chosen.site))
+    made = folder.renew(chosen.sums)
+    rows = [("fingerprint", made), ("send", f"{folder.path / 'key.pub'} to the coordinator's operator")]
+    if chosen.sums:
+        rows = [("line", made), ("send", f"{folder.path / 'sum.pub'} to the other sites' operators")]
+        rows += [("change", f"{folder.path / 'key_registry'}, and those of all other sites, to this line")]
+    Display().where_next(rows)
 
 
 def _init_site(options: Sequence[str]) -> None:
@@ -244,7 +149,7 @@ def _init_site(options: Sequence[str]) -> None:
     from lit_fedad.flower.site_folder import SiteFolder
 
     for word in others:
-        if _section(word) not in ("data", "cache", "fabric") and not word.startswith("calibration.group="):
+        if section_of(word) not in ("data", "cache", "fabric") and not word.startswith("calibration.group="):
             raise UserError(
                 f"site init has no key '{word}': a site sets data, cache, fabric and calibration.group; all else the"
                 " coordinator"
@@ -254,8 +159,8 @@ def _init_site(options: Sequence[str]) -> None:
         Path(chosen.ca),
         name=chosen.name,
         address=chosen.address,
-        data=[word for word in others if _section(word) == "data"],
-        own=[word for word in others if _section(word) != "data"],
+        data=[word for word in others if section_of(word) == "data"],
+        own=[word for word in others if section_of(word) != "data"],
         apart=chosen.apart,
         epsilon=chosen.epsilon,
         stages=list(chosen.stages),
@@ -370,7 +275,3 @@ def _site_status(options: Sequence[str]) -> None:
     rows += [("report", str(page)) for page in folder.reports()]
     rows += [("detector", str(own)) for own in folder.detectors()]
     Display().where_next(rows)
-
-
-def _section(word: str) -> str:
-    return split(word)[0].partition(".")[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
@@ -42,6 +42,8 @@ class Exchange(Discloses, Generic[C, S]):
             given, `aggregate` may receive one update that stands for all clients (`SUM`).
         discloses: What the client's message tells of its images; None for what `Client.send` does. A class that
             overrides `send` says it anew.
+        joining: What a client that joins in a later round does of this exchange before round 1: it does without
+            (``"skip"``), or receives its message then (``"play"``). With None it cannot join.
     """
 
     name: str = "answer"
@@ -50,6 +52,7 @@ class Exchange(Discloses, Generic[C, S]):
     up: bool = True
     sums: Sums | None = None
     discloses: Disclosures | DisclosedBy | None = None
+    joining: Literal["skip", "play"] | None = None
 
     def broadcast(self, server: S, client_id: int) -> Message:
         """Returns the message to a client. Runs on the server."""
@@ -193,6 +196,11 @@ class Exchanges:
     def under_noise(self) -> Exchanges:
         """The exchanges of a run with differential privacy, before noise is put around them."""
         return self.noised or self
+
+    @property
+    def joinable(self) -> bool:
+        """Whether a client can join after round 0, and whoever predicts then needs nothing of its images."""
+        return self.leave_out is None and all(exchange.joining for exchange in self.setup)
 
     @property
     def first_round(self) -> int:

@@ -36,6 +36,19 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def write_secret(path: Path, content: bytes) -> None:
+    """Writes a file that only its owner can read.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    with atomic(path, durable=True) as partial:
+        partial.unlink(missing_ok=True)
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+
+
 def sync(path: Path) -> None:
     """Writes the content of a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -245,6 +245,7 @@ class Federation:
         for report in self.history:
             if report.round <= 0:
                 self._leave_out(report.failures)
+                self._join(report)
         return round + 1
 
     def save(self, round: int) -> None:
@@ -352,6 +353,21 @@ class Federation:
     def _leave_out(self, failures: Mapping[int, str]) -> None:
         """Leaves out clients that failed before round 1: they lack what all later rounds depend on."""
         self.clients = [client for client in self.clients if client not in failures]
+
+    def _join(self, setup: RoundReport) -> None:
+        """Has clients that were not there in a set-up round catch up with its exchange; who fails stays out."""
+        there = {*setup.participants, *setup.refused}
+        joining = [client for client in self.clients if client not in there]
+        exchange, context = self.exchanges.of_round(setup.round)[0], Context(self.seed, setup.round)
+        if not joining or exchange.joining != "play":
+            return
+        self.server.context = context
+        blobs = self.sender.messages(exchange, joining, context)
+        outcome = self.transport.play(exchange, context, blobs, ())
+        self.sender.forget()
+        self.transport.settle(outcome.values)
+        setup.participants += outcome.values
+        self._leave_out(outcome.failures)
 
     def _call(self, hook: str, *arguments: Any) -> None:
         """Calls a hook of `FederationCallback` on the first process."""

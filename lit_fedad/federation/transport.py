@@ -121,11 +121,11 @@ class Transport(Protocol):
         """
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
-        """Brings clients letters of a secure sum, and their answers back.
+        """Brings clients messages of a secure sum, and their answers back.
 
         Args:
             step: What they answer.
-            blobs: The server's letters by client.
+            blobs: The server's messages by client.
 
         Returns:
             Answers by client; empty on all processes but the first. They are not trusted.

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 import yaml
 
 from lit_fedad.core.errors import UserError
@@ -24,7 +25,8 @@ from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.leftover import end_leftover, remember
-from lit_fedad.flower.proxy import RequestSignal, server
+from lit_fedad.flower.proxy import server
+from lit_fedad.flower.signals import RequestSignal, SignOffs
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import ENROLLED, Plan
 from lit_fedad.sites.enrolment import check_crosses
@@ -33,9 +35,10 @@ from lit_fedad.sites.overrides import check_overrides
 
 SETTINGS = "federation.yaml"
 ERROR = "error.txt"  # why a run ended early
-_NODES = "nodes.json"  # Flower's numbers of the registered keys, by fingerprint
+_REGISTERED = "registered"  # fingerprints of the keys that Flower knows
 _LINK = "coordinator"  # Flower's name of this SuperLink
 _READY_S = 120
+_FOLLOW_S = 2.0
 
 # Flower's app bundle: the names of this package's parts, and no code.
 _APP = """\
@@ -135,6 +138,17 @@ class FederationFolder:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
         return folder
 
+    def renew(self) -> None:
+        """Issues the certificates again, for ten more years; sites go on with the ``ca.crt`` that they have.
+
+        Raises:
+            UserError: If they cannot be written.
+        """
+        try:
+            write_certificates(self.path, self.host)
+        except OSError as error:
+            raise UserError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from error
+
     def check(self) -> None:
         """Checks the settings.
 
@@ -176,6 +190,19 @@ class FederationFolder:
         return RequestSignal(self.path / "requests.sent")
 
     @property
+    def sign_offs(self) -> SignOffs:
+        """What the open port tells the run of sites that were ended."""
+        return SignOffs(self.path / "signed_off")
+
+    def again(self) -> FederationFolder:
+        """Reads the settings again, which may name more sites now, after the others; these where they do not."""
+        try:
+            sites = self.open(self.path).sites
+        except UserError:
+            return self
+        return replace(self, sites=sites) if sites[: len(self.sites)] == self.sites else self
+
+    @property
     def plan(self) -> Plan:
         """What the run is."""
         own = ["tracking=mlflow", *self.own]
@@ -193,25 +220,23 @@ class FederationFolder:
         )
 
     def public_keys(self) -> dict[int, bytes]:
-        """Reads the sites' public keys by client; a site whose key was taken away has none.
+        """Reads the sites' public keys by client; once a run has begun, a site without its own is left out.
 
         Raises:
             UserError: If one is missing before the run has begun, or two sites have the same.
         """
-        keys, owner = {}, dict[bytes, str]()
+        owners = dict[bytes, int]()
         begun = (self.run / ENROLLED).exists()
         for client, name in enumerate(self.sites):
             path = self.path / "keys" / f"{name}.pub"
             try:
-                keys[client] = read_public_key(path)
+                key = read_public_key(path)
+                if (other := owners.setdefault(key, client)) != client:
+                    raise UserError(f"{path}: is the key of site {self.sites[other]}; each site has its own")
             except UserError:
-                if begun:
-                    continue
-                raise
-            if other := owner.get(keys[client]):
-                raise UserError(f"{path}: is the key of site {other}; each site has its own")
-            owner[keys[client]] = name
-        return keys
+                if not begun:
+                    raise
+        return {client: key for key, client in owners.items()}
 
     def fingerprints(self) -> dict[str, str]:
         """Returns the fingerprint of every site's key; of those that are there."""
@@ -238,12 +263,17 @@ def start(folder: FederationFolder, display: Display) -> None:
     check_crosses(folder.plan.config(), folder.plan.classes)
     told = folder.path / ERROR
     told.unlink(missing_ok=True)
-    with locked(folder.path), _superlink(folder, display), _open_port(folder):
+    with locked(folder.path), _superlink(folder, display), _open_port(folder) as proxy:
         _register(folder, display)
         command = ["flwr", "run", str(folder.path / "app"), _LINK, "--stream"]
         command += ["--run-config", f"folder={json.dumps(str(folder.path))}"]
         display.note(" ".join(command))
-        subprocess.run(command, env=_environment(folder), check=False)  # noqa: S603
+        with subprocess.Popen(command, env=_environment(folder)) as process:  # noqa: S603
+            try:
+                _follow(folder, process, proxy, display)
+            except BaseException:
+                process.kill()
+                raise
     if told.exists():
         raise UserError(told.read_text().strip())
     if not (folder.run / "result.json").exists():
@@ -300,11 +330,13 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
 
 
 @contextmanager
-def _open_port(folder: FederationFolder) -> Iterator[None]:
+def _open_port(folder: FederationFolder) -> Iterator[uvicorn.Server]:
     """Lets sites in for a block."""
     if _listening(folder.port):
         raise UserError(f"port {folder.port} is in use; change port in {folder.path / SETTINGS}")
-    proxy = server(f"127.0.0.1:{folder.link}", folder.path, "0.0.0.0", folder.port, folder.signal)  # noqa: S104
+    folder.sign_offs.clear()
+    upstream, everywhere = f"127.0.0.1:{folder.link}", "0.0.0.0"  # noqa: S104
+    proxy = server(upstream, folder.path, everywhere, folder.port, folder.signal, folder.sign_offs)
     thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()
     try:
@@ -312,36 +344,47 @@ def _open_port(folder: FederationFolder) -> Iterator[None]:
             if not thread.is_alive():
                 raise UserError(f"port {folder.port} cannot be opened; change it in {folder.path / SETTINGS}")
             time.sleep(0.1)
-        yield
+        yield proxy
     finally:
         proxy.should_exit = True
         thread.join(20)
 
 
+def _follow(
+    folder: FederationFolder, process: subprocess.Popen[bytes], proxy: uvicorn.Server, display: Display
+) -> None:
+    """Waits for the run's end; registers keys and takes certificates that come meanwhile."""
+    certificate, told = (folder.path / "server.pem").stat().st_mtime, ""
+    while process.poll() is None:
+        time.sleep(_FOLLOW_S)
+        try:
+            _register(folder.again(), display)
+            if (renewed := (folder.path / "server.pem").stat().st_mtime) != certificate:
+                certificate = renewed
+                proxy.config.ssl.load_cert_chain(folder.path / "server.pem", folder.path / "server.key")
+                display.note("the open port has the renewed certificate")
+        except (UserError, OSError) as error:
+            if str(error) != told:
+                display.warn(told := str(error))
+
+
 def _register(folder: FederationFolder, display: Display) -> None:
-    """Registers the sites' keys at the SuperLink, and takes back those that are no site's any more."""
-    known = folder.path / _NODES
-    nodes: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
-    current = {mark: name for name, mark in folder.fingerprints().items()}
-    for mark in sorted(set(nodes) - set(current)):
-        _flower(folder, "unregister", nodes.pop(mark))
-        display.note(f"revoked: {mark}")
-    for mark, name in current.items():
-        if mark not in nodes:
-            path = folder.path / "keys" / f"{name}.pub"
-            said = _flower(folder, "register", str(path), "--name", name, "--format", "json")
-            nodes[mark] = str(json.loads(said[said.index("{") :])["node-id"])
-    known.write_text(json.dumps(nodes, indent=1))
-
-
-def _flower(folder: FederationFolder, action: str, what: str, *options: str) -> str:
-    """Has Flower's own command change its list of nodes; returns what it said."""
-    command = ["flwr", "supernode", action, what, _LINK, *options]
-    done = subprocess.run(command, env=_environment(folder), capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
+    """Registers new keys at the SuperLink. It keeps those of others, which the open port does not let in any more."""
+    known = folder.path / _REGISTERED
+    marks = known.read_text().split("\n") if known.exists() else []
+    for name, mark in folder.fingerprints().items():
+        if mark in marks:
+            continue
+        command = ["flwr", "supernode", "register", str(folder.path / "keys" / f"{name}.pub"), _LINK]
+        command += ["--name", name]
+        done = subprocess.run(command, env=_environment(folder), capture_output=True, text=True, check=False)  # noqa: S603
         said = " ".join((done.stdout + done.stderr).split())
-        raise UserError(f"'flwr supernode {action} {what}' failed: {said[-300:]}")
-    return done.stdout
+        if done.returncode and "already in use" not in said:
+            raise UserError(f"'{' '.join(command[:4])}' failed: {said[-300:]}")
+        marks.append(mark)
+        with known.open("a") as file:
+            file.write(f"{mark}\n")
+        display.note(f"site {name} is let in: {mark}")
 
 
 def _environment(folder: FederationFolder) -> Mapping[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
@@ -41,7 +42,6 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.authentication import CLOCK
 from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
-from lit_fedad.flower.keys import read_private_key
 from lit_fedad.flower.messages import in_record, wrapped
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 2.0
@@ -82,7 +82,7 @@ fleet_http_connection.FleetHttpClient = KeepingClient  # type: ignore[misc]  # i
 def answer_requests(
     address: str,
     authority: Path,
-    key: Path,
+    private: ec.EllipticCurvePrivateKey,
     answer: Callable[[bytes], bytes],
     most: Callable[[], int],
     note: Callable[[str], None],
@@ -92,7 +92,7 @@ def answer_requests(
     Args:
         address: The coordinator's host and port.
         authority: Certificate of the authority that vouches for it.
-        key: The site's private key.
+        private: The site's private key.
         answer: Turns a request into a reply; never raises. A request that is longer than any is an empty one.
         most: Returns the most bytes of a request.
         note: Is told what happens, a line each.
@@ -100,7 +100,6 @@ def answer_requests(
     Raises:
         UserError: If the coordinator does not take the key, or is not who it should be.
     """
-    private = read_private_key(key)
     if not authority.is_file():
         raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
     _activate(address, authority, private, note)
@@ -179,12 +178,14 @@ def pause(idle: float) -> float:
     return min(max(_POLL_S, _POLL_SHARE * idle), _LONGEST_POLL_S)
 
 
-def _activate(address: str, authority: Path, private: object, note: Callable[[str], None]) -> None:
+def _activate(
+    address: str, authority: Path, private: ec.EllipticCurvePrivateKey, note: Callable[[str], None]
+) -> None:
     """Activates the site's node once, to tell why where that fails: Flower's own connection ends the process."""
-    public = private.public_key()  # type: ignore[attr-defined]
+    public = private.public_key()
     interceptors = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-        NodeAuthHttpInterceptor(private, public),  # type: ignore[arg-type]
+        NodeAuthHttpInterceptor(private, public),
     ]
     end = time.monotonic() + _PATIENCE_S
     told = ""

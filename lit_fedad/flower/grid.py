@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
 from lit_fedad.flower.messages import KIND, unwrapped, wrapped
-from lit_fedad.flower.proxy import RequestSignal
+from lit_fedad.flower.signals import RequestSignal, SignOffs
 from lit_fedad.sites.remote import NoReply, too_long
 
 GONE = {3, 4, 5, 8}
@@ -97,12 +97,24 @@ class GridCarrier:
         keys: Returns the public key of every client that is let in now; one that is revoked meanwhile gets nothing.
         timeout: Longest time until all replies are there, in seconds.
         signal: Is sent when requests were pushed, so that sites come for them.
+        sign_offs: Tells of sites that their operators have ended: nobody waits for them.
     """
 
     def __init__(
-        self, grid: Grid, keys: Callable[[], Mapping[int, bytes]], timeout: float, signal: RequestSignal
+        self,
+        grid: Grid,
+        keys: Callable[[], Mapping[int, bytes]],
+        timeout: float,
+        signal: RequestSignal,
+        sign_offs: SignOffs,
     ) -> None:
-        self.grid, self.keys, self.timeout, self.signal = grid, keys, timeout, signal
+        self.grid, self.keys, self.timeout = grid, keys, timeout
+        self.signal, self.sign_offs = signal, sign_offs
+
+    def present(self) -> list[int]:
+        """Lists the clients that are online."""
+        nodes = {bytes(node.public_key) for node in self.grid.get_nodes()}
+        return [client for client, key in self.keys().items() if key in nodes]
 
     def carry(self, requests: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | NoReply]]:
         """Brings every client its request; see `Carrier.carry`."""
@@ -116,6 +128,9 @@ class GridCarrier:
             for request in [request for request, client in sent.items() if client not in keys]:
                 yield sent.pop(request), NoReply("its key was taken away: what it sends is not read")
             self._push(requests, waiting, sent, keys)
+            gone = {client for client in waiting if self.sign_offs.gone(keys[client])}
+            yield from ((client, NoReply("has signed off")) for client in sorted(gone))
+            waiting -= gone
             for request, answer in pull(self.grid, list(sent), most) if sent else ():
                 client = sent.pop(request)
                 if answer is None:

@@ -6,7 +6,6 @@ import base64
 import datetime
 import hashlib
 import ipaddress
-import os
 from pathlib import Path
 
 from cryptography import x509
@@ -15,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import write_secret
 
 _YEARS = datetime.timedelta(days=10 * 365)
 
@@ -26,7 +26,7 @@ def write_site_key(folder: Path) -> str:
         The fingerprint of the public key.
     """
     private = ec.generate_private_key(ec.SECP384R1())
-    _write_secret(
+    write_secret(
         folder / "key",
         private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -85,11 +85,16 @@ def fingerprint(path: Path) -> str:
 def write_certificates(folder: Path, host: str) -> None:
     """Makes an authority (``ca.crt``, ``ca.key``) and the certificate of a host (``server.pem``, ``server.key``).
 
+    An authority that is there keeps its key, so that who trusts its earlier certificate trusts the new ones.
+
     Args:
         folder: Where they are written.
         host: Name or address by which sites reach the coordinator; 127.0.0.1 and localhost are added.
+
+    Raises:
+        UserError: If the authority's key cannot be read.
     """
-    authority = ec.generate_private_key(ec.SECP384R1())
+    authority = _authority(folder / "ca.key")
     server = ec.generate_private_key(ec.SECP384R1())
     issuer = _name("lit_fedad federation")
     own = _certificate(issuer, issuer, authority.public_key()).add_extension(
@@ -105,16 +110,28 @@ def write_certificates(folder: Path, host: str) -> None:
         )
     )
     own = own.add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
-    for name, builder in (("ca.crt", own), ("server.pem", of_server)):
-        signed = builder.sign(authority, hashes.SHA384())
-        (folder / name).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     for name, key in (("ca.key", authority), ("server.key", server)):
-        _write_secret(
+        write_secret(
             folder / name,
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             ),
         )
+    for name, builder in (("ca.crt", own), ("server.pem", of_server)):
+        signed = builder.sign(authority, hashes.SHA384())
+        (folder / name).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+
+
+def _authority(path: Path) -> ec.EllipticCurvePrivateKey:
+    if not path.exists():
+        return ec.generate_private_key(ec.SECP384R1())
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: holds no private key; restore it from a copy") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path}: is no key of an elliptic curve; restore it from a copy")
+    return key
 
 
 def _certificate(
@@ -141,9 +158,3 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)

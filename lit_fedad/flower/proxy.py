@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ssl
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,50 +24,11 @@ from starlette.routing import Route
 
 from lit_fedad.deployment.connections import PatientProtocol
 from lit_fedad.flower.authentication import CLOCK, Authenticator
-
-HELD_S = 20.0
-"""Longest time that an answer is held; Flower's client waits 30 seconds for one."""
-
-_LOOK_S = 0.1
-
-
-class RequestSignal:
-    """Tells the process of the open port that the process of the run has sent requests.
-
-    Args:
-        path: A file that both can reach; it grows with each request.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def send(self) -> None:
-        """Tells that there are requests."""
-        with self.path.open("ab") as file:
-            file.write(b".")
-
-    @property
-    def count(self) -> int:
-        """How often requests were sent so far."""
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    async def wait(self, seen: int, over: Callable[[], bool]) -> None:
-        """Waits until requests are sent, `HELD_S` at most.
-
-        Args:
-            seen: The `count` that is known: where there is more already, nothing is waited for.
-            over: Whether to wait no longer.
-        """
-        end = time.monotonic() + HELD_S
-        while self.count == seen and time.monotonic() < end and not over():
-            await asyncio.sleep(_LOOK_S)
-
+from lit_fedad.flower.signals import RequestSignal, SignOffs
 
 _PREFIX = "/v1/fleet/"
 _POLL = f"{_PREFIX}pull-messages"
+_ACTIVATE, _DEACTIVATE = f"{_PREFIX}activate-node", f"{_PREFIX}deactivate-node"
 _LARGEST = 8 << 20  # bytes of a request; Flower sends messages in chunks of five
 _BODY_S = 60.0  # longest time that a request may take to arrive
 _AT_ONCE = 32  # requests of one site at one time
@@ -79,70 +39,90 @@ _KEPT_S = 75
 """How long a connection is kept that nothing goes over, in seconds: longer than a site keeps it."""
 
 
-def fleet_only(
-    upstream: str,
-    authority: Path,
-    authenticator: Authenticator,
-    signal: RequestSignal,
-    over: Callable[[], bool],
-) -> Starlette:
-    """Builds the proxy.
+class FleetProxy:
+    """The proxy.
 
     Args:
         upstream: Host and port of the SuperLink.
         authority: Certificate of the authority that vouches for it.
         authenticator: Tells sites from others.
         signal: Tells of requests; until then the answer to a site for which there is none is held.
+        sign_offs: Is told of sites that their operators end.
         over: Whether the proxy is about to end.
+
+    Attributes:
+        app: The proxy as an app for a server.
     """
 
+    def __init__(
+        self,
+        upstream: str,
+        authority: Path,
+        authenticator: Authenticator,
+        signal: RequestSignal,
+        sign_offs: SignOffs,
+        over: Callable[[], bool],
+    ) -> None:
+        self.upstream, self.authority, self.authenticator = upstream, authority, authenticator
+        self.signal, self.sign_offs, self.over = signal, sign_offs, over
+        self.busy: Counter[bytes] = Counter()
+        self.client: httpx.AsyncClient
+        methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
+        self.app = Starlette(
+            routes=[Route("/{path:path}", self._forward, methods=methods)], lifespan=self._lifespan
+        )
+
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        context = ssl.create_default_context(cafile=str(authority))
-        async with httpx.AsyncClient(verify=context, timeout=60, base_url=f"https://{upstream}") as client:
-            app.state.client = client
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        context = ssl.create_default_context(cafile=str(self.authority))
+        base = f"https://{self.upstream}"
+        async with httpx.AsyncClient(verify=context, timeout=60, base_url=base) as self.client:
             yield
 
-    busy: Counter[bytes] = Counter()
-
-    async def forward(request: Request) -> Response:
-        key, in_time = authenticator.check(request.headers)
+    async def _forward(self, request: Request) -> Response:
+        """Lets requests of sites through, so many of each at a time."""
+        key, in_time = self.authenticator.check(request.headers)
         if not key:
-            return PlainTextResponse("only sites may come in here\n", status_code=403)
+            return _stranger()
         if not in_time:
-            return PlainTextResponse(
-                "another time\n", 401, {CLOCK: datetime.datetime.now(datetime.UTC).isoformat()}
-            )
-        if busy[key] >= _AT_ONCE:
+            clock = datetime.datetime.now(datetime.UTC).isoformat()
+            return PlainTextResponse("another time\n", 401, {CLOCK: clock})
+        if self.busy[key] >= _AT_ONCE:
             return PlainTextResponse("too many at once\n", status_code=429)
-        busy[key] += 1
+        self.busy[key] += 1
         try:
-            return await of_site(request)
+            answer = await self._of_site(request, key)
         except (ClientDisconnect, TimeoutError):
             return PlainTextResponse("the request did not arrive\n", status_code=408)
         finally:
-            busy[key] -= 1
+            self.busy[key] -= 1
+        # Its key may have been taken away since it asked.
+        return answer if key in self.authenticator.known() else _stranger()
 
-    async def of_site(request: Request) -> Response:
+    async def _of_site(self, request: Request, key: bytes) -> Response:
         path = request.url.path
         if not path.startswith(_PREFIX) or ".." in path or "%" in request.scope["raw_path"].decode():
-            return PlainTextResponse("only sites may come in here\n", status_code=403)
+            return _stranger()
         if (body := await _body(request)) is None:
             return PlainTextResponse("too large\n", status_code=413)
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
-        client: httpx.AsyncClient = request.app.state.client
-        seen = signal.count
+        seen = self.signal.count
         try:
-            found = await client.request(request.method, path, content=body, headers=headers)
+            found = await self.client.request(request.method, path, content=body, headers=headers)
         except httpx.TransportError:
             return PlainTextResponse("the SuperLink does not answer\n", status_code=503)
         if path == _POLL and found.is_success and not found.content:
-            await signal.wait(seen, over)
+            await self.signal.wait(seen, self.over)
+        elif path == _ACTIVATE and found.is_success:
+            self.sign_offs.forget(key)
+        elif path == _DEACTIVATE and found.is_success:
+            self.sign_offs.note(key)
         kept = {name: value for name, value in found.headers.items() if name not in _HOP | _UNREAD}
         return Response(found.content, found.status_code, kept)
 
-    methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
-    return Starlette(routes=[Route("/{path:path}", forward, methods=methods)], lifespan=lifespan)
+
+def _stranger() -> Response:
+    return PlainTextResponse("only sites may come in here\n", status_code=403)
 
 
 async def _body(request: Request) -> bytes | None:
@@ -160,7 +140,9 @@ async def _body(request: Request) -> bytes | None:
     return bytes(body)
 
 
-def server(upstream: str, folder: Path, host: str, port: int, signal: RequestSignal) -> uvicorn.Server:
+def server(
+    upstream: str, folder: Path, host: str, port: int, signal: RequestSignal, sign_offs: SignOffs
+) -> uvicorn.Server:
     """Builds a server of the proxy over TLS; call ``run`` of it in a thread.
 
     Args:
@@ -169,13 +151,14 @@ def server(upstream: str, folder: Path, host: str, port: int, signal: RequestSig
         host: Address to listen on.
         port: Port to listen on.
         signal: Tells of requests.
+        sign_offs: Is told of sites that their operators end.
     """
 
     def over() -> bool:
         return proxy.should_exit
 
     config = uvicorn.Config(
-        fleet_only(upstream, folder / "ca.crt", Authenticator(folder / "keys"), signal, over),
+        FleetProxy(upstream, folder / "ca.crt", Authenticator(folder / "keys"), signal, sign_offs, over).app,
         http=PatientProtocol,
         host=host,
         port=port,

@@ -27,8 +27,15 @@ def main(grid: Grid, context: Context) -> None:
     display = Display()
     with plain_warnings(display):
         try:
-            carrier = GridCarrier(grid, folder.public_keys, folder.timeout, folder.signal)
-            coordinate(folder.plan, carrier)
+            carrier = GridCarrier(
+                grid, lambda: folder.again().public_keys(), folder.timeout, folder.signal, folder.sign_offs
+            )
+
+            def present() -> dict[int, str]:
+                names = folder.again().sites
+                return {client: names[client] for client in carrier.present()}
+
+            coordinate(folder.plan, carrier, present=present)
         except UserError as error:
             # Flower would print a traceback; the command that started the run reads this, and says it in one line.
             advice = "give another out=DIR, or fresh=true"

@@ -16,16 +16,17 @@ from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.flower.fleet import answer_requests
-from lit_fedad.flower.keys import write_site_key
+from lit_fedad.flower.keys import read_private_key, write_site_key
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
-from lit_fedad.sites.key_registry import KeyRegistry, write_sum_key
+from lit_fedad.sites.key_registry import PUBLIC, KeyRegistry, write_sum_key
 from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.policy import Policy
 from lit_fedad.sites.settings import SiteSettings
 from lit_fedad.sites.site import AUDIT, Site
 
 SETTINGS = "site.yaml"
+KEY = "key"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class SiteFolder:
         """
         folder = cls(path.absolute(), **given)
         folder.check()
-        if (path / SETTINGS).exists():
+        if (path / SETTINGS).exists() or (path / KEY).exists():
             raise UserError(f"{path}: holds a site already; give another out=DIR")
         if not authority.is_file():
             raise UserError(f"ca={authority}: no such file; the coordinator's operator gives it to you")
@@ -106,6 +107,26 @@ class SiteFolder:
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
         return folder, fingerprint
+
+    def renew(self, sums: bool) -> str:
+        """Makes a new key pair in the place of the old one; the coordinator knows the old one until it has the new.
+
+        Args:
+            sums: Whether the keys for secure sums are renewed instead.
+
+        Returns:
+            The fingerprint of the public key, or the line of the registry.
+
+        Raises:
+            UserError: If it cannot be written.
+        """
+        try:
+            if not sums:
+                return write_site_key(self.path)
+            write_sum_key(self.path, self.name)
+            return (self.path / PUBLIC).read_text().strip()
+        except OSError as error:
+            raise UserError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from error
 
     def check(self) -> None:
         """Checks the settings.
@@ -200,12 +221,14 @@ def start(folder: SiteFolder, display: Display) -> None:
     Raises:
         UserError: If the coordinator refuses the site, or is not who it should be.
     """
-    site = Site(folder.settings, display)
-    answer_requests(
-        folder.address,
-        folder.path / "ca.crt",
-        folder.path / "key",
-        site.answer,
-        lambda: site.largest,
-        display.note,
-    )
+    site, key = Site(folder.settings, display), folder.path / KEY
+    while True:
+        used = read_private_key(key)
+        try:
+            answer_requests(
+                folder.address, folder.path / "ca.crt", used, site.answer, lambda: site.largest, display.note
+            )
+        except UserError:
+            if read_private_key(key).private_numbers() == used.private_numbers():
+                raise
+            display.note("the key of this site was renewed: connecting with it")

@@ -1,6 +1,6 @@
 """Secure aggregation as a stage of an exchange: the server merges the sum of what clients send, and sees nothing else.
 
-The protocol is that of `lit_fedad.secure_sum`. Here is what it means for a federation: which exchanges it fits, how a
+The protocol is that of `lit_fedad.privacy`. Here is what it means for a federation: which exchanges it fits, how a
 client's message becomes numbers that can be masked, and how the server comes from their sum to one message again.
 """
 

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Exchange
+from lit_fedad.contracts import Exchange, Server
 from lit_fedad.core.building import build, takes
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import decide_apart
-from lit_fedad.experiment.build import build_model
+from lit_fedad.experiment.build import Model, build_model
 from lit_fedad.experiment.decisions import choose_alphas, ship
 from lit_fedad.experiment.evaluators import TestsElsewhere, build_evaluator_of_answers
 from lit_fedad.experiment.federations import build_federation
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_data import Record
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.report.console import Display
-from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
+from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol
 from lit_fedad.sites.messages import Facts
 from lit_fedad.sites.overrides import compose_overrides, of_one_client
 from lit_fedad.sites.own_noise import promised
@@ -72,20 +74,30 @@ class Plan:
                 f"method={config['method']['name']}: is meant for one client that holds all images, and"
                 f" {len(self.names)} sites hold their own; take another method"
             )
-        data = {"name": "sites", "sites": list(self.names), **(config["data"] or {})}
+        data = {"name": "sites", **(config["data"] or {})}
         return config | {
             "out": self.out,
             "data": data | ({"classes": list(self.classes)} if self.classes else {}),
         }
 
 
-def coordinate(plan: Plan, carrier: Carrier, quiet: bool = False) -> dict[str, Any]:
+class JoinError(RunStoppedError):
+    """The end of a run's rounds because sites join: it goes on with them at once."""
+
+
+def coordinate(
+    plan: Plan,
+    carrier: Carrier,
+    quiet: bool = False,
+    present: Callable[[], Mapping[int, str]] = dict,
+) -> dict[str, Any]:
     """Runs a federation of sites, or its remaining rounds: `lit_fedad.experiment.train.train` with sites as clients.
 
     Args:
         plan: The run.
         carrier: The way to the sites; numbers are places in ``plan.names``.
         quiet: Whether only warnings are printed.
+        present: Returns the sites that can be asked now, by number: those that take no part yet join after the round.
 
     Returns:
         The content of ``result.json``.
@@ -96,7 +108,12 @@ def coordinate(plan: Plan, carrier: Carrier, quiet: bool = False) -> dict[str, A
     """
     config = plan.config()
     check_crosses(config, plan.classes)
-    return train(config, SiteClients(plan, carrier), quiet)
+    clients = SiteClients(plan, carrier, present)
+    while True:
+        try:
+            return train(config, clients, quiet)
+        except JoinError:
+            clients.join()
 
 
 class SiteClients:
@@ -105,22 +122,40 @@ class SiteClients:
     Args:
         plan: The run.
         carrier: The way to the sites.
+        present: Returns the sites that can be asked now, by number.
     """
 
     fabric: Mapping[str, Any] = {"devices": 1, "num_nodes": 1}
 
-    def __init__(self, plan: Plan, carrier: Carrier) -> None:
-        self.plan, self.carrier = plan, carrier
-        self.status = Status(dict(enumerate(plan.names)), Contacts())
+    def __init__(self, plan: Plan, carrier: Carrier, present: Callable[[], Mapping[int, str]] = dict) -> None:
+        self.plan, self.carrier, self.present = plan, carrier, present
+        self.known: dict[int, Facts] = {}
+        self.refused: set[int] = set()
+        self.contacts = Contacts()
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
-        """The operator's view of the sites."""
-        return [self.status]
+        """The operator's view of the sites, and the end of rounds when others come."""
+        self.status = Status(dict(enumerate(self.plan.names)), self.contacts)
+        return [self.status, Joining(self)]
+
+    def newcomers(self) -> list[str]:
+        """Lists the sites that are there and take no part yet, but for those that were refused."""
+        return [
+            name
+            for client, name in sorted(self.present().items())
+            if client not in self.refused and not self.known.get(client, ABSENT).size
+        ]
+
+    def join(self) -> None:
+        """Takes the sites that have come into the run."""
+        names = dict(enumerate(self.plan.names)) | dict(self.present())
+        self.plan = replace(self.plan, names=[names[client] for client in sorted(names)])
 
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
         """Builds all parts of a run, once every site has said who it is; see `Participants.build`."""
         plan, names, folder = self.plan, dict(enumerate(self.plan.names)), RunFolder.of(config)
+        run_of = f"{identity(config)}/{folder.path.name}"
         public = takes(config["method"]["server"], "public") and config.get("public")
         model = build_model(config, plan.classes, build(public) if public else None)
         up = build(config["federation"]["channel"]).up
@@ -130,16 +165,19 @@ class SiteClients:
 
         sites = Sites(
             self.carrier,
-            hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16],
+            hashlib.sha256(f"{run_of}/{model.fingerprint}".encode()).hexdigest()[:16],
             plan.overrides,
             fabric,
             names,
             names=plan.names,
-            contacts=self.status.contacts,
+            contacts=self.contacts,
             largest=largest,
             classes=plan.classes,
         )
-        facts, warnings = enrol(sites, config, model, names, folder.path / ENROLLED)
+        open_to_all = joinable(config, model) or not any((folder.path / "checkpoints").glob("round_*"))
+        known = {client: own for client, own in self.known.items() if own.size}
+        facts, warnings = enrol(sites, config, model, names, folder.path / ENROLLED, open_to_all, known)
+        self.known, self.refused = facts, self.refused | set(sites.left_out)
         for line in warnings:
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
@@ -179,6 +217,38 @@ class SiteClients:
         ship(run)
 
 
+def joinable(config: Config, model: Model) -> bool:
+    """Tells whether sites can join a run that has begun.
+
+    They cannot where set-up needs all (`Exchanges.joinable`), where the server keeps something for each client
+    (`Server.register_clients`), where one set of sites adds its messages up, and where noise was planned for so many.
+    """
+    federation, method = config["federation"], model.method
+    fixed = federation.get("secure_sum") or federation.get("privacy")
+    alike = type(method.server).register_clients is Server.register_clients
+    return not fixed and alike and method.exchanges.joinable
+
+
+class Joining(RunCallback):
+    """A callback that ends a run's rounds when sites come, so that it goes on with them.
+
+    Args:
+        clients: The sites of the run.
+    """
+
+    def __init__(self, clients: SiteClients) -> None:
+        self.clients = clients
+
+    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
+        """Looks for sites after each round but the last.
+
+        Raises:
+            JoinError: If there are some.
+        """
+        if 0 <= report.round < federation.rounds and (names := self.clients.newcomers()):
+            raise JoinError(f"sites join after round {report.round}: {', '.join(names)}")
+
+
 @dataclass(frozen=True)
 class SitesData:
     """What the server knows of the sites' images (`RunData`): their numbers.
@@ -195,6 +265,10 @@ class SitesData:
     status: Status
     module: SiteSizes
 
+    @property
+    def _first(self) -> Facts:
+        return next(site for site in self.facts.values() if site.size)
+
     def counts(self) -> np.ndarray:
         """Counts training images by client and product; int64 [clients, products]."""
         return np.array([[site.of_product(name) for name in self.products] for site in self.facts.values()])
@@ -204,7 +278,7 @@ class SitesData:
         sites = list(self.facts.values())
         tested = [[int(site.tested.get(name, 0)) for name in self.products] for site in sites]
         by_stage = [np.array([[size] for size in sizes]) for sizes in self.module.by_stage.values()]
-        anomalies, timetable = sites[0].anomalies, self.module.timetable
+        anomalies, timetable = self._first.anomalies, self.module.timetable
         return TestsElsewhere(classes, self.counts(), np.array(tested), anomalies, timetable, by_stage)
 
     def lines(self) -> dict[str, str]:
@@ -232,7 +306,7 @@ class SitesData:
 
     def record(self, config: Config) -> Record:
         """Returns what MLflow records: no images are here, and what identifies them is what the sites said."""
-        digest = self.facts[min(self.facts)].configuration
+        digest = self._first.configuration
         products = {self.status.names[client]: site.held for client, site in self.facts.items()}
         # The folder of every federation's run is called alike.
         run_name = f"{config['method']['name']}-sites-s{config['seed']}"

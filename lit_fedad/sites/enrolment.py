@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -44,7 +43,7 @@ class SiteSizes:
     @classmethod
     def of(cls, facts: Mapping[int, Facts], rounds: int) -> SiteSizes:
         """Counts the images of sites, in a federation of so many rounds."""
-        by_stage = {client: own.stage_sizes for client, own in sorted(facts.items())}
+        by_stage = {client: own.stage_sizes or [0] for client, own in sorted(facts.items())}
         lengths = list(map(len, by_stage.values()))
         return cls(by_stage, Timetable(lengths, rounds) if max(lengths) > 1 else None)
 
@@ -114,10 +113,14 @@ def _drawn(public: Config) -> bool:
     return locate(public["_target_"]) is synthetic or ("root" in public and public["root"] is None)
 
 
-def check_agreement(
+ABSENT = Facts()
+"""What is known of a site that takes no part: it has no images."""
+
+
+def differences(
     config: Config, model: Model, facts: Mapping[int, Facts], names: Mapping[int, str]
-) -> list[str]:
-    """Checks that every site works with the same configuration, version and weights as the server.
+) -> dict[int, str]:
+    """Finds the sites that work with another configuration, version or weights than the server, or cannot train.
 
     Args:
         config: The server's configuration.
@@ -126,116 +129,161 @@ def check_agreement(
         names: Names of the sites.
 
     Returns:
-        Warnings about differences that only change last digits.
-
-    Raises:
-        UserError: If a site differs, or has no image to train with.
+        A line for each of them, by client.
     """
     here = Facts(
         version=lit_fedad.__version__,
-        torch=torch.__version__,
         configuration=agreed(config),
         backbone=model.fingerprint[:16],
         initial=digest_of([state_of(model.client), learned_state(model.task)]),
     )
-    advice: dict[str, tuple[str, Any]] = {
-        "version": ("version of lit_fedad", "install the same everywhere"),
-        "configuration": (
-            "composed configuration",
-            "give its cache and fabric sections the values that others have",
-        ),
-        "backbone": ("backbone", "give it the same file of weights"),
-        "initial": ("initial weights", "install the same torch and the same backbone"),
-    }
+    first = next((client for client, own in sorted(facts.items()) if own.size), None)
+    found = {}
     for client, own in sorted(facts.items()):
-        for field, (what, mend) in advice.items():
-            theirs, ours = getattr(own, field), getattr(here, field)
-            if theirs != ours:
-                raise UserError(f"site {names[client]} has another {what} ({theirs}, here {ours}); {mend}")
-        if not own.size or not all(own.stage_sizes):
-            raise UserError(f"site {names[client]} has no image to train with; give it some, or leave it out")
-        if len(own.stages) > 1 and len(own.stages) > config["rounds"]:
-            raise UserError(
-                f"rounds={config['rounds']}, but the images of site {names[client]} come in {len(own.stages)} stages:"
-                " give at least as many rounds"
-            )
-        first = min(facts)
-        for field, what in (("anomalies", "sets of anomalies"), ("form", "list of classes")):
-            theirs, others = getattr(own, field), getattr(facts[first], field)
-            if theirs != others:
-                raise UserError(
-                    f"site {names[client]} has another {what} ({theirs}) than site {names[first]} ({others})"
-                )
-    return [
-        f"site {names[client]} has torch {own.torch}, here is {here.torch}: last digits may differ"
-        for client, own in sorted(facts.items())
-        if own.torch != here.torch
-    ]
+        line = _difference(own, here, config["rounds"])
+        if not line and first is not None:
+            line = _difference_of_images(own, facts[first], names[first])
+        if line:
+            found[client] = f"site {names[client]} {line}"
+    return found
+
+
+_ADVICE = {
+    "configuration": (
+        "composed configuration",
+        "give its cache and fabric sections the values that others have",
+    ),
+    "backbone": ("backbone", "give it the same file of weights"),
+    "initial": ("initial weights", "install the same torch and the same backbone"),
+}
+
+
+def _difference(own: Facts, here: Facts, rounds: int) -> str:
+    """Tells in what a site differs from the server; empty where it does not."""
+    if not works_with(here.version, own.version):
+        return f"has another version of lit_fedad ({own.version}, here {here.version}); install the same everywhere"
+    for field, (what, mend) in _ADVICE.items():
+        theirs, ours = getattr(own, field), getattr(here, field)
+        if theirs != ours:
+            return f"has another {what} ({theirs}, here {ours}); {mend}"
+    if not own.size or not all(own.stage_sizes):
+        return "has no image to train with; give it some, or leave it out"
+    if len(own.stages) > 1 and len(own.stages) > rounds:
+        return f"has images in {len(own.stages)} stages, and rounds={rounds}: give at least as many rounds"
+    return ""
+
+
+def _difference_of_images(own: Facts, other: Facts, name: str) -> str:
+    """Tells in what a site's images differ from another's; empty where they do not."""
+    for field, what in (("anomalies", "sets of anomalies"), ("form", "list of classes")):
+        theirs, others = getattr(own, field), getattr(other, field)
+        if theirs != others:
+            return f"has another {what} ({theirs}) than site {name} ({others})"
+    return ""
+
+
+def works_with(here: str, there: str) -> bool:
+    """Tells whether a coordinator works with sites of a version: its own, or that of a minor version less.
+
+    Example:
+        >>> [works_with("0.4.1", there) for there in ("0.4.0", "0.3.2", "0.2.0", "0.5.0", "1.4.1", "?")]
+        [True, True, False, False, False, False]
+    """
+    try:
+        (major, minor), (other, less) = (map(int, version.split(".")[:2]) for version in (here, there))
+    except ValueError:
+        return False
+    return major == other and minor - less in (0, 1)
 
 
 def enrol(
-    sites: Sites, config: Config, model: Model, names: Mapping[int, str], enrolled: Path
+    sites: Sites,
+    config: Config,
+    model: Model,
+    names: Mapping[int, str],
+    file: Path,
+    joinable: bool,
+    known: Mapping[int, Facts],
 ) -> tuple[dict[int, Facts], list[str]]:
-    """Asks every site who it is.
+    """Asks sites who they are.
 
-    What sites say is kept. Where a run goes on and its policy skips who fails, a site that is away is the one that it
-    was at the start: it takes part again once it answers.
+    What they say is kept. Where the policy for failures is to skip who fails, a run begins or goes on without those
+    that are away or differ: a site that has been in it takes part again once it answers, another one joins.
 
     Args:
         sites: The transport.
         config: The server's configuration.
         model: The server's model.
         names: Names of the sites by client.
-        enrolled: File of what they said when the run began; written here.
+        file: File of what those said that have been in the run; written here.
+        joinable: Whether sites can come to the run that have not been in it.
+        known: What sites said that need not be asked.
 
     Returns:
-        What they say, by client; and warnings.
+        What they say, by client, `ABSENT` for those that take no part; and warnings.
 
     Raises:
-        UserError: If a site does not answer and the run does not go on without it, or works with other things than the
-            server; or if the file cannot be read.
+        UserError: If a site is away or differs and the run does not go on without it, if none is left, or the file
+            cannot be read.
     """
-    outcome = sites.hello()
+    before = _read(file, names)
+    outcome = sites.hello([client for client in names if client not in known])
     answered = {client: reply.facts for client, reply in outcome.values.items()}
-    known = (
-        _read(enrolled, names)
-        if outcome.failures and config["federation"]["sampler"]["on_failure"] == "skip"
-        else {}
-    )
-    for client, cause in outcome.failures.items():
-        if client not in known or not answered:
-            raise UserError(f"site {names[client]}: {cause}")
-    warnings = check_agreement(config, model, answered, names)
-    warnings += [
-        f"site {names[client]}: {cause}; the run goes on, and it takes part again when it answers"
-        for client, cause in outcome.failures.items()
+    trouble = {client: f"site {names[client]}: {cause}" for client, cause in outcome.failures.items()}
+    differing = differences(config, model, dict(known) | answered, names)
+    if not joinable:
+        late = "was not in this run from its beginning, and cannot join: another out in federation.yaml is another run"
+        differing |= {c: f"site {names[c]} {late}" for c in answered if c not in before}
+    good = {client: own for client, own in (dict(known) | answered).items() if client not in differing}
+    if (trouble | differing) and (config["federation"]["sampler"]["on_failure"] != "skip" or not good):
+        raise UserError(next(iter((trouble | differing).values())))
+    sites.left_out = differing
+    away = {client: own for client, own in before.items() if client in trouble}
+    facts = dict.fromkeys(names, ABSENT) | away | good
+    warnings = [
+        f"{line}; the run goes on" + (", and it takes part again when it answers" if client in away else "")
+        for client, line in (trouble | differing).items()
     ]
-    facts = dict(sorted((known | answered).items()))
-    if not outcome.failures:
-        _write(enrolled, facts, names)
+    warnings += [
+        f"site {names[client]} has {package} {theirs}, here is {ours}: last digits may differ"
+        for client, own in sorted(good.items())
+        for package, theirs, ours in (
+            ("torch", own.torch, torch.__version__),
+            ("lit_fedad", own.version, lit_fedad.__version__),
+        )
+        if theirs != ours
+    ]
+    _write(file, before | good, names)
     sites.products = list(sites.classes) or list(
         dict.fromkeys(product for own in facts.values() for product in own.held)
     )
     return facts, warnings
 
 
-def _write(enrolled: Path, facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
-    said = {names[client]: asdict(own) for client, own in facts.items()}
+def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
+    said = {names[client]: {"client": client, **asdict(own)} for client, own in sorted(facts.items())}
     try:
-        with atomic(enrolled) as part:
+        with atomic(file) as part:
             part.write_text(json.dumps(said, indent=1))
     except OSError as error:
-        raise UserError(f"{enrolled}: cannot be written ({error.strerror})") from error
+        raise UserError(f"{file}: cannot be written ({error.strerror})") from error
 
 
-def _read(enrolled: Path, names: Mapping[int, str]) -> dict[int, Facts]:
-    """Returns what sites said before; of nobody, if the run has not begun."""
-    if not enrolled.exists():
+def _read(file: Path, names: Mapping[int, str]) -> dict[int, Facts]:
+    """Returns what sites said that have been in the run."""
+    if not file.exists():
         return {}
     try:
-        said = json.loads(enrolled.read_text())
-        return {client: Facts(**said[name]) for client, name in names.items()}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        said = json.loads(file.read_text())
+        numbers = {name: own.pop("client") for name, own in said.items()}
+        found = {numbers[name]: Facts(**own) for name, own in said.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{enrolled}: cannot be read; remove it, and begin again once all sites answer"
+            f"{file}: cannot be read; remove it, and begin again once all sites answer"
         ) from error
+    if moved := [name for name, client in numbers.items() if names.get(client) != name]:
+        raise UserError(
+            f"sites: {moved[0]} has been in this run and keeps its place; remove its key instead, and"
+            " add others at the end"
+        )
+    return found

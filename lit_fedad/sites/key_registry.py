@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import write_secret
 from lit_fedad.privacy.keys import KEY_BYTES, KeyPair
 from lit_fedad.sites.refusals import Code, RefusalError
 
@@ -25,9 +25,7 @@ def write_sum_key(folder: Path, name: str) -> None:
         name: Name of the site, which stands beside the public key.
     """
     pair = KeyPair()
-    handle = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(_text(pair.private) + "\n")
+    write_secret(folder / KEY, f"{_text(pair.private)}\n".encode())
     (folder / PUBLIC).write_text(f"{name} {_text(pair.public)}\n")
 
 

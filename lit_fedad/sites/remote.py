@@ -91,6 +91,7 @@ class Sites:
 
     Attributes:
         step: Number of requests that were given so far.
+        left_out: Sites that are asked nothing, and why.
         bases: Step of the state that each client has, as far as the server knows.
         settled: The same in the last complete checkpoint.
     """
@@ -119,12 +120,13 @@ class Sites:
         self.settled = dict(self.bases)
         self._played: dict[int, int] = {}
         self._sent: dict[int, str] = {}
+        self.left_out: Mapping[int, str] = {}
         self._round, self._away = -1, dict[int, str]()
 
-    def hello(self) -> Outcome[Reply]:
-        """Asks every site who it is."""
+    def hello(self, clients: Collection[int]) -> Outcome[Reply]:
+        """Asks sites who they are."""
         return self._carry(
-            {c: Request("hello", self.run, self.overrides, c, self.classes) for c in self.bases}, 0
+            {c: Request("hello", self.run, self.overrides, c, self.classes) for c in clients}, 0
         )
 
     def play(
@@ -209,7 +211,7 @@ class Sites:
     def restore(self, folder: Path) -> None:
         """Goes back to the steps of a checkpoint."""
         state = read_state(folder / _FILE, read_meta(folder)["files"].get(_FILE))
-        self.step, self.bases = state["step"], dict(state["bases"])
+        self.step, self.bases = state["step"], self.bases | state["bases"]
         self.contacts.restore(state.get("contacts", {}))
         self._round, self._away = state.get("round", -1), dict(state.get("away", {}))
         self.settled = dict(self.bases)
@@ -274,8 +276,9 @@ class Sites:
         """
         most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
+        away = {c: f"left out until the next round: {cause}" for c, cause in self._away.items()}
         carried: dict[int, bytes | NoReply] = {
-            c: NoReply(f"left out until the next round: {self._away[c]}") for c in requests if c in self._away
+            c: NoReply(cause) for c, cause in (away | dict(self.left_out)).items() if c in requests
         }
         for _ in carried if turns else ():
             self.progress.step()

@@ -1,13 +1,17 @@
 """Who is refused at the open port of a coordinator, and by which line: against a SuperLink behind it, on loopback."""
 
+import shutil
 import socket
+import ssl
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 
 import httpx
+from cryptography import x509
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import coordinator, fleet
@@ -20,7 +24,7 @@ QUIET = Display(quiet=True)
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory):
+def opened(tmp_path_factory):
     """A coordinator whose port is open, with two enrolled sites that do not run; and keys of two strangers."""
     folder = tmp_path_factory.mktemp("refused")
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
@@ -34,9 +38,14 @@ def federation(tmp_path_factory):
         write_site_key(folder / name)
     for name in fed.sites:
         (fed.path / "keys" / f"{name}.pub").write_bytes((folder / name / "key.pub").read_bytes())
-    with coordinator._superlink(fed, QUIET), coordinator._open_port(fed):
+    with coordinator._superlink(fed, QUIET), coordinator._open_port(fed) as port:
         coordinator._register(fed, QUIET)
-        yield fed, folder
+        yield fed, folder, port
+
+
+@pytest.fixture
+def federation(opened):
+    return opened[:2]
 
 
 @pytest.fixture
@@ -74,6 +83,45 @@ def test_a_second_key_replaces_the_first_of_its_name_and_that_is_revoked(federat
     knock("second")
     with pytest.raises(UserError, match=REFUSED):
         knock("east")
+
+
+def test_a_key_that_was_taken_away_and_put_back_is_let_in_again(federation, knock):
+    fed, _ = federation
+    key = fed.path / "keys" / "north.pub"
+    content = key.read_bytes()
+    key.unlink()
+    with pytest.raises(UserError, match=REFUSED):
+        knock("north")
+    key.write_bytes(content)
+    for known in (True, False):
+        if not known:
+            (fed.path / "registered").unlink()
+        coordinator._register(fed, QUIET)
+        knock("north")
+
+
+def test_a_site_goes_on_with_its_certificate_where_the_coordinators_are_renewed(opened, knock, tmp_path):
+    fed, _, port = opened
+    shutil.copyfile(fed.path / "ca.crt", tmp_path / "old.crt")
+    before = serial_of(fed)
+    rounds = iter([None, 0])
+
+    def renew_meanwhile():
+        over = next(rounds)
+        if over is None:
+            fed.renew()
+        return over
+
+    coordinator._follow(fed, SimpleNamespace(poll=renew_meanwhile), port, QUIET)
+    assert serial_of(fed) != before
+    knock("north", tmp_path / "old.crt")
+    knock("north")
+
+
+def serial_of(fed):
+    """Number of the certificate that the open port shows."""
+    pem = ssl.get_server_certificate(("127.0.0.1", fed.port))
+    return x509.load_pem_x509_certificate(pem.encode()).serial_number
 
 
 def test_a_coordinator_with_another_certificate_is_not_talked_to(knock, tmp_path):

@@ -1,5 +1,7 @@
 """Folders of a coordinator and of a site, as the commands write and read them."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("flwr")
@@ -29,7 +31,7 @@ def test_what_init_writes_is_read(tmp_path, capsys):
     federation = FederationFolder.open(tmp_path / "fed")
     assert (federation.sites, federation.overrides) == (["north", "east"], ["method=fedavg", "debug=seconds"])
     assert federation.own == ["fabric.accelerator=cpu"]
-    assert federation.plan.config()["data"] == {"name": "sites", "sites": ["north", "east"]}
+    assert federation.plan.config()["data"] == {"name": "sites"}
     site = SiteFolder.open(tmp_path / "north")
     assert site.settings.data == ["data=folders", f"data.root={tmp_path}"]
     assert site.settings.own == [f"cache.folder={site.path / 'cache'}", "fabric.accelerator=cpu"]
@@ -40,6 +42,29 @@ def test_what_init_writes_is_read(tmp_path, capsys):
     assert main(["site", "status", f"site={tmp_path / 'north'}"]) == 0
     told = "".join(capsys.readouterr().out.split())
     assert all(part in told for part in ("SHA256:", "north/reports/ab/report.md", "north/detectors/ab"))
+
+
+def test_keys_and_certificates_are_renewed_in_place(tmp_path, capsys):
+    init(tmp_path)
+    files = [tmp_path / "north" / "key.pub", tmp_path / "fed" / "ca.crt", tmp_path / "north" / "sum.pub"]
+    before = [file.read_bytes() for file in files]
+    assert main(["site", "renew", f"site={tmp_path / 'north'}"]) == 0
+    assert main(["federation", "renew", f"fed={tmp_path / 'fed'}"]) == 0
+    assert files[2].read_bytes() == before[2]
+    assert main(["site", "renew", f"site={tmp_path / 'north'}", "sums=true"]) == 0
+    assert not {*before} & {file.read_bytes() for file in files}
+    assert files[2].read_text().strip() in " ".join(capsys.readouterr().out.split())
+
+
+def test_sites_that_are_added_meanwhile_are_read_and_others_keep_their_places(tmp_path):
+    init(tmp_path)
+    federation, file = FederationFolder.open(tmp_path / "fed"), tmp_path / "fed" / "federation.yaml"
+    content = file.read_text()
+    file.write_text(content.replace("- east\n", "- east\n- west\n").replace("out: run", "out: other"))
+    assert federation.again() == replace(federation, sites=["north", "east", "west"])
+    for other in (content.replace("- north\n", ""), "no settings"):
+        file.write_text(other)
+        assert federation.again() == federation
 
 
 def test_stages_are_lists_of_products(tmp_path):

@@ -90,9 +90,15 @@ class Grid:
         self.confirmed += 1
 
 
+NOBODY = SimpleNamespace(gone=lambda key: False)
+"""No site has signed off."""
+
+
 def carry(grid, timeout=2.0, most=1000):
     signal = SimpleNamespace(send=lambda: grid.signals.append(len(grid.pushed)))
-    return dict(GridCarrier(grid, lambda: KEYS, timeout, signal).carry({0: b"to north", 1: b"to east"}, most))
+    return dict(
+        GridCarrier(grid, lambda: KEYS, timeout, signal, NOBODY).carry({0: b"to north", 1: b"to east"}, most)
+    )
 
 
 def test_requests_go_to_keys_not_to_names():
@@ -120,11 +126,22 @@ def test_what_got_lost_with_its_node_is_sent_again(code):
 def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
     grid, keys = Grid({7: KEYS[1], 8: KEYS[0]}, *["wait"] * 1000), dict(KEYS)
     signal = SimpleNamespace(send=lambda: keys.pop(1))  # after its request was pushed
-    found = GridCarrier(grid, lambda: keys, 0.5, signal).carry({0: b"to north", 1: b"to east"}, 1000)
+    found = GridCarrier(grid, lambda: keys, 0.5, signal, NOBODY).carry({0: b"to north", 1: b"to east"}, 1000)
     assert "its key was taken away" in dict(found)[1].cause
     del keys[0]
-    found = GridCarrier(grid, lambda: keys, 3600.0, signal).carry({0: b"to north"}, 1000)
+    found = GridCarrier(grid, lambda: keys, 3600.0, signal, NOBODY).carry({0: b"to north"}, 1000)
     assert "its key was taken away" in dict(found)[0].cause  # at once
+
+
+def test_who_has_signed_off_costs_no_time():
+    grid, signal = Grid({7: KEYS[1]}), SimpleNamespace(send=lambda: None)
+    gone = SimpleNamespace(gone=lambda key: key == KEYS[0])
+    carrier = GridCarrier(grid, lambda: KEYS, 3600.0, signal, gone)
+    assert dict(carrier.carry({0: b"to north", 1: b"to east"}, 1000)) == {
+        0: NoReply("has signed off"),
+        1: b"TO EAST",
+    }
+    assert carrier.present() == [1]
 
 
 def test_who_is_away_or_late_is_lost():

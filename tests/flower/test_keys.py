@@ -26,8 +26,8 @@ def test_a_key_pair_belongs_together_and_stays_with_its_owner(tmp_path):
     public = read_private_key(tmp_path / "key").public_key()
     assert public.curve.name == "secp384r1"
     assert read_public_key(tmp_path / "key.pub").startswith(b"-----BEGIN PUBLIC KEY-----")
-    with pytest.raises(FileExistsError):
-        write_site_key(tmp_path)
+    assert write_site_key(tmp_path) != found  # renewed in place
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_fingerprint_is_that_of_ssh_keygen(tmp_path):

@@ -17,11 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lit_fedad.flower import proxy
-from lit_fedad.flower import proxy as held_polls
+from lit_fedad.flower import proxy, signals
 from lit_fedad.flower.authentication import CLOCK, Authenticator
 from lit_fedad.flower.keys import read_private_key, write_certificates, write_site_key
-from lit_fedad.flower.proxy import RequestSignal
+from lit_fedad.flower.signals import RequestSignal, SignOffs
 
 POLL = "/v1/fleet/pull-messages"
 
@@ -37,9 +36,16 @@ class Port:
         self.authenticator, self.key = Authenticator(folder / "keys"), read_private_key(folder / "key")
         self.signal, self.ending, self.asked = RequestSignal(folder / "requests.sent"), False, asyncio.Event()
         self.meanwhile = lambda: None
-        self.app = proxy.fleet_only(
-            "127.0.0.1:1", folder / "ca.crt", self.authenticator, self.signal, lambda: self.ending
+        self.sign_offs = SignOffs(folder / "signed_off")
+        self.proxy = proxy.FleetProxy(
+            "127.0.0.1:1",
+            folder / "ca.crt",
+            self.authenticator,
+            self.signal,
+            self.sign_offs,
+            lambda: self.ending,
         )
+        self.app = self.proxy.app
 
     async def answer(self, request: Request) -> Response:
         """Sends what came back, with the status that the request names."""
@@ -77,8 +83,8 @@ def port(tmp_path, monkeypatch):
         return Port.client(**given, transport=httpx.ASGITransport(inner))
 
     monkeypatch.setattr(proxy.httpx, "AsyncClient", without_network)
-    monkeypatch.setattr(held_polls, "HELD_S", 3600.0)
-    monkeypatch.setattr(held_polls, "_LOOK_S", 0.001)
+    monkeypatch.setattr(signals, "HELD_S", 3600.0)
+    monkeypatch.setattr(signals, "_LOOK_S", 0.001)
     return found
 
 
@@ -171,7 +177,7 @@ def test_an_empty_answer_is_held_until_there_are_requests(port, monkeypatch, end
         assert (found.status_code, found.content) == (200, b"")
 
     if end == "time":
-        monkeypatch.setattr(held_polls, "HELD_S", 0.2)
+        monkeypatch.setattr(signals, "HELD_S", 0.2)
     asyncio.run(play())
 
 
@@ -189,3 +195,26 @@ def test_nothing_else_is_held(send, path, content, status):
     """Above all no request, which would be lost with a site that has gone without a word."""
     found = send(path, content, {"status": str(status)})
     assert (found.status_code, found.content) == (status, content)
+
+
+def test_who_signs_off_is_told_to_the_run_until_it_is_back(port, send, monkeypatch):
+    (key,) = port.authenticator.known()
+    monkeypatch.setattr(signals, "GRACE_S", -1.0)
+    send("/v1/fleet/deactivate-node", b"", {"status": "500"})
+    assert not port.sign_offs.gone(key)
+    send("/v1/fleet/deactivate-node")
+    assert port.sign_offs.gone(key)
+    monkeypatch.setattr(signals, "GRACE_S", 3600.0)
+    assert not port.sign_offs.gone(key)  # it may be started again
+    monkeypatch.setattr(signals, "GRACE_S", -1.0)
+    send("/v1/fleet/activate-node")
+    assert not port.sign_offs.gone(key)
+    send("/v1/fleet/deactivate-node")
+    port.sign_offs.clear()
+    assert not port.sign_offs.gone(key)
+
+
+def test_what_a_site_is_answered_it_does_not_get_once_its_key_is_taken_away(port, send):
+    port.meanwhile = (port.authenticator.folder / "north.pub").unlink
+    found = send(POLL, b"a request")
+    assert (found.status_code, b"a request" in found.content) == (403, False)

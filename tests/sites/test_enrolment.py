@@ -1,5 +1,6 @@
 """Who takes part is settled when a run begins, and holds when it goes on."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,11 +12,10 @@ import lit_fedad
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.transport import Outcome
 from lit_fedad.sites import enrolment
-from lit_fedad.sites.enrolment import SiteSizes, check_agreement, enrol
+from lit_fedad.sites.enrolment import ABSENT, SiteSizes, enrol
 from lit_fedad.sites.messages import Facts, Reply
 
 NAMES = {0: "north", 1: "east"}
-CONFIG = {"federation": {"sampler": {"on_failure": "skip"}}}
 FACTS = {
     client: Facts(lit_fedad.__version__, torch.__version__, "c", "b", "i", [{product: 6}], {product: 8})
     for client, product in enumerate(("nut", "bolt"))
@@ -33,11 +33,17 @@ def model(monkeypatch):
     )
 
 
-def call(folder, model, away=(), config=CONFIG):
+def call(folder, model, away=(), policy="skip", facts=FACTS, joinable=True, known=None):
     """Enrols both sites, but those that are away; returns the transport and what `enrol` does."""
-    values = {client: Reply(facts=own) for client, own in FACTS.items() if client not in away}
-    sites = SimpleNamespace(hello=lambda: Outcome(values, dict.fromkeys(away, "did not connect")), classes=())
-    return sites, *enrol(sites, config, model, NAMES, folder / "sites.json")
+    values = {client: Reply(facts=own) for client, own in facts.items() if client not in away}
+    sites = SimpleNamespace(
+        hello=lambda clients: Outcome(
+            {c: values[c] for c in clients if c in values}, dict.fromkeys(away, "did not connect")
+        ),
+        classes=(),
+    )
+    config = {"federation": {"sampler": {"on_failure": policy}}, "rounds": 3}
+    return sites, *enrol(sites, config, model, NAMES, folder / "sites.json", joinable, known or {})
 
 
 def test_a_run_goes_on_without_a_site_that_is_away(tmp_path, model):
@@ -51,24 +57,70 @@ def test_a_run_goes_on_without_a_site_that_is_away(tmp_path, model):
     ]
 
 
-def test_a_run_does_not_begin_without_one(tmp_path, model):
-    with pytest.raises(UserError, match="^site north: did not connect$"):
-        call(tmp_path, model, away=[0])
+def test_a_run_begins_without_a_site_that_may_join_later(tmp_path, model):
+    _, facts, warnings = call(tmp_path, model, away=[0])
+    assert facts == {0: ABSENT, 1: FACTS[1]}
+    assert warnings == ["site north: did not connect; the run goes on"]
+    _, facts, _ = call(tmp_path, model)
+    assert facts == FACTS
 
 
-def test_a_run_that_fails_with_a_client_does_not_go_on_without_it(tmp_path, model):
+def test_a_site_that_comes_late_is_named_where_the_method_takes_none(tmp_path, model):
+    call(tmp_path, model, away=[0])
+    sites, facts, warnings = call(tmp_path, model, joinable=False)
+    assert (facts, set(sites.left_out)) == ({0: ABSENT, 1: FACTS[1]}, {0})
+    assert warnings == [
+        "site north was not in this run from its beginning, and cannot join: another out in federation.yaml is another"
+        " run; the run goes on"
+    ]
+
+
+def test_who_is_known_is_not_asked_again(tmp_path, model):
+    _, facts, _ = call(tmp_path, model, known={1: replace(FACTS[1], torch="3")})
+    assert (facts[0], facts[1].torch) == (FACTS[0], "3")
+
+
+@pytest.mark.parametrize("away", [[0], [0, 1]])
+def test_a_run_ends_where_its_policy_says_so_or_nobody_is_left(tmp_path, model, away):
     call(tmp_path, model)
     with pytest.raises(UserError, match="^site north: did not connect$"):
-        call(tmp_path, model, away=[0], config={"federation": {"sampler": {"on_failure": "fail"}}})
-    with pytest.raises(UserError, match="^site north: did not connect$"):
-        call(tmp_path, model, away=[0, 1])
+        call(tmp_path, model, away, "fail" if len(away) < 2 else "skip")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"north": {}}', '{"north": {"other": 1}, "east": {}}'])
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"version": "0.1.0"}, r"site north has another version of lit_fedad \(0.1.0, here"),
+        ({"configuration": "d"}, "site north has another composed configuration"),
+        ({"backbone": "x"}, "site north has another backbone"),
+        ({"initial": "j"}, "site north has another initial weights"),
+        ({"stages": []}, "site north has no image to train with"),
+        ({"stages": [{"nut": 1}] * 4}, "site north has images in 4 stages, and rounds=3"),
+        ({"stages": [{"nut": 1}, {"bolt": 0}]}, "site north has no image to train with"),
+    ],
+)
+def test_a_site_that_differs_is_named_and_does_not_stop_the_rest(tmp_path, model, change, line):
+    differing = FACTS | {0: replace(FACTS[0], **change)}
+    sites, facts, (warning,) = call(tmp_path, model, facts=differing)
+    assert (facts, set(sites.left_out)) == ({0: ABSENT, 1: FACTS[1]}, {0})
+    assert re.match(line, warning)
+    with pytest.raises(UserError, match=line):
+        call(tmp_path, model, policy="fail", facts=differing)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"north": {}}', '{"north": {"client": 0, "other": 1}}'])
 def test_what_was_kept_and_cannot_be_read_is_told(tmp_path, model, content):
     (tmp_path / "sites.json").write_text(content)
     with pytest.raises(UserError, match=r"sites\.json: cannot be read; remove it"):
         call(tmp_path, model, away=[0])
+
+
+def test_a_site_keeps_its_place(tmp_path, model, monkeypatch):
+    call(tmp_path, model)
+    monkeypatch.setitem(NAMES, 0, "east")
+    monkeypatch.setitem(NAMES, 1, "north")
+    with pytest.raises(UserError, match="sites: north has been in this run and keeps its place"):
+        call(tmp_path, model)
 
 
 def test_sizes_follow_the_stages_of_each_site():
@@ -89,16 +141,3 @@ def test_sizes_follow_the_stages_of_each_site():
 def test_without_stages_nothing_changes_with_the_rounds():
     sizes = SiteSizes.of({0: Facts(stages=[{"nut": 4}]), 1: Facts(stages=[{"nut": 5}])}, rounds=0)
     assert (sizes.milestones, sizes.at(3).sizes, sizes.at(3).stages) == (set(), {0: 4, 1: 5}, {0: 0, 1: 0})
-
-
-@pytest.mark.parametrize(
-    ("stages", "cause"),
-    [
-        ([{"nut": 1}, {"bolt": 1}, {"cap": 1}], "rounds=2, but the images of site east come in 3 stages"),
-        ([{"nut": 1}, {"bolt": 0}], "site east has no image to train with"),
-    ],
-)
-def test_stages_that_a_site_cannot_have_are_refused(model, stages, cause):
-    facts = FACTS | {1: replace(FACTS[1], stages=stages)}
-    with pytest.raises(UserError, match=cause):
-        check_agreement(CONFIG | {"rounds": 2}, model, facts, NAMES)

@@ -71,6 +71,7 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
     shrinkage: float
     name = "statistics"
     down = False
+    joining = "skip"
     sums = Sums(lambda client: ChannelSums(client.task.vectors_per_image))
 
     discloses = (summed("mean and variance of each channel of the features"),)
@@ -113,6 +114,7 @@ class Prepare(Exchange[Client, HoldsStatistics]):
     pooled: bool
     name = "prepare"
     up = False
+    joining = "play"
 
     def broadcast(self, server: HoldsStatistics, client_id: int) -> Message:
         """Returns ``mean`` and ``scale`` [C], or an empty message."""

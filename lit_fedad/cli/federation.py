@@ -1,0 +1,165 @@
+"""The command ``federation``: the coordinator of machines that share nothing but messages."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
+from lit_fedad.core.options import read, separate, split
+from lit_fedad.report.console import Display
+
+
+@dataclass(frozen=True)
+class FederationInit:
+    """Options of ``lit-fedad federation init``.
+
+    Attributes:
+        out: The new folder.
+        host: Name or address by which sites reach this machine.
+        sites: Names of the sites.
+        port: Port that sites connect to.
+        link: Port of Flower's SuperLink, on this machine alone.
+        timeout: Longest exchange in seconds.
+        classes: Names of the classes that all sites together hold, where the task learns classes.
+    """
+
+    out: str
+    host: str
+    sites: tuple[str, ...]
+    port: int = 9443
+    link: int = 9442
+    timeout: float = 3600.0
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FederationOptions:
+    """Options of ``lit-fedad federation start``, ``status`` and ``renew``.
+
+    Attributes:
+        fed: The coordinator's folder.
+    """
+
+    fed: str
+
+
+def federation(options: Sequence[str]) -> None:
+    """Makes, runs or shows a federation of sites, at its coordinator.
+
+    Args:
+        options: ``init``, ``start``, ``status`` or ``renew``, and its options.
+
+    Raises:
+        UserError: For bad input, or if the run fails.
+    """
+    known = {"init": _init, "start": _start, "status": _status, "renew": _renew}
+    dispatch("federation", options, known)
+
+
+def _init(options: Sequence[str]) -> None:
+    declared, others = separate(FederationInit, options, "federation init")
+    chosen, _ = read(FederationInit, declared, "federation init")
+    from lit_fedad.flower.coordinator import FederationFolder
+
+    own = [word for word in others if section_of(word) in ("cache", "fabric", "public", "tracking")]
+    folder = FederationFolder.create(
+        Path(chosen.out),
+        host=chosen.host,
+        port=chosen.port,
+        link=chosen.link,
+        sites=list(chosen.sites),
+        overrides=[word for word in others if word not in own],
+        own=own,
+        timeout=chosen.timeout,
+        classes=list(chosen.classes),
+    )
+    Display().where_next(
+        [
+            ("settings", str(folder.path / "federation.yaml")),
+            (
+                "give sites",
+                f"{folder.path / 'ca.crt'}, offer.json and the address {folder.host}:{folder.port}",
+            ),
+            ("put here", ", ".join(str(folder.path / "keys" / f"{name}.pub") for name in folder.sites)),
+            ("then", f"lit-fedad federation start fed={chosen.out}"),
+        ]
+    )
+
+
+def _start(options: Sequence[str]) -> None:
+    chosen, _ = read(FederationOptions, options, "federation start", overrides=False)
+    from lit_fedad.flower import coordinator
+
+    folder, display = coordinator.FederationFolder.open(Path(chosen.fed)), Display()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for name, fingerprint in folder.fingerprints().items():
+        display.note(f"site {name}: {fingerprint}")
+    coordinator.start(folder, display)
+    display.where_next(
+        [
+            ("files", str(folder.run)),
+            ("sites", f"lit-fedad federation status fed={chosen.fed}"),
+            *([("compare", "mlflow ui")] if find_spec("mlflow") else []),
+            ("new images", f"lit-fedad predict run={folder.detector} images=FOLDER"),
+        ]
+    )
+
+
+def _status(options: Sequence[str]) -> None:
+    chosen, _ = read(FederationOptions, options, "federation status", overrides=False)
+    from lit_fedad.flower.coordinator import FederationFolder
+    from lit_fedad.sites.status import read_status, status_rows
+
+    folder, display = FederationFolder.open(Path(chosen.fed)), Display()
+    status = read_status(folder.run)
+    rows = status_rows(status["sites"])
+    display.note(f"round {status['round']} of {status['rounds']}")
+    display.table(rows)
+    for name, own in status["sites"].items():
+        for trouble in own["troubles"][-3:]:
+            display.note(f"site {name}: {trouble}")
+
+
+def _renew(options: Sequence[str]) -> None:
+    chosen, _ = read(FederationOptions, options, "federation renew", overrides=False)
+    from lit_fedad.flower.coordinator import FederationFolder
+
+    folder = FederationFolder.open(Path(chosen.fed))
+    folder.renew()
+    Display().where_next(
+        [
+            ("certificates", f"{folder.path / 'ca.crt'}, {folder.path / 'server.pem'}"),
+            ("sites", "go on with the ca.crt that they have, until its own date; then give them this one"),
+        ]
+    )
+
+
+def dispatch(
+    command: str, options: Sequence[str], known: Mapping[str, Callable[[Sequence[str]], None]]
+) -> None:
+    """Calls one of a command's actions with its options.
+
+    Args:
+        command: Name of the command.
+        options: The action, and its options.
+        known: The actions by name.
+
+    Raises:
+        UserError: If there is no such action.
+    """
+    action, *rest = options or [""]
+    if action not in known:
+        raise UserError(f"the {command} command is: {', '.join(f'{command} {name}' for name in known)}")
+    require("flower", f"lit-fedad {command}")
+    known[action](rest)
+
+
+def section_of(override: str) -> str:
+    """Returns the configuration's section that an override is of."""
+    return split(override)[0].partition(".")[0]
