@@ -28,7 +28,8 @@ class Comes(Here):
 
     def carry(self, requests, most):
         for blob in requests.values():
-            self.reached = max(self.reached, Request.from_bytes(blob).round)
+            request = Request.from_bytes(blob)
+            self.reached = max(self.reached, request.round if request.kind == "play" else -9)
         yield from super().carry(requests, most)
 
     def present(self):
@@ -59,9 +60,8 @@ def test_a_site_joins_between_rounds_and_the_run_goes_on(folder):
         if request.kind in ("hello", "play")
     ]
     assert kinds == [("hello", 0), ("play", 0), ("play", 2), ("play", 3)]
-    hellos = [
-        [*asked] for asked in carrier.requests if Request.from_bytes([*asked.values()][0]).kind == "hello"
-    ]
+    asked = [{c: Request.from_bytes(blob).kind for c, blob in sent.items()} for sent in carrier.requests]
+    hellos = [[*kinds] for kinds in asked if "hello" in kinds.values()]
     assert hellos == [[0, 1], [2]]
     assert set(result["sites"]) == set(NAMES)
 
