@@ -12,6 +12,10 @@ CLAIMS = "runs.jsonl"
 """File of a site's claims, in its folder."""
 
 
+MOST_MESSAGES = 3
+"""Most messages that a site answers in one place of a run: a coordinator that was killed may send another one."""
+
+
 class Claims:
     """The runs that a site has answered in, and the secure sums that its parts were given to.
 
@@ -60,6 +64,42 @@ class Claims:
         if not noised and plain >= most:
             raise RefusalError(Code.RUNS, plain)
         self.log.append(run=run, configuration=configuration, images=images, noised=noised)
+
+    def answer(self, run: str, place: tuple[int, int, str], message: str) -> None:
+        """Notes a message before it is answered: each answer to another one tells more of the images.
+
+        Args:
+            run: Number of the run.
+            place: Round, index of the exchange, and what is asked.
+            message: Hash of the message.
+
+        Raises:
+            RefusalError: If so many others were answered in its place.
+        """
+        value = list(place)
+        found = {
+            line.get("message")
+            for line in self.log.entries()
+            if line.get("run") == run and line.get("asked") == value
+        }
+        if message in found:
+            return
+        if len(found) >= MOST_MESSAGES:
+            raise RefusalError(Code.REPEATED, place[0], len(found))
+        self.log.append(run=run, asked=value, message=message)
+
+    def fix(self, run: str, sites: Sequence[str]) -> None:
+        """Notes the sites that a run of secure sums has, in the order of their numbers: it keeps them.
+
+        Raises:
+            RefusalError: If it had others.
+        """
+        for line in self.log.entries():
+            if line.get("run") == run and "members" in line:
+                if line["members"] != list(sites):
+                    raise RefusalError(Code.NAMES)
+                return
+        self.log.append(run=run, members=list(sites))
 
     def claim(
         self, run: str, images: str, place: tuple[int, int, str], sites: Sequence[str], noised: bool = False

@@ -21,6 +21,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.experiment.trusted_targets import check_targets
 from lit_fedad.models.backbones import create_backbone
+from lit_fedad.sites.refusals import Code, RefusalError
 
 OWN = (
     "data",
@@ -143,6 +144,27 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
             " secret of its own"
         )
     return config
+
+
+def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
+    """Composes a federation's configuration at a site.
+
+    Args:
+        overrides: The federation's overrides; not trusted.
+        own: The site's own.
+
+    Raises:
+        RefusalError: If an override is refused, or the configuration is none.
+    """
+    for number, override in enumerate(overrides, start=1):
+        try:
+            check_overrides([override])
+        except UserError as error:
+            raise RefusalError(Code.OVERRIDE, number, detail=str(error)) from error
+    try:
+        return compose_overrides(overrides, own)
+    except UserError as error:
+        raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
 
 
 def _check_text(override: str, config: Config) -> None:

@@ -48,6 +48,7 @@ class Code(IntEnum):
     FEW = 30
     MESSAGE = 31
     STAGES = 32
+    REPEATED = 33
 
 
 _TEXTS = {
@@ -92,6 +93,7 @@ _TEXTS = {
     Code.LOG: "cannot write its log, and answers nothing until it can",
     Code.FEW: "has {0} images to calibrate with, and its policy asks for {1}",
     Code.STAGES: "has stages that suit neither its images nor this run; its log (lit-fedad site log) says why",
+    Code.REPEATED: "has answered {1} different messages in round {0}, and answers no other: begin another run",
     Code.MESSAGE: "received a message of another form than the method declares",
 }
 

@@ -16,10 +16,10 @@ from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.image_privacy import Course, in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
+from lit_fedad.sites.overrides import compose_offered
 from lit_fedad.sites.own_images import own_images, products_of, training_indices
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.policy import COUNTED, Policy
-from lit_fedad.sites.session import composed
 from lit_fedad.sites.settings import SiteSettings
 
 
@@ -62,7 +62,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         UserError: If the site's images cannot be read.
     """
     policy = settings.policy
-    config = composed(offer.overrides, settings.own)
+    config = compose_offered(offer.overrides, settings.own)
     policy.check_floors(config)
     digest = digest_of_offer(config, offer.classes, policy.vary)
     form, config["data"] = config["data"], compose([*settings.data])["data"]

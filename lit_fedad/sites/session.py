@@ -46,7 +46,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims
 from lit_fedad.sites.messages import Facts, Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, check_approval, digest_of_offer, judge, taken_by
-from lit_fedad.sites.overrides import agreed, check_overrides, compose_overrides
+from lit_fedad.sites.overrides import agreed, compose_offered
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
 from lit_fedad.sites.own_images import (
     anomalies_of,
@@ -83,7 +83,7 @@ class Session:
 
     def __init__(self, request: Request, settings: SiteSettings, display: Display) -> None:
         policy, self.run = settings.policy, request.run
-        config = composed(request.overrides, settings.own)
+        config = compose_offered(request.overrides, settings.own)
         policy.check_floors(config)
         offered = digest_of_offer(config, request.classes, policy.vary)
         approved = check_approval(policy, Approvals(settings.folder / APPROVED), offered)
@@ -200,6 +200,8 @@ class Session:
         known = digest_of(state) if self.noise else ""
         asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), known)
         exchange = self._exchange(request, context, asked)
+        place = request.round, request.exchange, request.question or request.kind
+        self.claims.answer(self.run, place, asked.message)
         self.states.settle(request.settled, request.base)
         try:
             self.runner.activate(exchange, context, state, blob)
@@ -215,10 +217,9 @@ class Session:
             scalars = dict(result.scalars) if self.told_scalars else {}
             return Reply(scalars=scalars, payload=result.blob), _told(disclosed_by(exchange, self.client))
         query = self._query(request)
-        if query.discloses and any(
-            part.kind.value not in self.settings.policy.allow for part in query.discloses
-        ):
-            raise not_allowed(query.discloses[0], request.round, request.exchange)
+        for part in query.discloses:
+            if part.kind.value not in self.settings.policy.allow:
+                raise not_allowed(part, request.round, request.exchange)
         pose_client(self.client, "own", {}, data)
         if request.keep:
             state = state_of(self.client)
@@ -253,6 +254,7 @@ class Session:
         if self.key_registry is None:
             raise RefusalError(Code.REGISTRY)
         keys = self.key_registry.numbered(request.names, request.client)
+        self.claims.fix(self.run, request.names)
         names, self.sites = ClientNames(dict(enumerate(request.names))), request.names
         if self.noise is not None:
             self.noise.share(self.secure, len(request.names))
@@ -286,15 +288,15 @@ class Session:
 
     def _exchange(self, request: Request, context: Context, asked: Asked) -> Exchange:
         exchanges = self.noise.exchanges(self.method, asked) if self.noise else self.method.exchanges
-        if request.sums:
-            if exchanges.leave_out is None:
-                raise RefusalError(Code.LEAVE_OUT)
-            return exchanges.leave_out
-        if request.round < exchanges.first_round or request.exchange >= len(
-            exchanges.of_round(request.round)
-        ):
+        last = self.config["rounds"] + (request.kind == "ask")
+        within = exchanges.first_round <= request.round <= last
+        if not within or request.exchange >= len(exchanges.of_round(request.round)):
             raise RefusalError(Code.EXCHANGE, request.round, request.exchange)
-        return exchanges.at(context)
+        if not request.sums:
+            return exchanges.at(context)
+        if exchanges.leave_out is None:
+            raise RefusalError(Code.LEAVE_OUT)
+        return exchanges.leave_out
 
     def _query(self, request: Request) -> ClientQuery[Any]:
         if request.question not in ("scores", "calibration", "decisions", "further decisions"):
@@ -355,27 +357,6 @@ class Session:
             self.display.note(f"report: {report.write(predicted, request.numbers)}")
         except (OSError, ValueError, UserError) as error:
             self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
-
-
-def composed(overrides: Sequence[str], own: Sequence[str]) -> Config:
-    """Composes a federation's configuration at a site.
-
-    Args:
-        overrides: The federation's overrides; not trusted.
-        own: The site's own.
-
-    Raises:
-        RefusalError: If an override is refused, or the configuration is none.
-    """
-    for number, override in enumerate(overrides, start=1):
-        try:
-            check_overrides([override])
-        except UserError as error:
-            raise RefusalError(Code.OVERRIDE, number, detail=str(error)) from error
-    try:
-        return compose_overrides(overrides, own)
-    except UserError as error:
-        raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
 
 
 def _told(disclosed: Disclosures) -> str:

@@ -1,13 +1,13 @@
 """Sites come to a run that has begun, and leave it."""
 
 import pytest
+from helpers.sites import DEBUG, HERE, NAMES, Here, paint, three_sites
 
 from lit_fedad.contracts.exchange import Exchange, Exchanges
 from lit_fedad.experiment.build import build_model
 from lit_fedad.sites.coordinator import Plan, coordinate, joinable
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.overrides import compose_overrides
-from tests.helpers.sites import DEBUG, HERE, NAMES, Here, paint, three_sites
 
 SKIP = "federation.sampler.on_failure=skip"
 
