@@ -120,7 +120,11 @@ class AnomalyEvaluator(Evaluator):
         """Returns the same state for every client."""
         return dict.fromkeys(clients, state)
 
-    discloses = (counted("numbers of test images and their pixels by bin of their score, and label"),)
+    discloses = (
+        counted(
+            "numbers of test images and their pixels by bin of their score (of few: nearly the score), and label"
+        ),
+    )
 
     def pack(self, answer: Scored) -> Message:
         """Returns bins and counts: of image scores by label, and of pixels in five histograms."""

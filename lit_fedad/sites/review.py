@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lit_fedad.contracts.disclosure import Disclosures, Kind
+from lit_fedad.contracts.disclosure import Kind
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config, compose
 from lit_fedad.data.partition import Partition
+from lit_fedad.evaluation.accuracy import AccuracyEvaluator
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
 from lit_fedad.experiment.build import build_images, build_model
 from lit_fedad.experiment.calibration import with_calibration
-from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.image_privacy import Course, in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
@@ -21,6 +22,18 @@ from lit_fedad.sites.own_images import own_images, products_of, training_indices
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.policy import COUNTED, Policy
 from lit_fedad.sites.settings import SiteSettings
+
+MEANINGS = {
+    Kind.COUNTS: "numbers of images, and of cases; nothing of what an image shows",
+    Kind.SUMS: "totals over all images; single images cannot be told apart in them, where many stand behind",
+    Kind.WEIGHTS: "the numbers of a trained model; experts can at times tell whether an image was learnt from",
+    Kind.CLASS_STATISTICS: "averages over the images of one class; of few images they describe each of them",
+    Kind.PATCHES: "numbers that describe small parts of single images; experts can tell roughly what a part shows",
+    Kind.SYNTHETIC_IMAGES: "pictures that a computer draws after the images of a class; they may resemble real ones",
+    Kind.MEAN_IMAGES: "pictures that are averages of several real images; of alike images one may recognise them",
+    Kind.IMAGES: "the images themselves",
+}
+"""What kinds mean to a person who is not of the trade."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +92,19 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     taken = taken_by(exchanges, model.client, config)
     names = ", ".join(products_of(images))
     lines = [
-        f"Method {config['method']['name']} ({config['method']['paper']}), {config['rounds']} rounds,"
-        f" asked by {settings.coordinator or 'the coordinator'}.",
-        f"This site, {settings.name}, has {size} training images. It would send:",
+        f"Method {config['method']['name']} ({config['method']['paper'].replace('none: ', 'of no paper: ')}),"
+        f" {_times(config['rounds'], 'round')}, asked by {settings.coordinator or 'the coordinator'}.",
+        f"This site, {settings.name}, has {size} training images. It would send what follows to the coordinator, which"
+        " merges it with that of other sites; they receive what comes of it. Names of files stay here.",
         "",
         f"- Once, at the beginning: numbers of its images by product or class, with these names: {names}; versions and"
         f" hashes of its software. {_said(policy, Kind.COUNTS)}",
         *(f"- {described(part, config['rounds'], size)} {verdict(policy, part, size)}." for part in taken),
-        *_queries(config, policy),
+        *_queries(config, policy, images.kind == "classification"),
         f"- With each training: its loss and other means over all images. {_said(policy, Kind.SUMS)}",
+        "",
+        "What these words mean:",
+        *(f"- {kind.words}: {MEANINGS[kind]}." for kind in Kind if kind in {*_ALWAYS, *_kinds(taken)}),
         "",
     ]
     if config["federation"].get("secure_sum"):
@@ -112,8 +129,7 @@ def described(part: Taken, rounds: int, images: int) -> str:
         images: Training images of the site.
     """
     disclosed = part.disclosed
-    when = "Once, at the beginning" if part.round < 1 else f"In each of {rounds} rounds"
-    size = f"at most {human_bytes(part.largest)}" if part.largest < LARGEST_BLOB else "of any size"
+    when = "Once, at the beginning" if part.round < 1 else f"In each of {_times(rounds, 'round')}"
     behind = images if disclosed.images is None else min(disclosed.images, images)
     of = ""
     if disclosed.kind in COUNTED:
@@ -123,7 +139,8 @@ def described(part: Taken, rounds: int, images: int) -> str:
             else ", a value may be of one image alone"
         )
     noise = "; noise hides single images" if disclosed.noised else ""
-    return f"{when} ({part.exchange}): {disclosed.kind.words}: {disclosed.what}{of}{noise}; {size}."
+    what = f"{disclosed.kind.words}: {disclosed.what}{of}{noise}"
+    return f"{when} ({part.exchange}): {what}; at most {human_bytes(part.largest)}."
 
 
 def verdict(policy: Policy, part: Taken, images: int) -> str:
@@ -135,14 +152,27 @@ def verdict(policy: Policy, part: Taken, images: int) -> str:
     return "NEEDS YOUR APPROVAL"
 
 
-def _queries(config: Config, policy: Policy) -> list[str]:
+_ALWAYS = (Kind.COUNTS, Kind.SUMS)
+
+
+def _kinds(taken: list[Taken]) -> set[Kind]:
+    return {part.disclosed.kind for part in taken}
+
+
+def _times(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _queries(config: Config, policy: Policy, classes: bool) -> list[str]:
+    """Says what a site is asked of its test images, and of those that it calibrates with."""
     every = config["evaluation"]["every"]
-    told: Disclosures = (*CalibrationQuery.discloses, *DecisionsQuery.discloses)
-    scores = (
-        f"- After every {every} rounds: numbers of test images and of their pixels by bin of their score."
-    )
-    last = [f"- After the last round: {part.what}. {_said(policy, part.kind)}" for part in told]
-    return [f"{scores} {_said(policy, Kind.COUNTS)}", *last]
+    when = "After each round" if every == 1 else f"After every {every} rounds"
+    scores = AccuracyEvaluator.discloses if classes else AnomalyEvaluator.discloses
+    told = [(when, part) for part in scores]
+    if not classes:
+        last = (*CalibrationQuery.discloses, *DecisionsQuery.discloses)
+        told += [("After the last round", part) for part in last]
+    return [f"- {when}: {part.what}. {_said(policy, part.kind)}" for when, part in told]
 
 
 def _said(policy: Policy, kind: Kind) -> str:

@@ -1,0 +1,250 @@
+"""Twenty attacks of each of four kinds: on images, names and files, ledgers and sums, memory and connections."""
+
+import json
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.class_sites import CLASSES, class_data, pack
+from helpers.sites import DEBUG, HERE, message_of, paint, settings
+from safetensors.torch import save
+
+from lit_fedad.contracts import Context, TensorSpec
+from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.build import build_model
+from lit_fedad.federation.channel import Link, Plain
+from lit_fedad.privacy.keys import KeyPair
+from lit_fedad.privacy.ledger import BudgetError, Ledger
+from lit_fedad.privacy.messages import Invitation, Offer, Revealed, read_envelopes, read_survivors
+from lit_fedad.privacy.party import Party
+from lit_fedad.report.console import Display
+from lit_fedad.sites.claims import Claims
+from lit_fedad.sites.coordinator import Plan
+from lit_fedad.sites.key_registry import KeyRegistry
+from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.overrides import compose_overrides
+from lit_fedad.sites.policy import Policy
+from lit_fedad.sites.refusals import Code
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site import Site
+
+RUN = "0123456789abcdef"
+SMALL = [*DEBUG, "rounds=1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("attacked")
+    paint(folder)
+    (folder / "classes").mkdir()
+    pack(folder / "classes", own_numbers=True)
+    return folder
+
+
+@pytest.fixture
+def site(folder, tmp_path):
+    """A site of image files with the policy that `site init` writes."""
+    return Site(replace(settings(folder, "north"), folder=tmp_path, policy=Policy()), Display(quiet=True))
+
+
+ON_IMAGES = [
+    ["method=fedmix", "method.client.group=5.0"], ["method=fedmix", "method.client.group=1e0"],
+    ["method=fedmix", "method.client.group=-5"], ["method=fedmix", "method.client.group=nan"],
+    ["method=fedmix", "method.client.group=null"], ["method=fedmix", "method.client.group=five"],
+    ["method=fedmix", "federation=secure"], ["method=feddm", "method.client.init=noise", "seed=3"],
+    ["method=fedvck", "method.client.init=noise"], ["method=fedvck_released"], ["method=desa", "rounds=2"],
+    ["method=creff", "federation=secure"],
+]  # fmt: skip
+ON_PATCHES = [
+    ["method=panda"], ["method=feddymem_literal"], ["method=federated_bank", "federation=secure"],
+    ["method=federated_bank", "federation/privacy=central", "federation.privacy.epsilon=1e6"],
+    ["method=federated_subspace", "task.clusters=8"], ["method=federated_patchcore", "seed=9"],
+    ["method=federated_subspace", "calibration.share=1e-9"],
+    ["method=federated_subspace", "calibration.share=0.999"],
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", ON_IMAGES + ON_PATCHES, ids=" ".join)
+def test_settings_that_ask_for_images_are_refused(folder, tmp_path, site, overrides):
+    if overrides in ON_IMAGES:
+        own = (*HERE, f"cache.folder={folder / 'cache'}")
+        data = class_data(folder / "classes" / "east")
+        site = Site(SiteSettings("east", tmp_path, data, own), Display(quiet=True))
+    classes = list(CLASSES) if overrides in ON_IMAGES else []
+    reply = Reply.from_bytes(site.answer(Request("hello", RUN, [*SMALL, *overrides], 0, classes).to_bytes()))
+    assert reply.code
+    assert "\n" not in reply.cause
+    assert not reply.facts.held
+
+
+OVERRIDES = [
+    "backbone.weights=..", "backbone.name=../x", "calibration.group=a+", "image.fit=/etc/passwd",
+    "federation.privacy.seed=1", "method.client.init=/etc/hostname", "simulation.address=auto", "task=../task",
+    "evaluation.client_test=/dev/zero", "calibration.by=file", "partition=file", "debug=/tmp/x",
+    "backbone.weights=https://x", "hydra.searchpath=file:///tmp",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_settings_that_name_files_are_refused(override):
+    with pytest.raises(UserError) as refused:
+        compose_overrides(["method=fedavg", *DEBUG, override])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "run", ["../../etc/passwd", "0123456789ABCDEF", "/" * 16, RUN + "\n", RUN[:-1] + "\0", "", "e" * 17]
+)
+def test_a_runs_number_that_is_a_path_is_refused(run):
+    with pytest.raises(UserError, match="out of range"):
+        Request.from_bytes(Request("hello", run, SMALL, 0).to_bytes())
+
+
+def test_links_in_a_sites_folder_are_not_followed(site, tmp_path):
+    (tmp_path / "elsewhere").write_text("kept")
+    (tmp_path / "log.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert Reply.from_bytes(site.answer(b"x")).code == Code.LOG
+    assert (tmp_path / "elsewhere").read_text() == "kept"
+
+
+SIZES = {0: 9, 1: 9, 2: 9, 3: 9}
+
+
+@pytest.fixture
+def parties():
+    keys = {client: KeyPair() for client in SIZES}
+    registry = {client: pair.public for client, pair in keys.items()}
+    return {client: Party(client, pair, registry) for client, pair in keys.items()}
+
+
+@pytest.mark.parametrize(
+    ("members", "quorum"),
+    [
+        (SIZES, 2), (SIZES, 1), (SIZES, 0), (SIZES, 5), ({0: 9, 1: 9}, 2), ({0: 9, 1: 9, 7: 9}, 2),
+        ({1: 9, 2: 9, 3: 9}, 2), ({}, 1), ({0: 0, 1: -1, 2: 9}, 2),
+    ],
+)  # fmt: skip
+def test_sums_of_few_are_not_agreed_to(parties, members, quorum):
+    listed = [[member, images] for member, images in members.items()]
+    blob = json.dumps({"place": "run/0", "members": listed, "quorum": quorum}).encode()
+    with pytest.raises(UserError):
+        parties[0].offer(blob)
+
+
+@pytest.mark.parametrize(
+    "blob", [b"{}", b'{"survivors":[]}', b'{"survivors":[0,0,0]}', b'{"survivors":[-1,0,1]}']
+)
+def test_shares_are_not_revealed_to_false_survivors(parties, blob):
+    invitation = Invitation("run/0", SIZES, 3)
+    offers = {
+        client: Offer.from_bytes(party.offer(invitation.to_bytes())) for client, party in parties.items()
+    }
+    mine = {str(other): offer.envelopes[0].hex() for other, offer in offers.items() if other}
+    parties[0].mask({"a": np.zeros(3, dtype=np.uint32)}, json.dumps({"envelopes": mine}).encode())
+    with pytest.raises(UserError):
+        parties[0].reveal(blob)
+
+
+@pytest.mark.parametrize(
+    "members", [["east", "north", "south"], ["north", "east"], ["north", "east", "south", "west"]]
+)
+def test_a_run_of_secure_sums_keeps_its_sites(tmp_path, members):
+    Claims(tmp_path / "runs.jsonl").fix(RUN, ["north", "east", "south"])
+    claims = Claims(tmp_path / "runs.jsonl")
+    claims.fix(RUN, ["north", "east", "south"])
+    with pytest.raises(UserError, match="under other names or keys"):
+        claims.fix(RUN, members)
+
+
+@pytest.mark.parametrize(
+    ("names", "client"),
+    [(["north", "north", "east"], 0), (["east", "north"], 0), (["north"], 1), (["north"], -1)],
+)
+def test_sites_under_other_names_are_not_summed_with(names, client):
+    pair = KeyPair()
+    registry = KeyRegistry("north", pair, {"north": pair.public, "east": KeyPair().public})
+    with pytest.raises(UserError, match="under other names or keys"):
+        registry.numbered(names, client)
+
+
+def test_the_ledger_is_not_lowered_by_another_mechanism_or_run(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl", 8.0)
+    ledger.spend(RUN, "a", 7.0, 1e-5, "one", "images")
+    with pytest.raises(BudgetError):
+        ledger.check("f" * 16, "b", 1.5)
+    ledger.spend(RUN, "a", 0.5, 1e-5, "two", "images")  # a later line of the same noise costs no less
+    assert Ledger(tmp_path / "ledger.jsonl", 8.0).total[0] == 7.0
+
+
+@pytest.mark.slow
+def test_a_round_is_asked_for_few_times_and_no_round_that_was_not_offered(site):
+    overrides = ["method=federated_subspace", *SMALL, "task.clusters=0"]
+    config = Plan(overrides, ["north"], "x").config()
+    model = build_model(config, ())
+    spec = model.method.exchanges.rounds[0].broadcast_spec(model.client)
+    assert spec
+    for number in range(4):
+        message = {name: torch.full(form.shape, number, dtype=form.dtype) for name, form in spec.items()}
+        payload = Link(Plain()).pack(message, spec, Context(0, 1), "the server")
+        request = Request("play", RUN, overrides, 0, round=1, step=1, payload=payload)
+        codes = [Reply.from_bytes(site.answer(request.to_bytes())).code for _ in range(2)]
+        assert (Code.REPEATED in codes) == (number == 3)
+        assert codes[0] == codes[1]
+    for round, kind in ((2, "play"), (1 << 30, "play"), (-5, "play"), (3, "ask")):
+        request = Request(kind, RUN, overrides, 0, round=round, step=1, payload=message_of(config, model))
+        assert Reply.from_bytes(site.answer(request.to_bytes())).code == Code.EXCHANGE
+
+
+def framed(text, length=None):
+    return struct.pack(">I", len(text) if length is None else length) + text
+
+
+HEADER = json.loads(Request("hello", RUN, SMALL, 0).to_bytes()[4:])
+BLOBS = {
+    "longer than it is": framed(b"{}", 1 << 31),
+    "nested": framed(b"[" * 500_000 + b"]" * 500_000),
+    "digits": framed(json.dumps(HEADER).replace('"step": 0', f'"step": {"9" * 5000}').encode()),
+    "exponent": framed(json.dumps(HEADER).replace('"step": 0', '"step": 1e999').encode()),
+    "not a number": framed(json.dumps(HEADER).replace('"step": 0', '"step": NaN').encode()),
+    "half a pair": framed(json.dumps(HEADER | {"overrides": ["\ud800"]}).encode()),
+    "wide": framed(json.dumps(HEADER | {"overrides": ["rounds=1"] * 1001}).encode()),
+    "deep": framed(json.dumps(HEADER | {"numbers": {"a": {"b": {"c": 1}}}}).encode()),
+    "two bombs": framed(b'{"a":' * 100_000),
+    "header of a megabyte and more": framed(b" " * ((1 << 20) + 1)),
+    "keys": framed(json.dumps(HEADER | {str(number): 0 for number in range(50_000)}).encode()),
+    "no text": framed(b"\xff" * 1000),
+}
+
+
+@pytest.mark.parametrize("blob", BLOBS.values(), ids=BLOBS)
+def test_bytes_that_would_fill_the_memory_are_one_code(site, blob):
+    reply = Reply.from_bytes(site.answer(blob))
+    assert reply.code in (Code.REQUEST, Code.OVERRIDE, Code.CONFIGURATION)
+    assert len(reply.to_bytes()) < 2000
+
+
+FORM = {"w": TensorSpec((4,))}
+TENSORS = {
+    "more": save({"w": torch.zeros(4), "v": torch.zeros(1 << 20)}),
+    "larger": save({"w": torch.zeros(1 << 20)}),
+    "another type": save({"w": torch.zeros(4, dtype=torch.float64)}),
+    "endless": save({"w": torch.tensor([0.0, 1.0, torch.inf, 0.0])}),
+    "header of an exabyte": struct.pack("<Q", 1 << 60) + b"{}",
+    "offsets outside": struct.pack("<Q", 60)
+    + b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,99999999]}}'.ljust(60),
+}
+
+
+@pytest.mark.parametrize("blob", TENSORS.values(), ids=TENSORS)
+def test_tensors_of_another_form_are_refused_before_they_are_used(blob):
+    with pytest.raises(UserError):
+        Link(Plain()).unpack(blob, FORM, "the client")
+
+
+@pytest.mark.parametrize("read", [read_envelopes, read_survivors, Revealed.from_bytes, Offer.from_bytes])
+def test_parts_of_sums_that_are_too_long_are_not_parsed(read):
+    with pytest.raises(UserError, match="cannot be read"):
+        read(b"[" + b"0," * (1 << 23) + b"0]")
