@@ -10,6 +10,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.authentication import CLOCK
 from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
+from lit_fedad.flower.keys import read_private_key
 from lit_fedad.flower.messages import in_record, wrapped
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 2.0
@@ -82,7 +84,7 @@ fleet_http_connection.FleetHttpClient = KeepingClient  # type: ignore[misc]  # i
 def answer_requests(
     address: str,
     authority: Path,
-    private: ec.EllipticCurvePrivateKey,
+    key: Path,
     answer: Callable[[bytes], bytes],
     most: Callable[[], int],
     note: Callable[[str], None],
@@ -92,7 +94,7 @@ def answer_requests(
     Args:
         address: The coordinator's host and port.
         authority: Certificate of the authority that vouches for it.
-        private: The site's private key.
+        key: The site's private key; another one in its place is taken when the site has to connect again.
         answer: Turns a request into a reply; never raises. A request that is longer than any is an empty one.
         most: Returns the most bytes of a request.
         note: Is told what happens, a line each.
@@ -102,43 +104,63 @@ def answer_requests(
     """
     if not authority.is_file():
         raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
-    _activate(address, authority, private, note)
-    keys = (private, private.public_key())
-    threading.excepthook = lambda failed: note(f"{address}: {first_line(failed.exc_value or OSError())}")
-    with fleet_http_connection.http_request_response(address, False, str(authority), keys) as (
-        _, receive, send, _, _, pull, push, confirm,
-    ):  # fmt: skip
-        note(f"connected to {address}")
-        idle = time.monotonic()
-        while True:
-            try:
-                asked = time.monotonic()
-                if (received := receive()) is None:
-                    time.sleep(max(0.0, asked + pause(asked - idle) - time.monotonic()))
-                    continue
-                message, tree = received
-                run = message.metadata.run_id
-                payload = _payload(_record(tree), partial(pull, run), most())
-                confirm(run, tree.object_id)
-                began = time.monotonic()
-                reply = Message(wrapped(answer(payload)), reply_to=message)
-                with no_object_id_recompute():
-                    reply.metadata.__dict__["_message_id"] = reply.object_id
-                    objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
-                    wanted, session = send(reply, own_tree, time.monotonic() - began)
-                    push_objects(objects, partial(push, run, session), object_ids_to_push=wanted)
-                idle = time.monotonic()
-            except RunNotRunningException:  # no Exception: the coordinator has ended this run
-                note("the coordinator has ended its run")
-            except (UserError, httpx.HTTPError, OSError, ValueError) as error:
-                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
-                    raise UserError(
-                        f"{address} does not let this site in any more ({_refusal(error)}): its operator took its key"
-                        " away, or a clock is wrong"
-                    ) from None
-                # The coordinator sends the request again.
-                note(f"a request was lost: {type(error).__name__}: {first_line(error)}")
-                time.sleep(_POLL_S)
+    while True:
+        private = _activate(address, authority, key, note)
+        keys, lost = (private, private.public_key()), threading.Event()
+
+        def heard(failed: threading.ExceptHookArgs, lost: threading.Event = lost) -> None:
+            note(f"{address}: {first_line(failed.exc_value or OSError())}")
+            lost.set()  # the thread that says that this site is there has ended
+
+        threading.excepthook = heard
+        with (
+            suppress(httpx.HTTPError),  # of saying good-bye
+            fleet_http_connection.http_request_response(address, False, str(authority), keys) as connection,
+        ):
+            note(f"connected to {address}")
+            _serve(connection, lost, answer, most, note)
+
+
+def _serve(
+    connection: tuple[Any, ...],
+    lost: threading.Event,
+    answer: Callable[[bytes], bytes],
+    most: Callable[[], int],
+    note: Callable[[str], None],
+) -> None:
+    """Answers requests until the coordinator does not let this connection in any more."""
+    _, receive, send, _, _, pull, push, confirm = connection
+    idle, told = time.monotonic(), ""
+    while not lost.is_set():
+        try:
+            asked = time.monotonic()
+            if (received := receive()) is None:
+                time.sleep(max(0.0, asked + pause(asked - idle) - time.monotonic()))
+                continue
+            message, tree = received
+            run = message.metadata.run_id
+            payload = _payload(_record(tree), partial(pull, run), most())
+            confirm(run, tree.object_id)
+            began = time.monotonic()
+            reply = Message(wrapped(answer(payload)), reply_to=message)
+            with no_object_id_recompute():
+                reply.metadata.__dict__["_message_id"] = reply.object_id
+                objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
+                wanted, session = send(reply, own_tree, time.monotonic() - began)
+                push_objects(objects, partial(push, run, session), object_ids_to_push=wanted)
+            idle, told = time.monotonic(), ""
+            continue
+        except RunNotRunningException:  # no Exception: the coordinator has ended this run
+            cause = "the coordinator has ended its run"
+        except (UserError, httpx.HTTPError, OSError, ValueError) as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+                return
+            # The coordinator sends the request again.
+            cause = f"a request was lost: {type(error).__name__}: {first_line(error)}"
+        if cause != told:
+            note(cause)
+            told = cause
+        time.sleep(_POLL_S)
 
 
 def _record(tree: ObjectTree) -> ObjectTree:
@@ -179,53 +201,61 @@ def pause(idle: float) -> float:
 
 
 def _activate(
-    address: str, authority: Path, private: ec.EllipticCurvePrivateKey, note: Callable[[str], None]
-) -> None:
-    """Activates the site's node once, to tell why where that fails: Flower's own connection ends the process."""
+    address: str, authority: Path, key: Path, note: Callable[[str], None]
+) -> ec.EllipticCurvePrivateKey:
+    """Activates the site's node once, to tell why where that fails: Flower's own connection ends the process.
+
+    Returns:
+        The key that was let in.
+    """
+    end, told = time.monotonic() + _PATIENCE_S, ""
+    while True:
+        private = read_private_key(key)
+        try:
+            _sign_on_and_off(address, authority, private)
+            return private
+        except httpx.HTTPStatusError as error:
+            cause = _refusal(error)
+            if CLOCK in error.response.headers:
+                raise UserError(
+                    f"{address} refuses this site: its clock says {_now()}, the coordinator's"
+                    f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
+                ) from None
+            if time.monotonic() > end or not ("2004" in cause or error.response.status_code == 403):
+                raise UserError(
+                    f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
+                    " coordinator's operator keeps; send key.pub of this site"
+                ) from None
+        except httpx.ConnectError as error:
+            if "CERTIFICATE" in str(error).upper():
+                raise UserError(
+                    f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
+                    " operator"
+                ) from None
+            cause, end = f"cannot be reached ({first_line(error)})", time.monotonic() + _PATIENCE_S
+        except httpx.TransportError as error:
+            cause = f"does not answer ({type(error).__name__})"
+            end = time.monotonic() + _PATIENCE_S
+        if cause != told:
+            note(f"{address}: {cause}; trying again")
+            told = cause
+        time.sleep(2.0)
+
+
+def _sign_on_and_off(address: str, authority: Path, private: ec.EllipticCurvePrivateKey) -> None:
     public = private.public_key()
     interceptors = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(private, public),
     ]
-    end = time.monotonic() + _PATIENCE_S
-    told = ""
     with KeepingClient.from_server_address(
         address, False, str(authority), interceptors=interceptors
     ) as client:
-        while True:
-            try:
-                request = ActivateNodeRequest(
-                    public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
-                )
-                node = client.ActivateNode(request)
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-                return
-            except httpx.HTTPStatusError as error:
-                cause = _refusal(error)
-                if CLOCK in error.response.headers:
-                    raise UserError(
-                        f"{address} refuses this site: its clock says {_now()}, the coordinator's"
-                        f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
-                    ) from None
-                if time.monotonic() > end or not ("2004" in cause or error.response.status_code == 403):
-                    raise UserError(
-                        f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
-                        " coordinator's operator keeps; send key.pub of this site"
-                    ) from None
-            except httpx.ConnectError as error:
-                if "CERTIFICATE" in str(error).upper():
-                    raise UserError(
-                        f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
-                        " operator"
-                    ) from None
-                cause, end = f"cannot be reached ({first_line(error)})", time.monotonic() + _PATIENCE_S
-            except httpx.TransportError as error:
-                cause = f"does not answer ({type(error).__name__})"
-                end = time.monotonic() + _PATIENCE_S
-            if cause != told:
-                note(f"{address}: {cause}; trying again")
-                told = cause
-            time.sleep(2.0)
+        request = ActivateNodeRequest(
+            public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+        )
+        node = client.ActivateNode(request)
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
 
 def _now() -> str:

@@ -16,7 +16,7 @@ from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.flower.fleet import answer_requests
-from lit_fedad.flower.keys import read_private_key, write_site_key
+from lit_fedad.flower.keys import write_site_key
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
 from lit_fedad.sites.key_registry import PUBLIC, KeyRegistry, write_sum_key
@@ -221,14 +221,12 @@ def start(folder: SiteFolder, display: Display) -> None:
     Raises:
         UserError: If the coordinator refuses the site, or is not who it should be.
     """
-    site, key = Site(folder.settings, display), folder.path / KEY
-    while True:
-        used = read_private_key(key)
-        try:
-            answer_requests(
-                folder.address, folder.path / "ca.crt", used, site.answer, lambda: site.largest, display.note
-            )
-        except UserError:
-            if read_private_key(key).private_numbers() == used.private_numbers():
-                raise
-            display.note("the key of this site was renewed: connecting with it")
+    site = Site(folder.settings, display)
+    answer_requests(
+        folder.address,
+        folder.path / "ca.crt",
+        folder.path / KEY,
+        site.answer,
+        lambda: site.largest,
+        display.note,
+    )

@@ -16,7 +16,7 @@ from cryptography import x509
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import coordinator, fleet
 from lit_fedad.flower.coordinator import FederationFolder
-from lit_fedad.flower.keys import read_private_key, write_certificates, write_site_key
+from lit_fedad.flower.keys import write_certificates, write_site_key
 from lit_fedad.report.console import Display
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def knock(federation, monkeypatch):
     fed, folder = federation
 
     def enter(name, authority=fed.path / "ca.crt"):
-        fleet._activate(f"127.0.0.1:{fed.port}", authority, read_private_key(folder / name / "key"), print)
+        fleet._activate(f"127.0.0.1:{fed.port}", authority, folder / name / "key", print)
 
     return enter
 
