@@ -12,6 +12,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate
+from lit_fedad.sites.messages import Request
 from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.site import Site
 from lit_fedad.sites.states import States
@@ -48,7 +49,12 @@ class Faults(Here):
         if client in self.away:
             return NoReply("has signed off")
         kind = ""
-        if sum(self.counted.values()) < FAULTS and self.random.random() < 0.6:
+        # Who fails before round 1 is left out of the run: faults come after.
+        if (
+            Request.from_bytes(blob).round > 0
+            and sum(self.counted.values()) < FAULTS
+            and self.random.random() < 0.6
+        ):
             kind = self.random.choice(KINDS)
             self.counted[kind] += 1
         if kind in ("leave", "revoke"):

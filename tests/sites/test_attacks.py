@@ -187,7 +187,12 @@ def test_a_round_is_asked_for_few_times_and_no_round_that_was_not_offered(site):
     spec = model.method.exchanges.rounds[0].broadcast_spec(model.client)
     assert spec
     for number in range(4):
-        message = {name: torch.full(form.shape, number, dtype=form.dtype) for name, form in spec.items()}
+        message = {
+            name: torch.full(
+                [size if isinstance(size, int) else 1 for size in form.shape], number, dtype=form.dtype
+            )
+            for name, form in spec.items()
+        }
         payload = Link(Plain()).pack(message, spec, Context(0, 1), "the server")
         request = Request("play", RUN, overrides, 0, round=1, step=1, payload=payload)
         codes = [Reply.from_bytes(site.answer(request.to_bytes())).code for _ in range(2)]
