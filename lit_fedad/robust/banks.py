@@ -7,6 +7,7 @@ near to what others hold as vectors of one bank are to each other, while patches
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ class BankSupport:
         liars: Share of clients that may be left out, at least one; if more have no support, see `standing_out`.
     """
 
-    far: float = 1.25
+    far: float = 1.2
     far_without_counts: float = 2.0
     reach: float = 1.25
     reach_first: float = 3.0
@@ -196,7 +197,7 @@ def _spaced(bank: Tensor) -> tuple[Tensor, Tensor]:
     rows = bank.unique(dim=0)
     if len(rows) < 2:
         return rows, torch.full((len(rows),), torch.finfo(rows.dtype).tiny)
-    reached = max(1, round(SHARE * len(rows)))
+    reached = math.ceil(SHARE * len(rows))
     spacing = torch.cat(
         [
             torch.cdist(rows[part], rows)
