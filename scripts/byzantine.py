@@ -102,6 +102,7 @@ LIES: dict[str, dict[str, Lie | None]] = {
         "counts x 1e6": larger_counts,
         "false statistics": statistics,
     },
+    "feddymem": {"honest": None, "anomalous patches": anomalous, "noise x 1000": noise},
     "federated_patchcore": {"honest": None, "anomalous patches": anomalous, "noise x 1000": noise},
     "fedavg": {
         "honest": None,

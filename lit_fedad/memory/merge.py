@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -162,26 +162,39 @@ def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
 
 
 def merge_radii(
-    memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor, prior: float = 0.0
+    uploads: Sequence[Mapping[str, Tensor]], merged: Tensor, prior: float = 0.0, min_images: int = 1
 ) -> Tensor:
     """Computes the root mean square distance of all clients' patches to their merged slot.
 
     Uploaded vectors are means of their patches: the mean square distance of patches to a merged slot is their mean
     square distance to the vector plus the square distance from the vector to the slot.
 
+    Patches of a single image lie at their own mean, and tell nothing of how far other images' patches do. With
+    `min_images`, those of a slot with too few images count as far as they lie from the nearest slot with enough: as far
+    as if their images were no part of the memory.
+
     Args:
-        memories: Uploaded vectors of all clients [n, C].
-        counts: Number of patches of each vector [n].
-        radii: Root mean square distance of these patches to their vector [n].
+        uploads: ``memory`` [n, C], ``counts``, ``radii`` and, if needed, ``image_counts`` [n] of each client.
         merged: The merged memory [slots, C].
         prior: See `root_mean_squares`.
+        min_images: Number of different images behind a slot from which on its own patches tell its radius.
 
     Returns:
         Radii [slots]; those of slots without a patch are the root mean square of the others.
     """
-    offsets, at = nearest(memories, merged, 1)
-    squares = radii.double().square() + offsets[:, 0].double().square()
-    return pooled_radii(counts, squares, at[:, 0], len(merged), prior)
+    offsets, at = nearest(torch.cat([own["memory"] for own in uploads]), merged, 1)
+    slots = at[:, 0]
+    radii, counts = (torch.cat([own[name] for own in uploads]).double() for name in ("radii", "counts"))
+    squares = radii.square() + offsets[:, 0].double().square()
+    if min_images > 1:
+        # Several vectors of a client may hold the same image: the most that one holds are surely different.
+        images = torch.zeros(len(merged), dtype=torch.int64)
+        for own, place in zip(uploads, slots.split([len(own["memory"]) for own in uploads]), strict=True):
+            images += torch.zeros_like(images).scatter_reduce_(0, place, own["image_counts"], "amax")
+        if (images >= min_images).any():
+            away = (merged - merged[shared_slots(merged, images, min_images)]).double().square().sum(1)
+            squares = squares + away[slots]
+    return pooled_radii(counts, squares, slots, len(merged), prior)
 
 
 def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int, prior: float = 0.0) -> Tensor:

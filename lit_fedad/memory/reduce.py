@@ -5,6 +5,7 @@ The rules share one protocol. ``PositionReduce`` is FedDyMem's own: slot k is po
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -23,13 +24,18 @@ class Reduced(NamedTuple):
         counts: Number of features of each slot ``[slots]``.
         radii: Root mean square distance of those features to the slot they belong to (from round 1 on: to the
             slot of the memory received), or of the values given with them ``[slots]``; 0 for an empty slot.
-        images: Number of different images with such features ``[slots]`` int64; 0 where slots are drawn anew.
+        images: Number of different images with such features ``[slots]`` int64.
     """
 
     memory: Tensor
     counts: Tensor
     radii: Tensor
     images: Tensor
+
+    def message(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Returns ``memory``, and of ``counts``, ``radii`` and ``image_counts`` those that are named."""
+        values = {"counts": self.counts, "radii": self.radii, "image_counts": self.images}
+        return {"memory": self.memory.float(), **{name: values[name] for name in names}}
 
 
 class MemoryReduce(ABC):
@@ -204,7 +210,7 @@ class SlotReduce(MemoryReduce):
         """Begins a round, see :class:`MemoryReduce`."""
         self._memory = _previous(memory, round, slots)
         self._round, self._slots, self._generator = round, slots, generator
-        self._reservoir = _Reservoir(self.max_patches, generator)
+        self._reservoir, self._seen = _Reservoir(self.max_patches, generator), 0
         if self._memory is not None:
             self._sums = torch.zeros_like(self._memory, dtype=torch.float64)
             self._weights = torch.zeros(slots, dtype=torch.float64, device=self._memory.device)
@@ -219,7 +225,11 @@ class SlotReduce(MemoryReduce):
         """Adds a batch of feature maps ``[images, patches, channels]``."""
         patches = maps.flatten(0, 1)
         if self._memory is None:
-            self._reservoir.add(patches)
+            # The number of its image goes with each patch that is kept.
+            numbers = torch.arange(self._seen, self._seen + len(maps), device=maps.device)
+            numbers = numbers.repeat_interleave(maps.shape[1])[:, None]
+            self._seen += len(maps)
+            self._reservoir.add(torch.cat([patches.to(working_dtype(patches)), numbers], dim=1))
             return
         distances, slots = nearest(patches, self._memory, k=1)
         assignment, distance = slots[:, 0], distances[:, 0].double()
@@ -268,13 +278,15 @@ class SlotReduce(MemoryReduce):
         return Reduced(memory, self._counts.float(), radii, self._images)
 
     def _cluster(self) -> Reduced:
-        sample = self._reservoir.rows()
+        rows = self._reservoir.rows()
+        sample, numbers = rows[:, :-1], rows[:, -1].long()
         found = kmeans(sample, self._slots, generator=self._generator, max_steps=self.steps, tolerance=0)
         distances = neighbour_distances(sample, found.centroids, found.assignment[:, None])[:, 0]
         squares = torch.bincount(found.assignment, distances.double().square(), minlength=self._slots)
         counts = (found.counts * (self._reservoir.seen / len(sample))).float()
         radii = _root_mean(squares, found.counts)
-        return Reduced(found.centroids, counts, radii, torch.zeros_like(counts, dtype=torch.int64))
+        held = (found.assignment * self._seen + numbers).unique()
+        return Reduced(found.centroids, counts, radii, (held // self._seen).bincount(minlength=self._slots))
 
 
 class SampleReduce(MemoryReduce):

@@ -8,7 +8,7 @@ FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means retur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -64,7 +64,6 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 _COLLAPSED = 0.5
 """Share of the memory's initial spread below which the server warns."""
 
-
 MEMORY = Disclosure(Kind.PATCHES, "mean features of groups of like patches, of few patches or of one")
 """What a memory tells of a client's images."""
 
@@ -78,7 +77,7 @@ class FedDyMemClient(Client):
         task: Features, head, loss and bank.
         local_epochs: Passes over the client's data per round (E).
         keep_optimizer: Whether the optimiser's state is kept between rounds.
-        send_counts: Whether each slot's number of patches and radius are sent too, two values per slot.
+        send_counts: Whether each slot's numbers of patches and images and its radius are sent too.
         independent_init: Whether every client draws its own initial head, as printed in FedDyMem Alg. 4. Features of
             different clients are then not comparable: a stress test, not a useful setting.
 
@@ -171,9 +170,7 @@ class FedDyMemClient(Client):
         if self.task.reduce.adds_up:
             self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
         moments = new_moments(self, loader) if self.task.measures else {}
-        per_slot = {"counts": reduced.counts, "radii": reduced.radii, "image_counts": reduced.images}
-        values = {name: per_slot[name] for name in self.sent_per_slot()}
-        return {"memory": reduced.memory.float(), **values, **moments}
+        return {**reduced.message(self.sent_per_slot()), **moments}
 
     def anchors(self, memory: Tensor) -> Tensor:
         """Returns the slots [slots, C] that patches are assigned to, of the shared memory."""
@@ -184,18 +181,16 @@ class FedDyMemClient(Client):
         moments = moments_spec(self) if self.task.measures else {}
         return {**self.memory_spec(*self.sent_per_slot()), **moments}
 
-    def first_memory(self, loader: DataLoader, vectors: int | None = None) -> Message:
-        """Returns the first memory of the client's patches, of as many vectors as it has slots where none are given.
+    def first_memory(self, loader: DataLoader, names: Sequence[str], vectors: int | None = None) -> Message:
+        """Returns the first memory of the client's patches, by default of as many vectors as it has slots.
 
-        Its radii are distances to its own vectors.
+        Its radii are distances to its own vectors. Names are those of values of each slot that are sent with it.
         """
-        reduced = self.task.reduce_memory(loader, self.context, None, vectors)
-        message = {"memory": reduced.memory.float()}
-        return {**message, "counts": reduced.counts, "radii": reduced.radii} if self.send_counts else message
+        return self.task.reduce_memory(loader, self.context, None, vectors).message(names)
 
     def sent_per_slot(self) -> list[str]:
         """Names the values of each slot that are sent with a memory."""
-        return ["counts", "radii"] if self.send_counts else []
+        return ["counts", "radii", "image_counts"] if self.send_counts else []
 
     def memory_spec(self, *per_slot: str, slots: int | Free | None = None) -> MessageSpec:
         """Declares a memory, and the values of each slot where they are sent."""
@@ -217,6 +212,7 @@ class FedDyMemServer(Server):
         aggregation: Aggregation of N memories to one.
         prior_patches: Patches at the usual distance that are added to each slot's own for its radius, so that slots of
             few patches do not seem narrow.
+        radius_images: Number of different images from which on a slot's own patches tell its radius (`merge_radii`).
     """
 
     state_names: ClassVar[tuple[str, ...]] = (
@@ -229,9 +225,16 @@ class FedDyMemServer(Server):
         "latest",
     )
 
-    def __init__(self, client: FedDyMemClient, aggregation: Aggregation, prior_patches: float = 0.0) -> None:
+    def __init__(
+        self,
+        client: FedDyMemClient,
+        aggregation: Aggregation,
+        prior_patches: float = 0.0,
+        radius_images: int = 1,
+    ) -> None:
         super().__init__()
         at_least("method.server", 0, prior_patches=prior_patches)
+        at_least("method.server", 1, radius_images=radius_images)
         task = client.task
         self.counted = client.send_counts
         self.task, self.share, self.sets = task, task.subspace, client.sets
@@ -239,7 +242,7 @@ class FedDyMemServer(Server):
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
         self.counts_per_image = max(self.vectors_per_image, self.slots)
-        self.aggregation, self.prior_patches = aggregation, prior_patches
+        self.aggregation, self.prior_patches, self.radius_images = aggregation, prior_patches, radius_images
         self.moments: Message = {}
         self.measured: dict[int, int] = {}
         self.statistics: Message = {}
@@ -317,13 +320,11 @@ class FedDyMemServer(Server):
         return memory
 
     def _merge_radii(self, messages: list[Message], memory: Tensor, place: Tensor | None) -> Tensor:
-        vectors, counts, radii = (
-            torch.cat([m[name] for m in messages]) for name in ("memory", "counts", "radii")
-        )
         if self.share is None:
-            return merge_radii(vectors, counts, radii, memory, self.prior_patches)
+            return merge_radii(messages, memory, self.prior_patches, self.radius_images)
         if place is None:  # radii are residuals here, which clients group by slots once they know these
             return torch.ones(self.slots)
+        counts, radii = (torch.cat([m[name] for m in messages]) for name in ("counts", "radii"))
         merged = pooled_radii(counts, radii.double().square(), place.repeat(len(messages)), self.slots)
         return merged[place]
 
@@ -336,10 +337,8 @@ class FedDyMemServer(Server):
         spread, first = self.latest.get("memory_spread"), self.first_spread
         if self.task.head is None or spread is None or first is None or spread >= _COLLAPSED * first:
             return []
-        return [
-            f"round {self.context.round}: the memory is collapsing: its spread is {spread / first:.0%} of what it was"
-            " at first"
-        ]
+        shrunk = f"its spread is {spread / first:.0%} of what it was at first"
+        return [f"round {self.context.round}: the memory is collapsing: {shrunk}"]
 
 
 class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
@@ -355,14 +354,14 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns a first memory."""
-        return client.first_memory(loader)
+        return client.first_memory(loader, client.sent_per_slot())
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares a first memory, whose radii are compared with its own vectors and not with other clients' radii.
 
         A client of one or two images has a slot for every patch: its radii are 0, and no measure of others'.
         """
-        spec = client.memory_spec("counts", "radii")
+        spec = client.memory_spec(*client.sent_per_slot())
         return {name: replace(form, counted=form.counted or name == "radii") for name, form in spec.items()}
 
     def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:

@@ -184,7 +184,7 @@ class FirstVectors(FirstMemory):
 
     def send(self, client: FederatedBankClient, loader: DataLoader) -> Message:  # type: ignore[override]
         """Returns as many vectors as the server asked for."""
-        return client.first_memory(loader, client.first_vectors)
+        return client.first_memory(loader, ("counts", "radii"), client.first_vectors)
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares a memory of as many vectors as the server asked for."""

@@ -128,7 +128,8 @@ class MemoryBank(PatchTask):
                 f"task.maps={maps}: give bank, or subspace where task.subspace is a share of variance"
             )
         self.slots = slots or slots_per_place * grid * grid
-        reach = max(loss.reach, score.neighbours)
+        self.reach = max(score.neighbours, 1 if image_score is None else image_score.neighbours)
+        reach = max(loss.reach, self.reach)
         if self.slots < reach:
             raise UserError(
                 f"task.{'slots' if slots else 'grid'}={slots or grid}: a bank of {self.slots} slots, but"
@@ -353,17 +354,18 @@ class MemoryBank(PatchTask):
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the bank, or to the subspace of normal features."""
-        lengths, slots = nearest(features.flatten(0, 1).float(), self.bank, self.score.neighbours)
+        lengths, slots = nearest(features.flatten(0, 1).float(), self.bank, self.reach)
         distances = self.measured(lengths)
-        scores = self.score(distances)
+        scores = self.score(distances[:, : self.score.neighbours])
         if self.subspace is None:
-            judged, near, radii = scores, distances[:, 0], self.measured(self.radii)
+            judged, near, radii = scores, distances, self.measured(self.radii)
         else:
             unit = self.norm / self.radii.mean()  # one for residuals, distances and maps
-            judged = near = self.outside(batch) * unit + self.bank_weight * scores
-            radii = self.radii
+            judged = self.outside(batch) * unit + self.bank_weight * scores
+            near, radii = judged[:, None], self.radii
         if self.image_score is not None:
-            judged = self.image_score(near, radii, slots[:, 0])
+            reach = min(near.shape[1], self.image_score.neighbours)
+            judged = self.image_score(near[:, :reach], radii, slots[:, :reach])
         drawn = judged if self.maps == "subspace" else scores
         return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(drawn))
 

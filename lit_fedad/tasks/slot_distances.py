@@ -100,27 +100,30 @@ class Softmin:
 
 
 class LocalScale:
-    """The nearest distance relative to the slot's distance of normal patches: ``d / (r_k / r)^exponent``.
+    """The distance relative to the slot's distance of normal patches: ``min_k d_k / (r_k / r)^exponent``.
 
     Patches of a homogeneous surface lie close to their slot, those of a varied one far from it; without the scale,
     images of varied products have the highest scores whether anomalous or not. Not in the paper.
 
     Args:
         exponent: Exponent of the scale; 0 gives the plain distance, 1 the full scale.
+        neighbours: Number K of nearest slots of which the smallest scaled distance is taken: between a narrow slot and
+            a wide one, a normal patch may belong to the farther.
     """
 
-    def __init__(self, exponent: float = 0.5) -> None:
+    def __init__(self, exponent: float = 0.5, neighbours: int = 1) -> None:
         at_least("task.image_score", 0, exponent=exponent)
-        self.exponent = exponent
+        at_least("task.image_score", 1, neighbours=neighbours)
+        self.exponent, self.neighbours = exponent, neighbours
 
-    def __call__(self, distances: Tensor, radii: Tensor, nearest_slots: Tensor) -> Tensor:
-        """Scores images' patches.
+    def __call__(self, distances: Tensor, radii: Tensor, slots: Tensor) -> Tensor:
+        """Scores images' patches [n].
 
         Args:
-            distances: Distance to the nearest slot [n].
+            distances: Distances to the nearest slots [n, K].
             radii: Radius of each slot [slots]; those below a tenth of the mean are raised to it.
-            nearest_slots: The nearest slot [n].
+            slots: The nearest slots [n, K].
         """
         typical = radii.mean().clamp(min=torch.finfo(radii.dtype).tiny)
         scale = (radii / typical).clamp(min=0.1) ** self.exponent
-        return distances / scale[nearest_slots]
+        return (distances / scale[slots]).amin(1)

@@ -150,7 +150,7 @@ class Subspace(PatchTask):
         scores = judged = least_residuals(features, self.centre, self.basis).flatten()
         if self.clusters and self.image_score is not None:
             patches = features.flatten(0, 1).float()
-            judged = self.image_score(scores, self.radii, nearest(patches, self.memory, 1)[1][:, 0])
+            judged = self.image_score(scores[:, None], self.radii, nearest(patches, self.memory, 1)[1])
         return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.merge import LloydAggregation, pooled_radii, shared_slots
+from lit_fedad.memory.merge import LloydAggregation, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import SlotReduce
 
 
@@ -95,3 +95,29 @@ def test_radii_of_few_patches_are_drawn_to_the_usual_one():
     usual = 99 * 4 / 100
     expected = [(16 * usual / 17) ** 0.5, ((99 * 4 + 16 * usual) / 115) ** 0.5, usual**0.5]
     torch.testing.assert_close(found, torch.tensor(expected))
+
+
+def test_radii_of_patches_of_one_image_are_distances_to_what_two_images_hold():
+    """Slots 0 and 1 have two images, slot 2 one: its patches, 1 around it, lie 4 from slot 1, the nearest shared."""
+    merged = torch.tensor([[0.0], [3.0], [7.0]])
+    uploads = [
+        {"memory": merged, "counts": torch.tensor([4.0, 2.0, 3.0]), "radii": torch.tensor([1.0, 2.0, 1.0])},
+        {"memory": merged, "counts": torch.tensor([4.0, 2.0, 0.0]), "radii": torch.tensor([1.0, 2.0, 0.0])},
+    ]
+    for own, images in zip(uploads, ([1, 1, 1], [1, 1, 0]), strict=True):
+        own["image_counts"] = torch.tensor(images)
+    torch.testing.assert_close(merge_radii(uploads, merged), torch.tensor([1.0, 2.0, 1.0]))
+    left_out = merge_radii(uploads, merged, min_images=2)
+    torch.testing.assert_close(left_out, torch.tensor([1.0, 2.0, (1 + 4**2) ** 0.5]))
+
+
+def test_vectors_of_one_client_in_one_slot_may_show_the_same_image():
+    """Two vectors of one image each, merged to a slot, are not two images."""
+    one = {
+        "memory": torch.tensor([[-1.0], [1.0], [9.0]]),  # the first two lie 1 from slot 0
+        "counts": torch.ones(3),
+        "radii": torch.zeros(3),
+        "image_counts": torch.tensor([1, 1, 2]),
+    }
+    found = merge_radii([one], torch.tensor([[0.0], [9.0]]), min_images=2)
+    torch.testing.assert_close(found, torch.tensor([(1 + 9**2) ** 0.5, 0.0]))

@@ -234,6 +234,13 @@ def test_slots_count_the_different_images_behind_them(maps, memory, batch):
     assert (images <= counts).all()
 
 
+@pytest.mark.parametrize("batch", [1, 4, 11])
+def test_new_slots_count_the_different_images_behind_them_too(maps, batch):
+    found = reduced(SlotReduce(), maps, slots=6, batch=batch)
+    at = torch.cdist(maps.flatten(0, 1), found.memory).argmin(1).view(maps.shape[:2])
+    assert found.images.tolist() == [int((at == k).any(1).sum()) for k in range(6)]
+
+
 def test_radii_are_of_the_values_that_come_with_patches(maps, memory):
     values = torch.rand(maps.shape[:2], generator=generator())
     reduce = SlotReduce()

@@ -6,7 +6,7 @@ import torch
 
 from lit_fedad.contracts import Free, TensorSpec, Update
 from lit_fedad.core.errors import UserError
-from lit_fedad.robust.banks import BankSupport, bank_name
+from lit_fedad.robust.banks import BankSupport, _distance, _spaced, bank_name
 
 SLOTS, WIDTH = 40, 4
 FIXED = {
@@ -49,6 +49,25 @@ def test_distances_are_in_units_of_the_other_bank_s_spacing():
         others = np.sort([by_hand(rows, other) for o, other in banks.items() if o != client], axis=0)
         expected = np.minimum(others[1], by_hand(rows, last.double().numpy()))
         np.testing.assert_allclose(found[client], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_spacing_of_larger_banks_reaches_over_the_same_share():
+    rows = torch.randn(768, 3, generator=torch.Generator().manual_seed(0))
+    found, spacing = _spaced(rows)
+    gaps = np.sort(np.linalg.norm(found[:, None].double() - found.double(), axis=2), axis=1)
+    np.testing.assert_allclose(spacing, gaps[:, 3], rtol=1e-4, atol=1e-5)  # the third of the others
+
+
+def test_more_vectors_of_the_same_kind_make_nobody_farther_and_hide_no_lie():
+    """Honest vectors have nearer ones among more; a lie is as far from the edge of all of them."""
+    draw = torch.Generator().manual_seed(0)
+    few, many = (torch.randn(size, 6, generator=draw) for size in (256, 1024))
+    honest, lie = (torch.randn(200, 6, generator=draw) + shift for shift in (0, 3))
+    small, large = (
+        [float(_distance(rows, *_spaced(bank)).median()) for rows in (honest, lie)] for bank in (few, many)
+    )
+    assert large[0] <= small[0]
+    assert large[1] == pytest.approx(small[1], rel=0.2)
 
 
 def test_honest_clients_keep_their_messages():

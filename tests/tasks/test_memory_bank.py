@@ -79,6 +79,14 @@ def test_scores():
     assert Softmin()(distances).item() == pytest.approx(softmin[0, 0].item())
 
 
+def test_local_scale_takes_the_nearest_of_some_slots_in_units_of_their_radii():
+    """Slots of radii .5 and 1.5 lie 1 and 2 away: in units of the mean radius, 1, these are 2 and 4 / 3."""
+    distances, slots = torch.tensor([[1.0, 2.0]]), torch.tensor([[0, 1]])
+    radii = torch.tensor([0.5, 1.5])
+    assert LocalScale(1.0)(distances[:, :1], radii, slots[:, :1]).item() == pytest.approx(2)
+    assert LocalScale(1.0, neighbours=2)(distances, radii, slots).item() == pytest.approx(4 / 3)
+
+
 def test_prediction_is_the_maximum_of_the_smoothed_map(make_task, make_loader):
     task = make_task().eval()
     task.load_memory(torch.randn(16, 8))
