@@ -30,6 +30,10 @@ def picture(path, pixels):
     Image.fromarray(pixels).save(path)
 
 
+DENT = np.zeros((6, 8), np.uint8)
+DENT[2:4, 3:6] = 255
+
+
 @pytest.fixture
 def tree(tmp_path):
     """MPDD's six products with 3 training, 2 good and 1 anomalous image each."""
@@ -39,7 +43,7 @@ def tree(tmp_path):
         for part, number in parts.items():
             for i in range(number):
                 picture(tmp_path / product / part / f"{i}.png", draw.integers(0, 256, (6, 8), np.uint8))
-        picture(tmp_path / product / "ground_truth/dent/0_mask.png", np.full((6, 8), 255, np.uint8))
+        picture(tmp_path / product / "ground_truth/dent/0_mask.png", DENT)
     return tmp_path
 
 
@@ -91,7 +95,7 @@ def test_all_that_is_wrong_is_printed_and_the_first_of_it_closes(say, tree, smal
     empty = tree / "bracket_white/ground_truth/dent/0_mask.png"
     picture(empty, np.zeros((6, 8), np.uint8))
     wrong_size = tree / "metal_plate/ground_truth/dent/0_mask.png"
-    picture(wrong_size, np.full((8, 6), 255, np.uint8))
+    picture(wrong_size, DENT.T)
     leaked = tree / "tubes/test/good/1.png"
     shutil.copy(tree / "tubes/train/good/2.png", leaked)
     (tree / "bracket_black/train/good/0.png").unlink()

@@ -93,7 +93,7 @@ def test_maps_do_not_depend_on_the_batch_of_tiles(shape):
     backbone = create_backbone("resnet10t", weights="own")
     task = Subspace(backbone, grid=8, image_size=shape, tile=64)
     rows = torch.nn.functional.normalize(torch.randn(task.num_features, 20), dim=0)
-    task.load_subspace(torch.zeros(task.num_features), rows)
+    task.load_subspace(torch.zeros(1, task.num_features), rows[None])
     predictions = []
     for at_once in (1, 7, 64):
         task.backbone = TiledPyramid(backbone, shape, 64, at_once=at_once)
