@@ -149,10 +149,12 @@ def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]
         links: Addresses of the runs.
 
     Yields:
-        For the rows of each paper, and for rows beyond it: a table of results and one of costs.
+        For the rows of each paper, and for rows beyond it: a table of results and one of costs. A table without a
+        number of the paper for our data is left out.
     """
-    for table in tables:
-        yield from _paper_table(table, links)
+    for filled in tables:
+        if any(key in row.paper for row in filled.table.rows for key in filled.columns.values()):
+            yield from _paper_table(filled, links)
 
 
 def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterator[Block]:
