@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import redact
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import clock
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import (
     GIVEN_BACK,
@@ -178,6 +180,8 @@ class Worker:
         name = self._name(self.study.trials[trial.number])
         folder = self.out / f"trial_{name}"
         trial.set_user_attr("folder", folder.name)
+        chosen = ", ".join(f"{key}={value}" for key, value in trial.params.items())
+        self.display.note(f"trial {name} begins: {chosen or 'the plan alone'}")
         try:
             values = list(self.play(trial, self.plan, folder, self.leaving.is_set))
         except PrunedError as pruned:
@@ -202,7 +206,7 @@ class Worker:
         else:
             self.study.tell(trial, values, skip_if_finished=True)
             told = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.plan.objectives, values, strict=True))
-            self.display.note(f"trial {name}: {told}")
+            self.display.note(f"trial {name}: {told}; {self._left()}")
         finally:
             self._playing = None
 
@@ -210,6 +214,16 @@ class Worker:
         """Finds a trial's place in the study, the same for all of its attempts."""
         first = attempts(trial)[0]
         return next(n for n, other in standing(self.study).items() if attempts(other)[0] == first)
+
+    def _left(self) -> str:
+        """Says how many trials have ended and, by the median time of complete ones, how long the others take."""
+        trials = list(standing(self.study).values())
+        ended = [trial for trial in trials if trial.state in _ENDED]
+        took = [trial.duration.total_seconds() for trial in ended if trial.duration is not None]
+        workers = 1 + sum(trial.state == TrialState.RUNNING for trial in trials)
+        left = max(0, self.trials - len(ended))
+        eta = f", about {clock(statistics.median(took) * left / workers)} left" if left and took else ""
+        return f"{len(ended)} of {self.trials} trials ended{eta}"
 
     def _states(self) -> set[TrialState]:
         return {trial.state for trial in self.study.get_trials(deepcopy=False)}
