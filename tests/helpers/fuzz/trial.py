@@ -246,6 +246,14 @@ def _same(one: State, other: State) -> bool:
     )
 
 
+def _most(name: str) -> float:
+    """Returns how many times as large as honest an entry may become: what the check on receipt lets pass."""
+    if name.endswith("running_var"):
+        return 100**2  # a variance is the square of a size
+    # Logits are of weights that may be 100 times the median client's, which may have larger ones than this one.
+    return 200 if "logits" in name else 100
+
+
 def compare(after: State, honest: State, without: State) -> Found:
     """Compares a state with that of the honest run and with that without the client."""
     lost = sorted(honest.keys() & without.keys() - after.keys())
@@ -265,8 +273,7 @@ def compare(after: State, honest: State, without: State) -> Found:
         if not_finite(entry) > max(not_finite(usual), not_finite(least)):
             return Found(Verdict.POISONED, f"{name} is not finite")
         largest = max(_largest(usual), _largest(least), FLOOR)
-        # A variance is the square of a size.
-        if _largest(entry) > (100**2 if name.endswith("running_var") else 100) * largest:
+        if _largest(entry) > _most(name) * largest:
             return Found(
                 Verdict.POISONED, f"{name} is {_largest(entry) / largest:.3g} times as large as honest"
             )
