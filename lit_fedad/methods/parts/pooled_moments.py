@@ -101,7 +101,7 @@ def unpacked(message: Mapping[str, Tensor]) -> list[Moments]:
 
 def moments_disclosed(task: PatchTask) -> Disclosures:
     """Declares what moments tell: of all images together, or of a product's, of which there may be one."""
-    if task.kinds == 1:
+    if task.kinds == 1 or task.moment_sets == 1:
         return (summed("mean and covariance of all patches' features"),)
     return (summed("mean and covariance of the features of each product's patches", images=1),)
 
