@@ -7,6 +7,7 @@ import sqlite3
 import time
 
 import optuna
+import psutil
 import pandas as pd
 import pytest
 from optuna.trial import TrialState
@@ -117,6 +118,7 @@ def test_killed_worker_s_trial_goes_on_where_it_was(options, start, opened, tmp_
     log = tmp_path / "study" / "trial_0" / "steps.txt"
     wait_for(lambda: log.exists() and len(log.read_text().split()) == 2)
     os.kill(first.pid, signal.SIGKILL)  # and nobody has asked how it ended: it is still among the processes
+    wait_for(lambda: psutil.Process(first.pid).status() == psutil.STATUS_ZOMBIE)
     sweep([*options, "n_trials=2"], Display(quiet=True), steps)
     study = opened()
     assert log.read_text().split() == list("01234")  # nothing was done twice
