@@ -7,8 +7,8 @@ import sqlite3
 import time
 
 import optuna
-import psutil
 import pandas as pd
+import psutil
 import pytest
 from optuna.trial import TrialState
 
