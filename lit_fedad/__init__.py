@@ -1,9 +1,7 @@
 """Federated anomaly detection in PyTorch Lightning."""
 
-from importlib import import_module
-from typing import Any
-
 from lit_fedad import _compat as _compat  # must run before anything imports torchvision
+from lit_fedad.core.lazy_names import lazy_names
 
 __version__ = "0.3.0"
 
@@ -17,14 +15,4 @@ _NAMES = {
     "train": "api.train",
 }
 __all__ = [*_NAMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"module 'lit_fedad' has no attribute '{name}'")
-    module, _, attribute = _NAMES[name].rpartition(".")
-    return getattr(import_module(f"lit_fedad.{module}"), attribute)
-
-
-def __dir__() -> list[str]:
-    return [*_NAMES, "__version__"]
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

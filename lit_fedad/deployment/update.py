@@ -101,7 +101,9 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         new = _NewImages(
             options, clients, *grow(images, partition, additions), hashes_file(config), display
         ).find()
-        before = judge_new(folder, config, result, new)
+        # A model of its own: loading a client changes it, and the round begins with one as built.
+        judge = same_model(config, result)
+        before = judge_new(folder, config, judge, new)
         if not (options.force or options.reviews):
             refuse_foreign(before)
         number = home.versions()[-1] + 1
@@ -115,7 +117,7 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
             version = RunFolder(made.path.replace(home.version_folder(number).path))
         finally:
             shutil.rmtree(made.path, ignore_errors=True)
-        after = judge_new(version, config, result, new)
+        after = judge_new(version, config, judge, new)
         _report(home, version, run, new, result["last"], before, after)
     return version.path
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from scipy import stats
@@ -15,7 +13,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition
 from lit_fedad.data.sample import Sample
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.finished_run import one_process, same_model
+from lit_fedad.experiment.build import Model
+from lit_fedad.experiment.finished_run import one_process
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
@@ -43,7 +42,7 @@ class Judged:
     chance: float
 
 
-def judge_new(folder: RunFolder, config: Config, result: Mapping[str, Any], new: Addition) -> list[Judged]:
+def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) -> list[Judged]:
     """Scores new images with the clients that they are for.
 
     The threshold is that of the run's decisions or, where alpha cannot be promised, the largest calibration score.
@@ -53,13 +52,13 @@ def judge_new(folder: RunFolder, config: Config, result: Mapping[str, Any], new:
     Args:
         folder: A complete run, or a version of it.
         config: Its configuration on this machine.
-        result: Its ``result.json``.
+        model: Its model, into which the clients are loaded.
         new: The images.
 
     Raises:
-        UserError: If an image cannot be read, or the backbone differs from the run's.
+        UserError: If an image cannot be read.
     """
-    model, fabric, found = same_model(config, result), one_process(config), []
+    fabric, found = one_process(config), []
     transform, size = image_transform(config, model.task), config["evaluation"]["batch_size"]
     calibration, alpha = folder.calibration(), folder.alpha()
     for client, samples in sorted(new.images.items()):
@@ -77,7 +76,7 @@ def judge_new(folder: RunFolder, config: Config, result: Mapping[str, Any], new:
                 ]
             )
             rate = max(alpha, 1 / (scores.total + 1))
-            rank = min(math.ceil((scores.total + 1) * (1 - rate) - 1e-9), scores.total)
+            rank = scores.rank(rate)
             beyond = int((new_scores > scores.threshold(rate)).sum())
             chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)
             found.append(Judged(client, product, len(own), beyond, float(chance)))

@@ -1,25 +1,15 @@
 """Memory-bank kernels: neighbours, k-means, memory-reduce, coreset."""
 
-from importlib import import_module
-from typing import Any
+from lit_fedad.core.lazy_names import lazy_names
 
-# Imported when they are asked for: most modules of this room need one another, and few need all. Types: __init__.pyi.
-_MODULES = {
-    "covering_radius": "coreset",
-    "estimate_densities": "density",
-    "fit_subspace": "subspace",
-    "greedy_k_center": "coreset",
-    "nearest": "knn",
-    "neighbour_distances": "knn",
+# Imported when they are asked for: most modules of this room need one another, and few need all.
+_NAMES = {
+    "covering_radius": "coreset.covering_radius",
+    "estimate_densities": "density.estimate_densities",
+    "fit_subspace": "subspace.fit_subspace",
+    "greedy_k_center": "coreset.greedy_k_center",
+    "nearest": "knn.nearest",
+    "neighbour_distances": "knn.neighbour_distances",
 }
-__all__ = [*_MODULES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*_MODULES]
+__all__ = [*_NAMES]
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -1,26 +1,16 @@
 """Metrics of anomaly detection as mergeable torchmetrics classes."""
 
-from importlib import import_module
-from typing import Any
+from lit_fedad.core.lazy_names import lazy_names
 
-# Imported when they are asked for: most modules of this room need one another, and few need all. Types: __init__.pyi.
-_MODULES = {
-    "AnomalyMetrics": "anomaly",
-    "ClassificationMetrics": "classification",
-    "ContinualAccuracy": "continual",
-    "DriftTest": "drift",
-    "SemanticMetrics": "semantic",
-    "Stability": "drift",
-    "summarise": "federated",
+# Imported when they are asked for: most modules of this room need one another, and few need all.
+_NAMES = {
+    "AnomalyMetrics": "anomaly.AnomalyMetrics",
+    "ClassificationMetrics": "classification.ClassificationMetrics",
+    "ContinualAccuracy": "continual.ContinualAccuracy",
+    "DriftTest": "drift.DriftTest",
+    "SemanticMetrics": "semantic.SemanticMetrics",
+    "Stability": "drift.Stability",
+    "summarise": "federated.summarise",
 }
-__all__ = [*_MODULES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*_MODULES]
+__all__ = [*_NAMES]
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -125,13 +125,17 @@ class ScoreCounts:
         first = torch.searchsorted(self.edges, scores.float().cpu().contiguous())
         return (1 + above[first]).double() / (self.total + 1)
 
+    def rank(self, alpha: float) -> int:
+        """Computes the rank of the threshold among n scores, ceil((n + 1)(1 - alpha)); n + 1 where there is none."""
+        return math.ceil((self.total + 1) * (1 - alpha) - _ROUNDING)
+
     def threshold(self, alpha: float) -> float:
-        """Computes the score above which p-values are at most alpha: that of rank ceil((n + 1)(1 - alpha)).
+        """Computes the score above which p-values are at most alpha, that of `rank`.
 
         Returns:
             The threshold; infinity where there are fewer than `needed_images`.
         """
-        rank = math.ceil((self.total + 1) * (1 - alpha) - _ROUNDING)
+        rank = self.rank(alpha)
         if rank > self.total:
             return math.inf
         place = int((self.counts.cumsum(0) < max(rank, 1)).sum())

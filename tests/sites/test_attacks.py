@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.class_sites import CLASSES, class_data, pack
-from helpers.sites import DEBUG, HERE, paint, settings
+from helpers.class_sites import CLASSES, class_data
+from helpers.sites import DEBUG, HERE, settings
 from safetensors.torch import save
 
 from lit_fedad.contracts import TensorSpec
@@ -30,15 +30,6 @@ from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
 SMALL = [*DEBUG, "rounds=1"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("attacked")
-    paint(folder)
-    (folder / "classes").mkdir()
-    pack(folder / "classes", own_numbers=True)
-    return folder
 
 
 @pytest.fixture

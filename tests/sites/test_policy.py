@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from helpers.class_sites import CLASSES, class_data, pack
-from helpers.sites import DEBUG, HERE, message_of, paint, settings
+from helpers.class_sites import CLASSES, class_data
+from helpers.sites import DEBUG, HERE, message_of, settings
 
 from lit_fedad.contracts.disclosure import Kind
 from lit_fedad.core.errors import UserError
@@ -22,15 +22,6 @@ from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
 SMALL = [*DEBUG, "rounds=1"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sites")
-    paint(folder)
-    (folder / "classes").mkdir()
-    pack(folder / "classes", own_numbers=True)
-    return folder
 
 
 @pytest.fixture

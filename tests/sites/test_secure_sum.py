@@ -97,7 +97,7 @@ def test_a_site_that_drops_out_is_not_in_the_sum(tmp_path):
         play(folder, "again", Here(sites(folder, secure=True)), ["federation=secure", "seed=2"])
 
 
-def test_sites_refuse_what_their_roster_does_not_say(folder):
+def test_sites_refuse_what_their_key_registry_does_not_say(folder):
     registry = KeyRegistry.read(folder / "north", "north")
     assert set(registry.numbered(NAMES, 0)) == {0, 1, 2}
     for names, client in ((["north", "north", "south"], 0), (NAMES, 1), (["north", "east"], 5)):
@@ -107,7 +107,7 @@ def test_sites_refuse_what_their_roster_does_not_say(folder):
         registry.numbered(["north", "west"], 0)
 
 
-def test_a_roster_that_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
+def test_a_key_registry_that_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
     assert KeyRegistry.read(tmp_path, "north") is None
     write_sum_key(tmp_path, "north")
     line = (tmp_path / "sum.pub").read_text()
