@@ -13,6 +13,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.closing import closing_rows, in_words
 from lit_fedad.report.html import markdown_table
+from lit_fedad.tracking.server import RUN_ID
 from lit_fedad.tracking.tracker import Tracker
 
 
@@ -56,7 +57,7 @@ class Tracking(RunCallback):
         """Records the run's files, and ends the record."""
         if self._tracker is not None:
             track_files(self._tracker, run.folder.path)
-            self._tracker.tags({"mlflow.note.content": _described(run, result, self._tracker.run_id)})
+            self._tracker.tags({"mlflow.note.content": _described(run, result)})
         self._close(run, "FINISHED")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
@@ -103,12 +104,12 @@ def open_tracker(run: Run) -> Tracker:
     return tracker
 
 
-def _described(run: Run, result: Mapping[str, Any], run_id: str | None) -> str:
-    """Describes a complete run in Markdown: its closing lines and, where MLflow has it, the picture of heatmaps."""
+def _described(run: Run, result: Mapping[str, Any]) -> str:
+    """Describes a complete run in Markdown: its closing lines and, where it was drawn, the picture of heatmaps."""
     rows = closing_rows(result)
     lines = [*in_words(result), markdown_table(list(rows[0]), [list(row.values()) for row in rows])]
-    if run_id is not None and (run.folder.path / "figures" / "heatmaps.png").exists():
-        lines.append(f"![heatmaps](get-artifact?path=figures%2Fheatmaps.png&run_uuid={run_id})")
+    if (run.folder.path / "figures" / "heatmaps.png").exists():
+        lines.append(f"![heatmaps](get-artifact?path=figures%2Fheatmaps.png&run_uuid={RUN_ID})")
     return "\n\n".join(lines)
 
 

@@ -22,6 +22,9 @@ _logger = logging.getLogger(__name__)
 FOLDER_TAG = "lit_fedad.out"
 """Tag that names the folder a run was written to."""
 
+RUN_ID = "{run_id}"
+"""What stands in a tag's value for the id of its MLflow run, which the server gives and may not have given yet."""
+
 _JOURNAL_TAG = "lit_fedad.journal"
 _PROBE_TAG = "lit_fedad.probe"
 
@@ -166,7 +169,8 @@ class ServerRun:
             case "params":
                 client.log_batch(run_id, params=[entities.Param(*item) for item in values.items()])
             case "tags":
-                client.log_batch(run_id, tags=[entities.RunTag(*item) for item in values.items()])
+                tags = {name: value.replace(RUN_ID, run_id) for name, value in values.items()}
+                client.log_batch(run_id, tags=[entities.RunTag(*item) for item in tags.items()])
             case "metrics":
                 points = [entities.Metric(name, value, stamp, scope) for name, value in values.items()]
                 client.log_batch(run_id, metrics=points)

@@ -109,7 +109,8 @@ class Tracker:
         """Sets tags of the run.
 
         Args:
-            tags: Value of each tag; a later value replaces an earlier one.
+            tags: Value of each tag, in which `RUN_ID` stands for the id of the MLflow run; a later value replaces
+                an earlier one.
         """
         self._log("tags", text_values(tags))
 

@@ -6,7 +6,7 @@ import mlflow
 
 from lit_fedad.tracking.reading import find_run_folder
 from lit_fedad.tracking.sender import Delivery, deliver
-from lit_fedad.tracking.server import destination
+from lit_fedad.tracking.server import RUN_ID, destination
 from lit_fedad.tracking.tracker import Tracker, amend
 
 
@@ -23,7 +23,7 @@ def test_everything_logged_is_read_back(tmp_path, client, history):
     tracker.artifact(tmp_path / "report.html")
     tracker.artifact(tmp_path / "figures", "pictures")
     tracker.dataset("bottle", "/data/bottle", "d" * 64, {"images": 292}, "training")
-    tracker.tags({"best_round": "2"})
+    tracker.tags({"best_round": "2", "picture": f"of {RUN_ID}"})
     delivery = tracker.close(timeout_s=120)
 
     assert delivery.pending == 0
@@ -35,6 +35,7 @@ def test_everything_logged_is_read_back(tmp_path, client, history):
     assert client.get_experiment(run.info.experiment_id).name == "read-back"
     assert run.data.tags["method"] == "feddymem"
     assert run.data.tags["best_round"] == "2"
+    assert run.data.tags["picture"] == f"of {run.info.run_id}"
     assert run.data.tags["mlflow.parentRunId"] == "a" * 32
     params = run.data.params
     assert len(params.pop("long")) == 6000
