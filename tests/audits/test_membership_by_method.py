@@ -91,10 +91,7 @@ def test_fedavg_shares_no_bank_to_score_with(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    ["fedavg", "fedprox", "scaffold", "fedbn", "fedrep", "moon", "dbe", "apfl", "apple", "fednova", "ditto"],
-)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedrep", "fednova"])
 def test_methods_that_share_weights(tmp_path, method):
     train(compose([*TINY, f"method={method}", "rounds=2", f"out={tmp_path}"]), quiet=True)
     findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6))

@@ -33,12 +33,19 @@ PLACES = ("/_anomalous", "/embedded/2")
 STAY = NEED_ALL_IMAGES | NEEDS_LABELLED_IMAGES
 LEARN_CLASSES = [m for m in choices("method") if PAIRS[m, "classifier"] is None and m not in STAY]
 SEMANTIC = [
-    *((m, "contrastive") for m in choices("method") if PAIRS[m, "contrastive"] is None and m not in STAY),
+    *(
+        (m, "contrastive")
+        for m in choices("method")
+        if PAIRS[m, "contrastive"] is None and m not in {*STAY, *LEARN_CLASSES}
+    ),
+    ("fedavg", "contrastive"),
+    ("apfl", "contrastive"),
     *((m, m) for m in ("deep_svdd", "panda", "elsa")),
     ("fedavg", "csi"),
     ("local", "one_class_svm"),
     ("local", "feature_neighbours"),
 ]
+"""Methods that learn no classes, and weights that are shared, personal or stay."""
 
 _PER_CLASS = {"train": 6, "test": 3}
 _TOGETHER = "all"

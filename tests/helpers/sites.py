@@ -40,10 +40,10 @@ OPEN = Policy(allow=[kind.value for kind in Kind], images=1, floors=dict.fromkey
 """The policy of sites whose tests are of something else."""
 
 OF_FILES = (
-    "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
+    "fedavg", "fedbn", "scaffold", "local",
     "federated_bank", "federated_subspace", "federated_padim", "feddymem", "feddymem_literal", "feddetect",
 )  # fmt: skip
-"""Methods that are played on anomalies in image files."""
+"""Methods that are played on anomalies in image files: of those that learn classes too, one of each kind."""
 
 
 class Here:
