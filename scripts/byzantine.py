@@ -197,7 +197,6 @@ def measure(options: Options, screen: Display | None = None) -> Iterator[dict[st
     if options.root:
         images = [
             "experiment=real_mixture",
-            "image.size=128",
             f"data.root={options.root}",
             f"backbone.weights={options.weights}",
         ]

@@ -27,7 +27,7 @@ PRODUCTS = (
 )
 SURFACES = PRODUCTS[:3]  # those with masks
 COMMON = (
-    "method=nearest_neighbour", "task.standardise=false", "data=mvtec_mixture", "image.size=128",
+    "method=nearest_neighbour", "task.standardise=false", "data=mvtec_mixture",
     "data.train_per_product=60", "data.test_per_product=60", "evaluation.pictures=0", "tracking=off",
 )  # fmt: skip
 

@@ -57,8 +57,8 @@ SHARED_TESTS = {"cifar10": 5_000}  # normal test images that are the same for ev
 METHODS = {"textures": DETECTORS, "real_mixture": DETECTORS, "medical": DETECTORS, "cifar10": FADNGS}
 DATA = {
     "textures": ["experiment=small", "backbone=own"],
-    "real_mixture": ["experiment=real_mixture", "data.root={root}", "image.size=128"],
-    "medical": ["experiment=medical", "data.root={root}", "image.size=128"],
+    "real_mixture": ["experiment=real_mixture", "data.root={root}"],
+    "medical": ["experiment=medical", "data.root={root}"],
     "cifar10": ["experiment=semantic_cifar10", "backbone=resnet18", "data.root={root}/cifar"],
 }
 

@@ -139,13 +139,7 @@ def limits() -> list[str]:
 
 def measured(folder: Path, method: str, rounds: int, root: Path, own: list[str]) -> list[list[str]]:
     """Plays a method both ways; returns two rows of the table."""
-    words = [
-        f"method={method}",
-        "experiment=small",
-        "image.size=128",
-        f"rounds={rounds}",
-        "evaluation.pictures=0",
-    ]
+    words = [f"method={method}", "experiment=small", f"rounds={rounds}", "evaluation.pictures=0"]
     words.append(f"evaluation.every={rounds}")
     there = over_flower(folder / method, words, root, own)
     here = in_one_process(folder / f"{method}_one", words, PRODUCTS, root, [*own, *limits()]).federation

@@ -172,7 +172,7 @@ def measure(options: Options) -> list[dict[str, str]]:
             began = time.monotonic()
             result = train(
                 compose(
-                    ["method=federated_subspace", "data=mvtec_mixture", f"data.root={out / 'data'}",
+                    ["method=federated_subspace", "data=mvtec_mixture", f"data.root={out / 'data'}", "grid=32",
                      f"data.products=[{form}]", "backbone=resnet18", f"backbone.weights={options.weights}",
                      "partition=iid", "partition.clients=2", "batch_size=2", "evaluation.batch_size=2",
                      "tracking=off", "evaluation.alpha=0.2", "evaluation.pictures=0",

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.image_sides import register_resolvers
+from lit_fedad.core.patch_grid import register_resolver
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.core.typed_words import advice, as_typed
 
@@ -146,7 +146,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         if "=" not in override and not override.startswith("~"):
             raise UserError(f"'{override}' is not of the form key=value")
     try:
-        register_resolvers()
+        register_resolver()
         with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
             composed = hydra_compose("config", overrides, return_hydra_config=True)
             with open_dict(composed):

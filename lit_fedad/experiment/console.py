@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from lit_fedad.contracts.exchange import disclosed_by
-from lit_fedad.core.bounds import pair
-from lit_fedad.core.image_sides import SMALL
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
@@ -133,20 +131,12 @@ def describe(run: Run) -> dict[str, str]:
         "method": f"{config['method']['name']} ({config['method']['paper']})",
         **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
         **run.data.lines(),
-        **_large(config["image"]["size"]),
         "backbone": f"{backbone['name']}, weights {backbone['taken']}",
         "rounds": f"{config['rounds']} (seed {config['seed']})",
         **private,
         "files": str(run.folder.path),
         **_sent(run),
     }
-
-
-def _large(size: int | list[int]) -> dict[str, str]:
-    """Says of images larger than small ones how to spare time and memory."""
-    height, width = pair("image.size", size)
-    line = f"{height} x {width} pixels; image.size={SMALL} takes less time and memory"
-    return {"images": line} if min(height, width) > SMALL else {}
 
 
 def _sent(run: Run) -> dict[str, str]:

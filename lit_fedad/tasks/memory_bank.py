@@ -114,9 +114,21 @@ class MemoryBank(PatchTask):
         maps: Maps = "bank",
         bank_weight: float = 0.0,
         products: Sequence[str] | None = None,
+        image_sigma: float | None = None,
     ) -> None:
         super().__init__(
-            backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top, tile
+            backbone,
+            grid,
+            image_size,
+            standardise,
+            shrinkage,
+            whiten,
+            average_pool,
+            sigma,
+            rim,
+            top,
+            tile,
+            image_sigma,
         )
         at_least("task", 1, slots=slots, slots_per_place=slots_per_place, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, bank_weight=bank_weight)

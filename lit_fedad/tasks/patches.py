@@ -70,6 +70,10 @@ MOST_PATCHES = 1024
 """Largest number of patches along a side of an image: above any use, below what fills the memory at once."""
 
 
+COARSE = 16
+"""Patches along the grid on which the smoothing of image scores is given."""
+
+
 class PatchTask(StandardisedTask):
     """A task on the patch features of a frozen backbone.
 
@@ -92,6 +96,9 @@ class PatchTask(StandardisedTask):
             pads its input with.
         top: Share of a map's pixels, the highest, whose mean is the image score; 0 for the maximum.
         tile: Side of the tiles that the backbone sees one by one, in pixels; None where it sees whole images.
+        image_sigma: Standard deviation of the smoothing behind image scores on a grid of `COARSE` patches, as a share
+            of what the grid lies along. It grows with the grid: the finer that is, the less of a defect does a patch
+            see. None for the smoothing of the map.
 
     Raises:
         UserError: If a number is out of range.
@@ -118,11 +125,12 @@ class PatchTask(StandardisedTask):
         rim: int,
         top: float,
         tile: int | None = None,
+        image_sigma: float | None = None,
     ) -> None:
         super().__init__()
         at_least("task", 1, grid=grid)
         self.size = size = pair("task.image_size", image_size)
-        at_least("task", 0, sigma=sigma, rim=rim, shrinkage=shrinkage)
+        at_least("task", 0, sigma=sigma, rim=rim, shrinkage=shrinkage, image_sigma=image_sigma)
         above("task", 0, whiten=whiten)
         within("task", 0, 1, top=top)
         if average_pool not in (True, False, "last"):
@@ -137,6 +145,10 @@ class PatchTask(StandardisedTask):
         self.whiten = whiten
         self.rim, self.top = rim, top
         self.draw_map = AnomalyMap(self.grid, size, sigma)
+        self.draw_score = self.draw_map
+        if image_sigma is not None:
+            blur = image_sigma * (tile or min(size)) * grid / COARSE
+            self.draw_score = AnomalyMap(self.grid, size, blur)
         # Values that are not yet set are NaN.
         known = not standardise and whiten is None
         self.register_buffer("mean", torch.full((self.channels,), 0.0 if known else torch.nan))
@@ -282,7 +294,7 @@ class PatchTask(StandardisedTask):
         if self.rim:
             rows, columns = (slice(self.rim, patches - self.rim) for patches in self.grid)
             grids = F.pad(grids[:, rows, columns], (self.rim,) * 4)
-        pixels = self.draw(grids).flatten(1)
+        pixels = self.draw_score(grids).flatten(1)
         if self.top == 0:
             return pixels.amax(1)
         return pixels.topk(max(1, round(self.top * pixels.shape[1])), dim=1).values.mean(1)

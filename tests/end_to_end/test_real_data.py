@@ -32,7 +32,6 @@ def real(lab, tmp_path):
             f"data.root={ROOT}",
             f"backbone.weights={weights}",
             "tracking=off",
-            "image.size=128",
         )
         places = (f"out={tmp_path / 'run'}", f"cache.folder={lab.shared}", "fabric.accelerator=cpu")
         return train(compose([*common, *places, "partition=iid", "partition.clients=2", *overrides]))

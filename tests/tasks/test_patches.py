@@ -42,6 +42,17 @@ def test_maps_have_the_shape_of_the_image_and_scores_leave_out_its_rim(make_task
 
 
 @pytest.mark.parametrize(
+    ("size", "grid", "tile", "pixels"), [(32, 4, None, 2), (64, 8, None, 8), (64, 4, 32, 2)]
+)
+def test_image_scores_are_smoothed_the_more_the_finer_the_grid(make_task, size, grid, tile, pixels):
+    given = {"image_size": size, "grid": grid, "tile": tile, "rim": 1, "top": 0.1}
+    scores = torch.rand(2 * (size // 8) ** 2)
+    judged = make_task(**given, sigma=1, image_sigma=0.25).judge(scores)
+    torch.testing.assert_close(judged, make_task(**given, sigma=pixels).judge(scores))
+    assert not torch.allclose(judged, make_task(**given, sigma=1).judge(scores))
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"image_size": (32, 64), "rim": 2}, "task.rim=2 leaves nothing of a grid of 4"),
