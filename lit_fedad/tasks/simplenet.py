@@ -25,7 +25,8 @@ class SimpleNet(PatchTask):
         backbone: Frozen feature extractor.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
         image_size: See `PatchTask`.
-        noise: Standard deviation s.
+        noise: Standard deviation s, in units of the features, standardised or not. The authors' 0.015 is for those of a
+            wide ResNet as they are; on others it may be too little to be told from none.
         margin: t.
         hidden: Hidden units of the discriminator.
         adaptor_rate: Learning rate of the adaptor.
@@ -43,13 +44,13 @@ class SimpleNet(PatchTask):
         backbone: FeaturePyramid,
         grid: int = 56,
         image_size: int | Sequence[int] = 224,
-        noise: float = 0.015,
+        noise: float = 0.25,
         margin: float = 0.5,
         hidden: int = 1024,
         adaptor_rate: float = 1e-4,
         learning_rate: float = 2e-4,
         weight_decay: float = 1e-5,
-        standardise: bool = False,
+        standardise: bool = True,
         shrinkage: float = 1.0,
         average_pool: bool | str = True,
         sigma: float = 4.0,

@@ -10,7 +10,7 @@ from lit_fedad.tasks.simplenet import SimpleNet
 
 def make(**settings):
     torch.manual_seed(0)
-    given = {"hidden": 6, "sigma": 0.0, "noise": 0.3}
+    given = {"hidden": 6, "sigma": 0.0, "noise": 0.3, "standardise": False}
     return SimpleNet(TinyPyramid(), grid=4, image_size=32, **{**given, **settings})
 
 
