@@ -36,12 +36,14 @@ class Disclosure:
         images: Fewest images behind each value, of sums, class statistics and mean images; None for all images of the
             client.
         noised: Whether the client adds noise of differential privacy before anybody else sees it.
+        by_product: Whether each value is of the images of one product.
     """
 
     kind: Kind
     what: str
     images: int | None = None
     noised: bool = False
+    by_product: bool = False
 
 
 Disclosures = tuple[Disclosure, ...]
@@ -67,14 +69,15 @@ def counted(what: str) -> Disclosure:
     return Disclosure(Kind.COUNTS, what)
 
 
-def summed(what: str, images: int | None = None) -> Disclosure:
+def summed(what: str, images: int | None = None, by_product: bool = False) -> Disclosure:
     """Declares sums or means over images.
 
     Args:
         what: Of what.
         images: See `Disclosure`.
+        by_product: See `Disclosure`.
     """
-    return Disclosure(Kind.SUMS, what, images)
+    return Disclosure(Kind.SUMS, what, images, by_product=by_product)
 
 
 class Discloses:

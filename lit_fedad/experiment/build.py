@@ -208,6 +208,11 @@ def build_server_labelled(config: Config, images: Images, partition: Partition) 
     return LabelledDataset(images.train_images[kept], images.train_labels[kept], images.mean, images.std)
 
 
+def tells_products(config: Config) -> bool:
+    """Tells whether the task tells the products of the data apart, which the configuration does not name."""
+    return takes(config["task"], "products") and config["task"]["products"] is None
+
+
 def build_model(
     config: Config,
     categories: Sequence[str],
@@ -234,7 +239,7 @@ def build_model(
         if takes(config["task"], "classes"):
             given["classes"] = len(categories)
         section = dict(config["task"])
-        if takes(section, "products") and section["products"] is None:
+        if tells_products(config):
             section["products"] = list(categories)
         task = build(section, **given)
         if config["start"]:

@@ -157,7 +157,8 @@ class SiteClients:
         plan, names, folder = self.plan, dict(enumerate(self.plan.names)), RunFolder.of(config)
         run_of = f"{identity(config)}/{folder.path.name}"
         public = takes(config["method"]["server"], "public") and config.get("public")
-        model = build_model(config, plan.classes, build(public) if public else None)
+        drawn = build(public) if public else None
+        model = build_model(config, plan.classes, drawn)
         up = build(config["federation"]["channel"]).up
 
         def largest(exchange: Exchange) -> int:
@@ -174,9 +175,13 @@ class SiteClients:
             largest=largest,
             classes=plan.classes,
         )
-        open_to_all = joinable(config, model) or not any((folder.path / "checkpoints").glob("round_*"))
+        begun = any((folder.path / "checkpoints").glob("round_*"))
+        open_to_all = joinable(config, model) or not begun
         known = {client: own for client, own in self.known.items() if own.size}
-        facts, warnings = enrol(sites, config, model, names, folder.path / ENROLLED, open_to_all, known)
+        enrolled = folder.path / ENROLLED
+        facts, warnings = enrol(sites, config, model, names, enrolled, open_to_all, known, begun)
+        if sites.told_apart:
+            model = build_model(config, sites.told_apart, drawn)
         self.known, self.refused = facts, self.refused | set(sites.left_out)
         for line in warnings:
             display.warn(line)

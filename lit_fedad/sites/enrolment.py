@@ -19,8 +19,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
-from lit_fedad.experiment.build import Model
-from lit_fedad.sites.messages import Facts
+from lit_fedad.experiment.build import Model, tells_products
+from lit_fedad.sites.messages import MOST_PRODUCTS, Facts, are_products
 from lit_fedad.sites.overrides import agreed
 from lit_fedad.sites.remote import Sites
 from lit_fedad.sites.states import digest_of
@@ -204,10 +204,12 @@ def enrol(
     file: Path,
     joinable: bool,
     known: Mapping[int, Facts],
+    begun: bool = False,
 ) -> tuple[dict[int, Facts], list[str]]:
     """Asks sites who they are.
 
-    What they say is kept. Where the policy for failures is to skip who fails, a run begins or goes on without those
+    What they say is kept, and the products that the model tells apart are settled: those of the sites that the run
+    begins with. Where the policy for failures is to skip who fails, a run begins or goes on without those
     that are away or differ: a site that has been in it takes part again once it answers, another one joins.
 
     Args:
@@ -218,6 +220,7 @@ def enrol(
         file: File of what those said that have been in the run; written here.
         joinable: Whether sites can come to the run that have not been in it.
         known: What sites said that need not be asked.
+        begun: Whether the run has begun, and its model with it.
 
     Returns:
         What they say, by client, `ABSENT` for those that take no part; and warnings.
@@ -226,7 +229,7 @@ def enrol(
         UserError: If a site is away or differs and the run does not go on without it, if none is left, or the file
             cannot be read.
     """
-    before = _read(file, names)
+    before, settled = _read(file, names)
     outcome = sites.hello([client for client in names if client not in known])
     answered = {client: reply.facts for client, reply in outcome.values.items()}
     trouble = {client: f"site {names[client]}: {cause}" for client, cause in outcome.failures.items()}
@@ -234,6 +237,11 @@ def enrol(
     if not joinable:
         late = "was not in this run from its beginning, and cannot join: another out in federation.yaml is another run"
         differing |= {c: f"site {names[c]} {late}" for c in answered if c not in before}
+    if begun and settled:
+        late = "has products that no site had when this run began, which its model does not tell apart: begin another"
+        differing |= {
+            c: f"site {names[c]} {late}" for c, own in answered.items() if not set(own.held) <= set(settled)
+        }
     good = {client: own for client, own in (dict(known) | answered).items() if client not in differing}
     if (trouble | differing) and (config["federation"]["sampler"]["on_failure"] != "skip" or not good):
         raise UserError(next(iter((trouble | differing).values())))
@@ -253,28 +261,32 @@ def enrol(
         )
         if theirs != ours
     ]
-    _write(file, before | good, names)
-    sites.products = list(sites.classes) or list(
-        dict.fromkeys(product for own in facts.values() for product in own.held)
-    )
+    held = list(dict.fromkeys(product for own in facts.values() for product in own.held))
+    if tells_products(config):
+        sites.told_apart = held = settled if begun and settled else held
+        if not are_products(held):
+            raise UserError(f"sites name {len(held)} products; a model tells at most {MOST_PRODUCTS} apart")
+    sites.products = list(sites.classes) or held
+    _write(file, before | good, names, sites.told_apart)
     return facts, warnings
 
 
-def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
+def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str], products: Sequence[str]) -> None:
     said = {names[client]: {"client": client, **asdict(own)} for client, own in sorted(facts.items())}
     try:
         with atomic(file) as part:
-            part.write_text(json.dumps(said, indent=1))
+            part.write_text(json.dumps({"products": list(products), "sites": said}, indent=1))
     except OSError as error:
         raise UserError(f"{file}: cannot be written ({error.strerror})") from error
 
 
-def _read(file: Path, names: Mapping[int, str]) -> dict[int, Facts]:
-    """Returns what sites said that have been in the run."""
+def _read(file: Path, names: Mapping[int, str]) -> tuple[dict[int, Facts], list[str]]:
+    """Returns what sites said that have been in the run, and the products that its model tells apart."""
     if not file.exists():
-        return {}
+        return {}, []
     try:
-        said = json.loads(file.read_text())
+        content = json.loads(file.read_text())
+        said, products = content["sites"], list(map(str, content["products"]))
         numbers = {name: own.pop("client") for name, own in said.items()}
         found = {numbers[name]: Facts(**own) for name, own in said.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -286,4 +298,4 @@ def _read(file: Path, names: Mapping[int, str]) -> dict[int, Facts]:
             f"sites: {moved[0]} has been in this run and keeps its place; remove its key instead, and"
             " add others at the end"
         )
-    return found
+    return found, products

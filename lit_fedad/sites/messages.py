@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +19,7 @@ from lit_fedad.sites.refusals import MOST_NUMBERS, text_of
 
 T = TypeVar("T")
 
-FORMAT = 6
+FORMAT = 7
 """Version of these messages: raise it when one that is sent could be misread by an older version."""
 
 _LENGTH = struct.Struct(">I")
@@ -30,6 +30,9 @@ LONGEST_START = _LENGTH.size + _LONGEST_HEADER
 _LONGEST_TEXT = 500
 _RUN = re.compile(r"[0-9a-f]{16}")
 _WORD = re.compile(r"[A-Za-z][\w./ -]{0,63}")
+MOST_PRODUCTS = 200
+"""Most products that a site has, or all sites together where a model tells them apart: each has sums of its own."""
+_LONGEST_PRODUCT = 100
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Request:
         overrides: The federation's configuration, as choices and scalar values.
         client: The number that the site has in this run.
         classes: Names of the classes that the federation learns; of none where it looks for anomalies.
+        products: Names of all sites' products, where the model tells them apart; none before sites have named theirs.
         round: Round of the context.
         exchange: Index of the exchange in the round.
         sums: Whether the message is that of `Exchanges.sums` instead.
@@ -67,6 +71,7 @@ class Request:
     overrides: list[str]
     client: int
     classes: list[str] = field(default_factory=list)
+    products: list[str] = field(default_factory=list)
     round: int = 0
     exchange: int = 0
     sums: bool = False
@@ -102,6 +107,7 @@ class Request:
             and 0 <= request.exchange < 1000
             and 0 <= request.sealed <= len(request.payload)
             and not (request.same and request.payload)
+            and are_products(request.products)
         )
         if not within:
             raise UserError("the coordinator sent a request whose numbers are out of range")
@@ -193,9 +199,23 @@ class Reply:
         sizes = (*stages, *facts.held.values(), *facts.tested.values())
         if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
             raise UserError("the site sent sizes that are no numbers of images")
+        if not all(map(are_products, (facts.held, facts.tested, *facts.stages))):
+            raise UserError(f"the site sent names that are not those of at most {MOST_PRODUCTS} products")
         if len(reply.numbers) > MOST_NUMBERS or not all(_WORD.fullmatch(name) for name in reply.scalars):
             raise UserError("the site sent more of an error than its number, or scalars without a name")
         return reply
+
+
+def are_products(names: Collection[str]) -> bool:
+    r"""Tells whether texts are names of products: different, printable, of at most 100 characters, and not too many.
+
+    Example:
+        >>> [are_products(names) for names in (["nut", "M8 bolt"], ["nut", "nut"], ["a\n"], ["x" * 101])]
+        [True, False, False, False]
+    """
+    return len(set(names)) == len(names) <= MOST_PRODUCTS and all(
+        name.strip() and name.isprintable() and len(name) <= _LONGEST_PRODUCT for name in names
+    )
 
 
 def digest(message: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,29 @@ class Taken:
         """What an approval binds: exchange, kind and number of images."""
         return [self.exchange, self.disclosed.kind.value, self.disclosed.images]
 
+    def within(self, approved: list[Any]) -> bool:
+        """Tells whether it is what was approved, or the same of more images."""
+        (*what, images), (*other, least) = self.key, approved
+        return what == other and (
+            images == least or (least is not None and (images is None or images > least))
+        )
 
-def taken_by(exchanges: Exchanges, client: Client, config: Config) -> list[Taken]:
-    """Lists what the exchanges of a method take of a client's images."""
+
+def taken_by(exchanges: Exchanges, client: Client, config: Config, smallest: int) -> list[Taken]:
+    """Lists what the exchanges of a method take of a client's images.
+
+    Args:
+        exchanges: The exchanges.
+        client: The client.
+        config: The run's configuration.
+        smallest: Images of the product of which the client has fewest.
+    """
     up = build(config["federation"]["channel"]).up
 
     def of(exchange: Exchange, round: int, index: int) -> Iterator[Taken]:
         for disclosed in disclosed_by(exchange, client):
+            if disclosed.by_product:
+                disclosed = replace(disclosed, images=smallest)
             yield Taken(round, index, exchange.name, disclosed, up.largest(exchange.upload_spec(client)))
 
     setup = [
@@ -169,7 +185,7 @@ def judge(policy: Policy, taken: Sequence[Taken], images: int, approved: list[li
     for part in taken:
         if policy.allows(part.disclosed, images):
             continue
-        if policy.needs_more(part.disclosed) or approved is None or part.key not in approved:
+        if policy.needs_more(part.disclosed) or not any(map(part.within, approved or ())):
             raise not_allowed(part.disclosed, part.round, part.index)
 
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.labelled import Images, LabelledSet
+from lit_fedad.data.labelled import Images, LabelledImage, LabelledSet
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
+from lit_fedad.sites.messages import are_products
 from lit_fedad.sites.refusals import Code, RefusalError
+from lit_fedad.sites.settings import SiteSettings
 
 T = TypeVar("T", bound=LabelledSet)
 
 
 def own_images(
-    images: Images, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], name: str, apart: bool
+    images: Images, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], settings: SiteSettings
 ) -> Images:
     """Returns a site's images as its federation sees them.
 
@@ -29,16 +32,24 @@ def own_images(
         images: The images.
         form: ``mean`` and ``std`` by which the federation normalises labelled images; None where it does not say.
         classes: Names of the classes that the federation learns.
-        name: Name of the site.
-        apart: Whether its products are its own, even where those of another site have the same name.
+        settings: What the site's operator says.
 
     Raises:
-        UserError: If they do not suit the task, or show a class that the federation does not learn.
+        UserError: If they do not suit the task, show a class that the federation does not learn, or have names that
+            the site does not tell.
     """
     if isinstance(images, ImageSet):
-        return _apart(images, name) if apart else images
-    if apart:
+        images = _named(images, settings)
+        if not are_products(images.categories):
+            raise RefusalError(
+                Code.NAMED,
+                detail="give at most 200, of 1 to 100 printable characters each, or policy.names=false",
+            )
+        return images
+    if settings.apart:
         raise UserError("apart=true is for products of files; classes have one name at all sites")
+    if isinstance(images, SemanticSet) and not settings.policy.names:
+        raise RefusalError(Code.NAMED, detail="policy.names=false, and sites compare the names of classes")
     form = form or {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     images = replace(images, mean=form["mean"], std=form["std"])
     return images if isinstance(images, SemanticSet) else relabelled(images, classes)
@@ -69,13 +80,12 @@ def training_indices(images: Images) -> range | list[int]:
     return range(len(images.train))
 
 
-def training_stages(images: Images, stages: Sequence[Sequence[str]], site: str) -> list[list[int]]:
+def training_stages(images: Images, stages: Sequence[Sequence[str]]) -> list[list[int]]:
     """Lists the images that a site trains with in each of its stages.
 
     Args:
-        images: Its images.
-        stages: Its products by stage, as its operator calls them.
-        site: Name of the site, which stands before its products where these are its own.
+        images: Its images, with the names that its operator knows.
+        stages: Its products by stage.
 
     Raises:
         RefusalError: If it has other images than of products, or a product that is in no stage or in two.
@@ -85,16 +95,49 @@ def training_stages(images: Images, stages: Sequence[Sequence[str]], site: str) 
     found: list[list[int]] = [[] for _ in stages]
     named = [product for own in stages for product in own]
     for product in images.categories:
-        bare = product.removeprefix(f"{site}.")
-        places = [place for place, own in enumerate(stages) if product in own or bare in own]
+        places = [place for place, own in enumerate(stages) if product in own]
         if len(places) != 1:
-            raise RefusalError(Code.STAGES, detail=f"product {bare} must be in one, and is in {len(places)}")
+            raise RefusalError(
+                Code.STAGES, detail=f"product {product} must be in one, and is in {len(places)}"
+            )
         found[places[0]] += [i for i, sample in enumerate(images.train) if sample.category == product]
     if len(named) > len(images.categories) or not all(found):
         raise RefusalError(
             Code.STAGES, detail=f"it has the products {', '.join(images.categories)}, and no others"
         )
     return found
+
+
+def told_apart(classes: Sequence[str], products: Sequence[str], images: Images) -> list[str]:
+    """Lists the classes or products that a site's model tells apart.
+
+    Before the products of other sites are known, one more than its own stands for them: what is disclosed of each
+    product is then judged already.
+
+    Args:
+        classes: The federation's classes.
+        products: Products of all sites, as far as they are known.
+        images: The site's images.
+
+    Raises:
+        RefusalError: If the site has a product that the coordinator does not know.
+    """
+    own = products_of(images)
+    if products and (unknown := [name for name in own if name not in products]):
+        raise RefusalError(Code.PRODUCT, detail=unknown[0])
+    return list(classes or products or [*own, "those of other sites"])
+
+
+def by_product(
+    images: Sequence[Sample | LabelledImage], products: Sequence[str], indices: Iterable[int]
+) -> dict[str, float]:
+    """Counts images by product, of those with these indices."""
+    return {**dict.fromkeys(products, 0), **Counter(images[index].category for index in indices)}
+
+
+def fewest_of_a_product(counts: Iterable[Mapping[str, float]]) -> int:
+    """Returns how many images there are of the product with fewest, over the stages in which they come."""
+    return int(min((number for own in counts for number in own.values() if number), default=0))
 
 
 def products_of(images: Images) -> list[str]:
@@ -115,8 +158,16 @@ def form_of(images: Images) -> str:
     return f"{len(images.categories)} classes and sets of anomalies ({names})"
 
 
-def _apart(images: ImageSet, name: str) -> ImageSet:
-    def own(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        return tuple(replace(sample, category=f"{name}.{sample.category}") for sample in samples)
+def _named(images: ImageSet, settings: SiteSettings) -> ImageSet:
+    """Calls products as the federation knows them."""
+    if settings.policy.names and not settings.apart:
+        return images
+    own = {
+        product: f"{settings.name}.{product if settings.policy.names else number}"
+        for number, product in enumerate(images.categories, start=1)
+    }
 
-    return ImageSet(images.name, own(images.train), own(images.test))
+    def named(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+        return tuple(replace(sample, category=own[sample.category]) for sample in samples)
+
+    return ImageSet(images.name, named(images.train), named(images.test))

@@ -35,6 +35,8 @@ class Policy:
         vary: Settings that may differ from those of an approved federation.
         runs: Most runs without noise that the site answers in.
         megabytes: Most megabytes of a coordinator's message.
+        names: Whether the names of its products are told to the coordinator and, by it, to all sites; else they are
+            called by the site's name and a number.
     """
 
     allow: Sequence[str] = (Kind.COUNTS.value, Kind.SUMS.value, Kind.WEIGHTS.value)
@@ -43,6 +45,7 @@ class Policy:
     vary: Sequence[str] = ()
     runs: int = 20
     megabytes: int = 1024
+    names: bool = True
 
     @classmethod
     def read(cls, content: object) -> Policy:
@@ -65,6 +68,8 @@ class Policy:
         for name in ("images", "runs", "megabytes"):
             if type(value := getattr(policy, name)) is not int or value < 1:
                 raise UserError(f"policy.{name}={value} must be a whole number above 0")
+        if type(policy.names) is not bool:
+            raise UserError(f"policy.names={policy.names} must be true or false")
         if not isinstance(policy.floors, Mapping) or not set(policy.floors) <= set(FLOORS):
             raise UserError(f"policy.floors: give numbers for {', '.join(FLOORS)}")
         if not all(type(value) in (int, float) for value in policy.floors.values()):
@@ -81,6 +86,7 @@ class Policy:
             "vary": list(self.vary),
             "runs": self.runs,
             "megabytes": self.megabytes,
+            "names": self.names,
         }
 
     def check_floors(self, config: Mapping[str, Any]) -> None:

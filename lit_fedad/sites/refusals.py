@@ -49,6 +49,7 @@ class Code(IntEnum):
     MESSAGE = 31
     STAGES = 32
     REPEATED = 33
+    NAMED = 34
 
 
 _TEXTS = {
@@ -94,6 +95,7 @@ _TEXTS = {
     Code.FEW: "has {0} images to calibrate with, and its policy asks for {1}",
     Code.STAGES: "has stages that suit neither its images nor this run; its log (lit-fedad site log) says why",
     Code.REPEATED: "has answered {1} different messages in round {0}, and answers no other: begin another run",
+    Code.NAMED: "has products whose names it does not tell; its log (lit-fedad site log) says why",
     Code.MESSAGE: "received a message of another form than the method declares",
 }
 

@@ -83,13 +83,14 @@ class Sites:
         overrides: The federation's configuration.
         fabric: Tells callbacks of the progress.
         clients: Numbers of all sites.
-        products: Names of all sites' products.
         names: Names of the sites, in the order of their client numbers.
         contacts: Is told when sites answer; None for one of its own.
         largest: Computes the most bytes that an exchange's uploads may have.
         classes: Names of the classes that the federation learns.
 
     Attributes:
+        products: Names of all sites' products, once they have said who they are.
+        told_apart: Those of them that the model tells apart.
         step: Number of requests that were given so far.
         left_out: Sites that are asked nothing, and why.
         bases: Step of the state that each client has, as far as the server knows.
@@ -103,7 +104,6 @@ class Sites:
         overrides: Collection[str],
         fabric: Fabric,
         clients: Collection[int],
-        products: Collection[str] = (),
         names: Collection[str] = (),
         contacts: Contacts | None = None,
         largest: Callable[[Exchange], int] = lambda exchange: LARGEST_BLOB,
@@ -112,7 +112,8 @@ class Sites:
         self.classes = list(classes)
         self.largest = largest
         self.carrier, self.run, self.overrides = carrier, run, list(overrides)
-        self.products, self.names = list(products), list(names)
+        self.names = list(names)
+        self.products, self.told_apart = list[str](), list[str]()
         self.progress = Progress(fabric, clients)
         self.contacts = Contacts() if contacts is None else contacts
         self.step = 0
@@ -125,9 +126,7 @@ class Sites:
 
     def hello(self, clients: Collection[int]) -> Outcome[Reply]:
         """Asks sites who they are."""
-        return self._carry(
-            {c: Request("hello", self.run, self.overrides, c, self.classes) for c in clients}, 0
-        )
+        return self._carry({client: self._request("hello", client, products=[]) for client in clients}, 0)
 
     def play(
         self,
@@ -159,16 +158,8 @@ class Sites:
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
         """Brings sites messages of a secure sum; see `Transport.confer`."""
-        replies = self._carry(
-            {
-                client: Request(
-                    step, self.run, self.overrides, client, self.classes, names=self.names, payload=blob
-                )
-                for client, blob in blobs.items()
-            },
-            _CONFERRED,
-            turns=False,
-        )
+        asked = {c: self._request(step, c, names=self.names, payload=blob) for c, blob in blobs.items()}
+        replies = self._carry(asked, _CONFERRED, turns=False)
         return Outcome({client: reply.payload for client, reply in replies.values.items()}, replies.failures)
 
     def ask(
@@ -216,6 +207,11 @@ class Sites:
         self._round, self._away = state.get("round", -1), dict(state.get("away", {}))
         self.settled = dict(self.bases)
 
+    def _request(self, kind: Any, client: int, **more: Any) -> Request:
+        """Builds a request to a site of this run."""
+        named = {"classes": self.classes, "products": self.told_apart, **more}
+        return Request(kind, self.run, self.overrides, client, **named)
+
     def _send(
         self,
         kind: Literal["play", "ask"],
@@ -235,12 +231,9 @@ class Sites:
             asked |= {"keep": pose.keep, "sums": pose.sums}
 
         def request(client: int, **message: Any) -> Request:
-            return Request(
+            return self._request(
                 kind,
-                self.run,
-                self.overrides,
                 client,
-                self.classes,
                 round=context.round,
                 exchange=context.exchange,
                 step=self.step,

@@ -18,7 +18,14 @@ from lit_fedad.privacy.image_privacy import Course, in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import compose_offered
-from lit_fedad.sites.own_images import own_images, products_of, training_indices
+from lit_fedad.sites.own_images import (
+    by_product,
+    fewest_of_a_product,
+    own_images,
+    products_of,
+    told_apart,
+    training_indices,
+)
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.policy import COUNTED, Policy
 from lit_fedad.sites.settings import SiteSettings
@@ -79,26 +86,28 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     policy.check_floors(config)
     digest = digest_of_offer(config, offer.classes, policy.vary)
     form, config["data"] = config["data"], compose([*settings.data])["data"]
-    images = own_images(build_images(config), form, offer.classes, settings.name, settings.apart)
-    model = build_model(config, offer.classes)
+    images = own_images(build_images(config), form, offer.classes, settings)
+    model = build_model(config, told_apart(offer.classes, (), images))
     whole = Partition.of_clients([training_indices(images)])
-    size = len(with_calibration(config, images, whole, model.method).clients[0])
+    (own,) = with_calibration(config, images, whole, model.method).clients
+    size, products = len(own), products_of(images)
     exchanges, noise = model.method.exchanges, ""
     if (privacy := promised(config)) is not None:
         federation = config["federation"]
         secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
         plan = privacy.plan(model.method, Course(config["rounds"], {0: 0}, {0: size}, sampler, secure))
         exchanges, noise = plan.noised(model.method, b"declared"), in_words(plan.summary(plan.releases))
-    taken = taken_by(exchanges, model.client, config)
-    names = ", ".join(products_of(images))
+    fewest = fewest_of_a_product([by_product(images.train, products, own)])
+    taken = taken_by(exchanges, model.client, config, fewest)
     lines = [
         f"Method {config['method']['name']} ({config['method']['paper'].replace('none: ', 'of no paper: ')}),"
         f" {_times(config['rounds'], 'round')}, asked by {settings.coordinator or 'the coordinator'}.",
         f"This site, {settings.name}, has {size} training images. It would send what follows to the coordinator, which"
         " merges it with that of other sites; they receive what comes of it. Names of files stay here.",
         "",
-        f"- Once, at the beginning: numbers of its images by product or class, with these names: {names}; versions and"
-        f" hashes of its software. {_said(policy, Kind.COUNTS)}",
+        f"- Once, at the beginning: numbers of its images by product or class, with these names, which the coordinator"
+        f" tells all other sites: {', '.join(products)}; versions and hashes of its software."
+        f" {_said(policy, Kind.COUNTS)}",
         *(f"- {described(part, config['rounds'], size)} {verdict(policy, part, size)}." for part in taken),
         *_queries(config, policy, images.kind == "classification"),
         f"- With each training: its loss and other means over all images. {_said(policy, Kind.SUMS)}",

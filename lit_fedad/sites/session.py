@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,20 +12,19 @@ from torch import Tensor
 
 import lit_fedad
 from lit_fedad.contracts import Client, Context, Exchange, disclosed_by
-from lit_fedad.contracts.disclosure import Disclosures, Kind
+from lit_fedad.contracts.disclosure import Disclosures, Kind, counted
 from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.data.labelled import Images, LabelledImage
+from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
-from lit_fedad.data.sample import Sample
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predictions import Predicted
-from lit_fedad.experiment.build import build_data, build_images, build_model
+from lit_fedad.experiment.build import build_data, build_images, build_model, tells_products
 from lit_fedad.experiment.calibration import calibration_scores, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.decisions import evaluated_images
@@ -50,9 +48,12 @@ from lit_fedad.sites.overrides import agreed, compose_offered
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
 from lit_fedad.sites.own_images import (
     anomalies_of,
+    by_product,
+    fewest_of_a_product,
     form_of,
     own_images,
     products_of,
+    told_apart,
     training_indices,
     training_stages,
 )
@@ -61,6 +62,9 @@ from lit_fedad.sites.policy import not_allowed
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings
 from lit_fedad.sites.states import States, digest_of
+
+ENROLMENT = counted("numbers of images by product or class, with their names")
+"""What a site tells when it says who it is."""
 
 _SHARES = 64 << 20
 """Most bytes of what other sites' parts of a secure sum add to a message."""
@@ -92,17 +96,23 @@ class Session:
         self.summed = self.secure is not None
         if self.summed != (settings.key_registry is not None):
             raise RefusalError(Code.REGISTRY if self.summed else Code.SECURE)
-        self.configuration = _hash([agreed(config), config["data"], request.classes, request.client])
+        known = bool(request.products) or not tells_products(config)
+        if request.kind != "hello" and not known:
+            raise RefusalError(Code.PRODUCT, detail="the request names none")
+        self.configuration = _hash(
+            [agreed(config), config["data"], request.classes, request.products, request.client]
+        )
         self.claims = Claims(settings.folder / CLAIMS)
-        self.claims.check_run(request.run, self.configuration)
+        if known:
+            self.claims.check_run(request.run, self.configuration)
         form, config["data"] = config["data"], compose([*settings.data])["data"]
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         read = build_images(config)
         # Whatever settings make of them: sums of other runs are of the same images.
         self.images = data_digest(read, Partition.of_clients([range(len(read.train))]))
-        images = own_images(read, form, request.classes, settings.name, settings.apart)
-        model = build_model(config, request.classes)
-        whole = _whole(config, images, settings, request.client)
+        images = own_images(read, form, request.classes, settings)
+        model = build_model(config, told_apart(request.classes, request.products, images))
+        whole = _whole(config, read, settings, request.client)
         partition = with_calibration(config, images, whole, model.method)
         initial = state_of(model.client)
         begins = digest_of([initial, learned_state(model.task)])
@@ -120,8 +130,12 @@ class Session:
         if self.noise is not None:
             display.note(f"run {request.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
             exchanges = self.noise.plan.noised(model.method, b"declared")
+        products = products_of(images)
+        stages = [by_product(images.train, products, own) for own in partition.by_stage[request.client]]
+        sizes = by_product(images.train, products, partition.clients[request.client])
         least = min((len(own) for own in partition.by_stage[request.client]), default=0)
-        judge(policy, taken_by(exchanges, model.client, config), least, approved)
+        taken = taken_by(exchanges, model.client, config, fewest_of_a_product(stages))
+        judge(policy, taken, least, approved)
         self.told_scalars = approved is not None or (
             Kind.SUMS.value in policy.allow and least >= policy.images
         )
@@ -133,9 +147,8 @@ class Session:
         self.runner = ClientRunner(model.client, channel, fabric)
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(model.client) for exchange in asked]
-        self.largest = min(
-            LARGEST_BLOB, max(map(channel.down.largest, specs)) + (_SHARES if self.summed else 0)
-        )
+        most = max(map(channel.down.largest, specs)) + (_SHARES if self.summed else 0)
+        self.largest = min(LARGEST_BLOB, most) if known else LARGEST_BLOB
         self.key_registry = settings.key_registry
         self.party: Party | None = None
         self.message = b""
@@ -145,9 +158,6 @@ class Session:
         self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
         if self.evaluator.local:
             raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
-        products = products_of(images)
-        stages = [_by_product(images.train, products, own) for own in partition.by_stage[request.client]]
-        sizes = _by_product(images.train, products, partition.clients[request.client])
         self.detector: OwnDetector | None = (
             None
             if model.client.predictors.shared
@@ -157,7 +167,7 @@ class Session:
                 type(model.task).__name__,
                 settings.name,
                 request.client,
-                {name: sizes.get(name, 0) for name in request.classes or sizes},
+                {name: sizes.get(name, 0) for name in request.classes or request.products or sizes},
                 model.provenance,
             )
         )
@@ -168,8 +178,8 @@ class Session:
             backbone=model.fingerprint[:16],
             initial=begins,
             stages=stages,
-            held=_by_product(images.train, products, whole.clients[request.client]),
-            tested=_by_product(images.test, images.categories, range(len(images.test))),
+            held=by_product(images.train, products, whole.clients[request.client]),
+            tested=by_product(images.test, images.categories, range(len(images.test))),
             anomalies=anomalies_of(images),
             form=form_of(images),
         )
@@ -184,7 +194,8 @@ class Session:
             RefusalError: If the site does not.
         """
         if request.kind == "hello":
-            return Reply(facts=self.facts), "numbers of images by product"
+            self._check((ENROLMENT,), request)
+            return Reply(facts=self.facts), _told((ENROLMENT,))
         self.claims.begin(self.run, self.configuration, self.images, self._noised, self.settings.policy.runs)
         self.states.begin()
         if request.kind == "offer":
@@ -217,9 +228,7 @@ class Session:
             scalars = dict(result.scalars) if self.told_scalars else {}
             return Reply(scalars=scalars, payload=result.blob), _told(disclosed_by(exchange, self.client))
         query = self._query(request)
-        for part in query.discloses:
-            if part.kind.value not in self.settings.policy.allow:
-                raise not_allowed(part, request.round, request.exchange)
+        self._check(query.discloses, request)
         pose_client(self.client, "own", {}, data)
         if request.keep:
             state = state_of(self.client)
@@ -235,6 +244,12 @@ class Session:
         message = query.pack(found)
         payload = Link(Plain()).pack(message, query.spec(), context, "the client")
         return Reply(payload=payload), _told(query.discloses)
+
+    def _check(self, disclosed: Disclosures, request: Request) -> None:
+        """Refuses what the policy does not let out."""
+        for part in disclosed:
+            if part.kind.value not in self.settings.policy.allow:
+                raise not_allowed(part, request.round, request.exchange)
 
     @property
     def _noised(self) -> bool:
@@ -373,10 +388,4 @@ def _whole(config: Config, images: Images, settings: SiteSettings, client: int) 
         return Partition.of_clients([*([()] * client), training_indices(images)])
     if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
         raise RefusalError(Code.STAGES, detail="sums of stages are neither masked nor noised")
-    return Partition.in_stages([*([[()]] * client), training_stages(images, settings.stages, settings.name)])
-
-
-def _by_product(
-    samples: Sequence[Sample | LabelledImage], products: Sequence[str], indices: Sequence[int]
-) -> dict[str, float]:
-    return {**dict.fromkeys(products, 0), **Counter(samples[index].category for index in indices)}
+    return Partition.in_stages([*([[()]] * client), training_stages(images, settings.stages)])

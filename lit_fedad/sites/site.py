@@ -71,7 +71,8 @@ class Site:
         return answer
 
     def _take(self, request: Request) -> Session:
-        key = (request.run, tuple(request.overrides), request.client, tuple(request.classes))
+        named = tuple(request.classes), tuple(request.products)
+        key = (request.run, tuple(request.overrides), request.client, named)
         if self._session is None or self._session[0] != key:
             self._session = None  # its memory is free before the next model is built
             self._session = key, Session(request, self.settings, self.display)

@@ -21,7 +21,6 @@ from helpers.sites import (
 
 from lit_fedad.cli.main import main
 from lit_fedad.contracts.state import state_of
-from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
@@ -59,9 +58,7 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
     result = coordinate(plan, Here(three_sites(tmp_path)), quiet=True)
     (there,) = played
 
-    # At sites all products share a subspace: nobody knows their names when the model is built.
-    one = ["task.products=[]"] if "products" in compose(words)["task"] else []
-    run = in_one_process(tmp_path, words, products, own=(*HERE, *one))
+    run = in_one_process(tmp_path, words, products)
     assert differences(state_of(there.server), state_of(run.federation.server)) == []
     assert told(there.history) == told(run.federation.history)
     for name, compared in (("result.json", comparable), ("calibration.json", dict)):

@@ -72,10 +72,8 @@ def in_one_process(folder, overrides, products):
         for name in NAMES
     ]
     (folder / "stages.json").write_text(json.dumps({"stages": stages}))
-    # At sites all products share a subspace: nobody knows their names when the model is built.
-    one = ["task.products=[]"] if "products" in compose(overrides)["task"] else []
     config = compose([
-        *overrides, *one, *data, "partition=file", f"partition.path={folder / 'stages.json'}", "~partition.clients",
+        *overrides, *data, "partition=file", f"partition.path={folder / 'stages.json'}", "~partition.clients",
         "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *HERE,
     ])  # fmt: skip
     run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))

@@ -28,12 +28,13 @@ def model(monkeypatch):
     monkeypatch.setattr(enrolment, "agreed", lambda config: "c")
     monkeypatch.setattr(enrolment, "digest_of", lambda state: "i")
     monkeypatch.setattr(enrolment, "state_of", lambda client: {})
+    monkeypatch.setattr(enrolment, "tells_products", lambda config: False)
     return SimpleNamespace(
         fingerprint="b", client=None, task=SimpleNamespace(state_dict=nn.Module().state_dict)
     )
 
 
-def call(folder, model, away=(), policy="skip", facts=FACTS, joinable=True, known=None):
+def call(folder, model, away=(), policy="skip", facts=FACTS, joinable=True, known=None, begun=False):
     """Enrols both sites, but those that are away; returns the transport and what `enrol` does."""
     values = {client: Reply(facts=own) for client, own in facts.items() if client not in away}
     sites = SimpleNamespace(
@@ -41,9 +42,10 @@ def call(folder, model, away=(), policy="skip", facts=FACTS, joinable=True, know
             {c: values[c] for c in clients if c in values}, dict.fromkeys(away, "did not connect")
         ),
         classes=(),
+        told_apart=[],
     )
     config = {"federation": {"sampler": {"on_failure": policy}}, "rounds": 3}
-    return sites, *enrol(sites, config, model, NAMES, folder / "sites.json", joinable, known or {})
+    return sites, *enrol(sites, config, model, NAMES, folder / "sites.json", joinable, known or {}, begun)
 
 
 def test_a_run_goes_on_without_a_site_that_is_away(tmp_path, model):
@@ -73,6 +75,27 @@ def test_a_site_that_comes_late_is_named_where_the_method_takes_none(tmp_path, m
         "site north was not in this run from its beginning, and cannot join: another out in federation.yaml is another"
         " run; the run goes on"
     ]
+
+
+def test_products_that_a_model_tells_apart_are_those_of_the_sites_that_began(tmp_path, model, monkeypatch):
+    """A site that comes late may hold some of them, and no other; their order stays, whoever comes."""
+    monkeypatch.setattr(enrolment, "tells_products", lambda config: True)
+    sites, *_ = call(tmp_path, model, away=[0])
+    assert sites.told_apart == sites.products == ["bolt"]
+    sites, facts, (warning,) = call(tmp_path, model, begun=True)
+    assert (sites.told_apart, set(sites.left_out), facts[0]) == (["bolt"], {0}, ABSENT)
+    assert warning.startswith("site north has products that no site had when this run began")
+    of_both = FACTS | {1: replace(FACTS[1], held={"bolt": 4, "nut": 4})}
+    call(tmp_path, model, away=[0], facts=of_both)
+    sites, facts, warnings = call(tmp_path, model, facts=of_both, begun=True)
+    assert (sites.told_apart, facts, warnings) == (["bolt", "nut"], of_both, [])
+
+
+def test_more_products_than_a_model_tells_apart_are_refused(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(enrolment, "tells_products", lambda config: True)
+    many = {c: replace(own, held={f"{c}.{n}": 1 for n in range(101)}) for c, own in FACTS.items()}
+    with pytest.raises(UserError, match="sites name 202 products; a model tells at most 200 apart"):
+        call(tmp_path, model, facts=many)
 
 
 def test_who_is_known_is_not_asked_again(tmp_path, model):
@@ -108,7 +131,10 @@ def test_a_site_that_differs_is_named_and_does_not_stop_the_rest(tmp_path, model
         call(tmp_path, model, policy="fail", facts=differing)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"north": {}}', '{"north": {"client": 0, "other": 1}}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"north": {}}', '{"products": [], "sites": {"north": {"client": 0, "other": 1}}}'],
+)
 def test_what_was_kept_and_cannot_be_read_is_told(tmp_path, model, content):
     (tmp_path / "sites.json").write_text(content)
     with pytest.raises(UserError, match=r"sites\.json: cannot be read; remove it"):

@@ -58,13 +58,24 @@ def test_other_bytes_are_refused(blob):
 
 def test_another_version_is_told():
     with pytest.raises(UserError, match="another version of lit_fedad: install the same at all sites"):
-        Request.from_bytes(changed(format=5))
+        Request.from_bytes(changed(format=6))
 
 
 @pytest.mark.parametrize("size", [-1, 0.5, 1e12, float("nan")])
 def test_sizes_are_numbers_of_images(size):
     with pytest.raises(UserError, match="no numbers of images"):
         Reply.from_bytes(Reply(facts=Facts(stages=[{"nut": size}])).to_bytes())
+
+
+@pytest.mark.parametrize(
+    "names", [["nut"] * 2, ["x" * 101], [" "], [f"nut {number}" for number in range(201)]]
+)
+def test_names_of_products_are_few_and_short(names):
+    with pytest.raises(UserError, match="out of range"):
+        Request.from_bytes(changed(products=names))
+    if len(set(names)) == len(names):
+        with pytest.raises(UserError, match="names that are not those of at most 200 products"):
+            Reply.from_bytes(Reply(facts=Facts(tested=dict.fromkeys(names, 1))).to_bytes())
 
 
 def test_a_terminal_is_not_given_requests():

@@ -7,13 +7,13 @@ import pytest
 from helpers.class_sites import CLASSES, class_data
 from helpers.sites import DEBUG, HERE, message_of, settings
 
-from lit_fedad.contracts.disclosure import Kind
+from lit_fedad.contracts.disclosure import Kind, summed
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request
-from lit_fedad.sites.offer import APPROVED, Approvals, Offer
+from lit_fedad.sites.offer import APPROVED, Approvals, Offer, Taken
 from lit_fedad.sites.policy import Policy
 from lit_fedad.sites.refusals import KINDS, Code
 from lit_fedad.sites.review import review
@@ -107,6 +107,33 @@ def test_of_four_images_no_sum_leaves(files):
     assert (reply.code, reply.numbers[0]) == (Code.NOT_ALLOWED, KINDS.index(Kind.SUMS))
 
 
+def test_products_have_numbers_where_the_policy_does_not_tell_their_names(files, folder):
+    (own,) = (folder / "north" / "images").iterdir()
+    answers = {}
+    for names in (True, False):
+        given = replace(files, policy=Policy(names=names))
+        answers[names] = hello(given, ["method=federated_subspace"])
+        told = " ".join(review(given, Offer(["method=federated_subspace", *SMALL])).lines)
+        assert (own.name in told) is names
+    assert [set(answers[names].facts.held) for names in (True, False)] == [{own.name}, {"north.1"}]
+    assert own.name.encode() not in answers[False].to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code"), [(["sums", "weights"], Code.NOT_ALLOWED), (["counts", "sums"], 0)]
+)
+def test_products_are_counted_for_nobody_where_counts_do_not_leave(files, kinds, code):
+    reply = hello(replace(files, policy=Policy(allow=kinds)), ["method=federated_subspace"])
+    assert reply.code == code
+    assert bool(reply.facts.held) == (code == 0)
+
+
+@pytest.mark.parametrize("products", [[], ["nut", "bolt"]])
+def test_no_sums_leave_before_the_sites_product_is_known(files, products):
+    asked = Request("play", RUN, ["method=federated_subspace", *SMALL], 0, products=products, step=1)
+    assert Reply.from_bytes(Site(files, Display(quiet=True)).answer(asked.to_bytes())).code == Code.PRODUCT
+
+
 NAMES = [
     "calibration.group=zzz", "calibration.group=Adler", "backbone.weights=key", "backbone.weights=site.yaml",
     "backbone.weights=a.pth", "backbone.name=local-dir", "backbone.name=hf-hub", "features.backbone.weights=key",
@@ -158,6 +185,13 @@ def test_what_was_approved_is_answered_and_nothing_else(files):
     assert hello(varies, ["method=federated_bank", "task.slots=9"], run="d" * 16).code == Code.NOT_APPROVED
 
 
+def test_an_approval_is_also_one_of_sums_over_more_images():
+    taken = [Taken(0, 0, "moments", summed("means", images), 9) for images in (4, 5, 6, None)]
+    assert [part.within(["moments", "sums", 5]) for part in taken] == [False, True, True, True]
+    assert [part.within(["moments", "sums", None]) for part in taken] == [False, False, False, True]
+    assert not any(part.within(["memory", "sums", 1]) for part in taken)
+
+
 def test_no_approval_lets_images_go(classes):
     found = review(classes, Offer(["method=feddm", *SMALL], CLASSES))
     assert any("REFUSED, unless policy.allow" in line for line in found.lines)
@@ -171,14 +205,16 @@ def test_what_is_offered_is_kept_for_review(classes):
     assert content == {"overrides": ["method=fedmix", *SMALL], "classes": list(CLASSES)}
 
 
-def test_the_log_says_what_was_asked_and_what_was_answered(files):
+def test_the_log_says_what_was_asked_and_what_was_answered(files, folder):
     site = Site(files, Display(quiet=True))
     overrides = ["method=federated_subspace", *SMALL]
     config = Plan(overrides, ["north"], "x").config()
     payload = message_of(config, build_model(config, ()), round=0)
+    (own,) = (folder / "north" / "images").iterdir()
+    named = {"products": [own.name, "nut"]}
     requests = [
         Request("hello", RUN, overrides, 0),
-        Request("play", RUN, overrides, 0, round=0, step=1, payload=payload),
+        Request("play", RUN, overrides, 0, round=0, step=1, payload=payload, **named),
         Request("hello", RUN, ["method=feddymem", *SMALL], 0),
     ]
     for request in requests:
@@ -187,7 +223,7 @@ def test_the_log_says_what_was_asked_and_what_was_answered(files):
     log = Site(files, Display(quiet=True)).log.entries()
     assert [line["asked"] for line in log] == ["hello", "play", "hello", "bytes that are no request"]
     assert [line["verdict"] for line in log] == ["answered", "answered", "refused", "refused"]
-    assert "mean and covariance of all patches' features" in log[1]["told"]
+    assert "mean and covariance of the features of each product's patches" in log[1]["told"]
     assert log[1]["bytes_out"] > 1000
     text = site.log.file.read_text()
     site.log.file.write_text(text.replace('"answered"', '"refused"', 1))
@@ -205,7 +241,7 @@ def test_made_up_runs_leave_nothing_behind(files):
 def test_runs_without_noise_are_few(files):
     few = replace(files, policy=Policy(runs=1))
     site = Site(few, Display(quiet=True))
-    overrides = ["method=federated_subspace", *SMALL]
+    overrides = ["method=federated_padim", *SMALL]
     codes = [
         Reply.from_bytes(site.answer(Request("reveal", f"{number:016x}", overrides, 0).to_bytes())).code
         for number in range(2)

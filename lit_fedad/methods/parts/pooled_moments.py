@@ -100,10 +100,10 @@ def unpacked(message: Mapping[str, Tensor]) -> list[Moments]:
 
 
 def moments_disclosed(task: PatchTask) -> Disclosures:
-    """Declares what moments tell: of all images together, or of a product's, of which there may be one."""
+    """Declares what moments tell: of all images together, or of each product's."""
     if task.kinds == 1 or task.moment_sets == 1:
         return (summed("mean and covariance of all patches' features"),)
-    return (summed("mean and covariance of the features of each product's patches", images=1),)
+    return (summed("mean and covariance of the features of each product's patches", by_product=True),)
 
 
 def moments_spec(client: MeasuresOnce) -> MessageSpec:
