@@ -42,8 +42,8 @@ class Exchange(Discloses, Generic[C, S]):
             given, `aggregate` may receive one update that stands for all clients (`SUM`).
         discloses: What the client's message tells of its images; None for what `Client.send` does. A class that
             overrides `send` says it anew.
-        joining: What a client that joins in a later round does of this exchange before round 1: it does without
-            (``"skip"``), or receives its message then (``"play"``). With None it cannot join.
+        joining: What a client that joins in a later round, or comes back, does of this exchange before round 1: it does
+            without (``"skip"``), or receives its message then (``"play"``). With None it cannot join.
     """
 
     name: str = "answer"
@@ -199,8 +199,8 @@ class Exchanges:
 
     @property
     def joinable(self) -> bool:
-        """Whether a client can join after round 0, and whoever predicts then needs nothing of its images."""
-        return self.leave_out is None and all(exchange.joining for exchange in self.setup)
+        """Whether a client can join after round 0."""
+        return all(exchange.joining for exchange in self.setup)
 
     @property
     def first_round(self) -> int:
@@ -235,3 +235,8 @@ class Method:
     client: Client
     server: Server
     exchanges: Exchanges
+
+    @property
+    def joinable(self) -> bool:
+        """Whether clients can take part that were not there before round 1."""
+        return self.server.admits and self.exchanges.joinable

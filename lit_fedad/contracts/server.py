@@ -21,12 +21,15 @@ class Server:
             hold them.
         merges_sums: Whether `aggregate` comes to the same from one message that stands for several clients as from
             theirs. A class that overrides `aggregate` says it anew.
+        admits: Whether clients may join later: `register_clients` is then called with more of them. A class that
+            overrides it says so anew.
     """
 
     fabric: Fabric | None = None
     context: Context = Context(seed=0, round=0)
     state_names: ClassVar[tuple[str, ...]] = ()
     merges_sums: bool = False
+    admits: ClassVar[bool] = True
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuses a server that merges in a way of its own, and does not say whether sums suffice."""
@@ -36,9 +39,11 @@ class Server:
                 f"{cls.__name__} overrides aggregate: say merges_sums = True beside it, if the sum of the clients'"
                 " messages is all that it needs, or merges_sums = False"
             )
+        if "register_clients" in vars(cls) and "admits" not in vars(cls):
+            cls.admits = False
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Registers all clients that hold images, once, before rounds are played, be it the first or others.
+        """Registers all clients that hold images before rounds are played, be it the first or, with its state, others.
 
         Not called where a finished run only predicts.
 

@@ -209,8 +209,9 @@ def build_server_labelled(config: Config, images: Images, partition: Partition) 
 
 
 def tells_products(config: Config) -> bool:
-    """Tells whether the task tells the products of the data apart, which the configuration does not name."""
-    return takes(config["task"], "products") and config["task"]["products"] is None
+    """Tells whether the task has a subspace for each product of the data, which the configuration does not name."""
+    task = config["task"]
+    return takes(task, "products") and task["products"] is None and task.get("subspace", True) is not None
 
 
 def build_model(

@@ -18,7 +18,13 @@ from lit_fedad.tracking.tracker import Tracker
 
 
 class RunStoppedError(Exception):
-    """An intended early end of a run; its checkpoint is kept, and the same configuration resumes it."""
+    """An intended early end of a run; its checkpoint is kept, and the same configuration resumes it.
+
+    Attributes:
+        at_once: Whether the same command goes on with it.
+    """
+
+    at_once = False
 
 
 class Tracking(RunCallback):
@@ -61,11 +67,11 @@ class Tracking(RunCallback):
         self._close(run, "FINISHED")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Ends the record, as killed where the run was stopped intentionally, with the cause as a tag."""
-        stopped = isinstance(error, RunStoppedError)
-        if stopped and self._tracker is not None:
+        """Ends the record, as killed where the run was stopped intentionally; if it stays so, the cause is a tag."""
+        stopped = error if isinstance(error, RunStoppedError) else None
+        if stopped is not None and not stopped.at_once and self._tracker is not None:
             self._tracker.tags({"stopped": str(error)})
-        self._close(run, "KILLED" if stopped else "FAILED")
+        self._close(run, "FAILED" if stopped is None else "KILLED")
 
     def _close(self, run: Run, status: str) -> None:
         if self._tracker is None:

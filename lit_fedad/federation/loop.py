@@ -31,6 +31,7 @@ from lit_fedad.federation.client_query import ClientQuery, LocalQuery
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner
 from lit_fedad.federation.collecting import Cohort, Collecting, Collector, Sender
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.joining import catch_up
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receiver import Receiver, Robust
@@ -65,7 +66,8 @@ class Federation:
         exchanges: The method's, or what `lit_fedad.privacy.protection` puts in their place.
         summing: Collects uploads as a sum alone; None where the server receives each.
         plan: The budget of differential privacy; None for none.
-        clients: Clients that take part: all that hold images, without those that failed before round 1.
+        holders: All clients that hold images.
+        clients: Those of them that take part: without those that failed before round 1 and have not caught up.
 
     Raises:
         UserError: If there is no exchange to run.
@@ -100,7 +102,8 @@ class Federation:
         self.runner = ClientRunner(client, channel, fabric)
         self.names = names
         self.receiver = Receiver(server, client, channel.up, robust, names)
-        self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
+        self.holders = sorted(client for client, size in data.sizes.items() if size > 0)
+        self.clients = self.holders
         server.fabric = fabric
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
@@ -122,8 +125,9 @@ class Federation:
         Raises:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
         """
-        self.server.register_clients({client: self.data.sizes[client] for client in self.clients})
-        rounds = range(self.resume(), self.rounds + 1)
+        first = self.resume()
+        self.server.register_clients({client: self.data.sizes[client] for client in self.holders})
+        rounds = range(first, self.rounds + 1)
         self.transport.progress.begin(client for round in rounds for client in self._visits_in(round))
         for round in rounds:
             report = self.play(round)
@@ -140,12 +144,14 @@ class Federation:
         """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
+        failed = catch_up(self, round) if round > 0 and self.joinable else {}
         self.server.context = context
         exchanges = self.exchanges.of_round(round)
         noised_sums = self.plan.released_in(exchanges, self.client) if self.plan else 0
         if (plan := self.plan) is not None:
             on_first(self.fabric, lambda: plan.check(self.released + noised_sums, f"round {round}"))
         report = RoundReport(round, exchanges[0].name, self.sampler.sample(self.clients, context))
+        report.fail(failed)
         for number, exchange in enumerate(exchanges):
             self._exchange(exchange, replace(context, exchange=number), report)
         report.noised_sums = noised_sums
@@ -213,6 +219,11 @@ class Federation:
         return values
 
     @property
+    def joinable(self) -> bool:
+        """Whether clients take part later that were not there before round 1."""
+        return self.method.joinable and self.summing is None and self.plan is None
+
+    @property
     def released(self) -> int:
         """Noised sums, or rounds of training, that images have been in so far; 0 on all processes but the first."""
         return sum(report.noised_sums for report in self.history)
@@ -245,7 +256,6 @@ class Federation:
         for report in self.history:
             if report.round <= 0:
                 self._leave_out(report.failures)
-                self._join(report)
         return round + 1
 
     def save(self, round: int) -> None:
@@ -351,23 +361,8 @@ class Federation:
             raise UserError(f"round {round}: no client can be scored; {self.names.title(client)}: {cause}")
 
     def _leave_out(self, failures: Mapping[int, str]) -> None:
-        """Leaves out clients that failed before round 1: they lack what all later rounds depend on."""
+        """Leaves out clients that failed before round 1: they may lack what later rounds depend on."""
         self.clients = [client for client in self.clients if client not in failures]
-
-    def _join(self, setup: RoundReport) -> None:
-        """Has clients that were not there in a set-up round catch up with its exchange; who fails stays out."""
-        there = {*setup.participants, *setup.refused}
-        joining = [client for client in self.clients if client not in there]
-        exchange, context = self.exchanges.of_round(setup.round)[0], Context(self.seed, setup.round)
-        if not joining or exchange.joining != "play":
-            return
-        self.server.context = context
-        blobs = self.sender.messages(exchange, joining, context)
-        outcome = self.transport.play(exchange, context, blobs, ())
-        self.sender.forget()
-        self.transport.settle(outcome.values)
-        setup.participants += outcome.values
-        self._leave_out(outcome.failures)
 
     def _call(self, hook: str, *arguments: Any) -> None:
         """Calls a hook of `FederationCallback` on the first process."""

@@ -172,7 +172,9 @@ class AppleServer(FedAvgServer):
         self.known: Message = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Sets the initial core of every client."""
+        """Sets the initial core of every client, before the first round."""
+        if self.known:
+            return
         shares = torch.tensor([float(size) for size in sizes.values()])
         cores = {name: torch.stack([core] * len(sizes)) for name, core in self.weights.items()}
         if self.independent_init:

@@ -345,6 +345,7 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
     """The set-up exchange in which clients send memories of untrained features, merged to the first shared one."""
 
     name = "memory"
+    joining = "skip"
 
     def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares statistics and subspace: there is no memory yet."""

@@ -75,8 +75,9 @@ class FedDynServer(FedAvgServer):
         correction: ``h / alpha`` by weight.
     """
 
-    state_names = ("correction",)
+    state_names = ("correction", "clients")
     merges_sums = True
+    admits = True
 
     def __init__(self, client: FedDynClient) -> None:
         super().__init__(client)
@@ -84,7 +85,9 @@ class FedDynServer(FedAvgServer):
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Sets the number N of all clients."""
+        """Sets the number N of all clients; h is the mean of their gradients, in which those that join have 0."""
+        share = (self.clients or len(sizes)) / len(sizes)
+        self.correction = {name: share * correction for name, correction in self.correction.items()}
         self.clients = len(sizes)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:

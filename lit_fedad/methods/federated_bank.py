@@ -27,7 +27,7 @@ from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots, split
 from lit_fedad.methods import feddymem
 from lit_fedad.methods.feddymem import MEMORY, FedDyMemClient, FedDyMemServer, FirstMemory
 from lit_fedad.methods.parts.bank_sums import bank_sums_spec, made_of_sums, slot_sums
-from lit_fedad.methods.parts.model_sums import ModelSums, pack_moments, remaining_moments
+from lit_fedad.methods.parts.model_sums import ModelSums, remaining_moments, sent_moments
 from lit_fedad.methods.parts.noised_bank import NOISED_BANK, NOISED_STEPS
 from lit_fedad.methods.parts.pooled_moments import held_moments
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -102,6 +102,7 @@ class FederatedBankServer(FedDyMemServer):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
+    admits = True  # the first memory alone depends on the number of clients
 
     def __init__(self, client: FederatedBankClient, aggregation: Aggregation) -> None:
         super().__init__(client, aggregation)
@@ -127,7 +128,7 @@ class FederatedBankServer(FedDyMemServer):
     def model_sums(self, client_id: int) -> Message:
         """Returns the sums that the model is made of, and whether the slots count patches of this client."""
         counted = torch.tensor(int(client_id in self.counted_clients))
-        return {**pack_moments(self.moments), **self.slots_of, "counted": counted}
+        return {**sent_moments(self, client_id), **self.slots_of, "counted": counted}
 
     def learn(self) -> None:
         """Computes statistics and subspace; once, draws the first memory."""

@@ -102,8 +102,9 @@ class ScaffoldServer(FedAvgServer):
         learning_rate: Learning rate eta_g of the server.
     """
 
-    state_names = ("control",)
+    state_names = ("control", "clients")
     merges_sums = True
+    admits = True
 
     def __init__(self, client: ScaffoldClient, learning_rate: float = 1.0) -> None:
         super().__init__(client)
@@ -113,7 +114,9 @@ class ScaffoldServer(FedAvgServer):
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Sets the number N of clients."""
+        """Sets the number N of clients; the control is their mean, in which those that join have 0."""
+        share = (self.clients or len(sizes)) / len(sizes)
+        self.control = {name: share * control for name, control in self.control.items()}
         self.clients = len(sizes)
 
     def broadcast(self, client_id: int) -> Message:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Exchange, Server
+from lit_fedad.contracts import Exchange
 from lit_fedad.core.building import build, takes
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
@@ -83,6 +83,8 @@ class Plan:
 
 class JoinError(RunStoppedError):
     """The end of a run's rounds because sites join: it goes on with them at once."""
+
+    at_once = True
 
 
 def coordinate(
@@ -225,13 +227,11 @@ class SiteClients:
 def joinable(config: Config, model: Model) -> bool:
     """Tells whether sites can join a run that has begun.
 
-    They cannot where set-up needs all (`Exchanges.joinable`), where the server keeps something for each client
-    (`Server.register_clients`), where one set of sites adds its messages up, and where noise was planned for so many.
+    They cannot where the method needs all from the beginning (`Method.joinable`), where one set of sites adds its
+    messages up, and where noise was planned for so many.
     """
-    federation, method = config["federation"], model.method
-    fixed = federation.get("secure_sum") or federation.get("privacy")
-    alike = type(method.server).register_clients is Server.register_clients
-    return not fixed and alike and method.exchanges.joinable
+    federation = config["federation"]
+    return not (federation.get("secure_sum") or federation.get("privacy")) and model.method.joinable
 
 
 class Joining(RunCallback):

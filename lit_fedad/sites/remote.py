@@ -122,7 +122,8 @@ class Sites:
         self._played: dict[int, int] = {}
         self._sent: dict[int, str] = {}
         self.left_out: Mapping[int, str] = {}
-        self._round, self._away = -1, dict[int, str]()
+        self._round: int | None = None
+        self._away: dict[int, str] = {}
 
     def hello(self, clients: Collection[int]) -> Outcome[Reply]:
         """Asks sites who they are."""
@@ -195,8 +196,9 @@ class Sites:
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes the step of every site's state to a checkpoint."""
         state = {"step": self.step, "bases": self.bases, "contacts": self.contacts.state()}
-        state |= {"round": self._round, "away": self._away}
+        state |= {"away": self._away}
         write_state(state, folder / _FILE)
+        self._round = None  # it is over
         self.settled = dict(self.bases)
 
     def restore(self, folder: Path) -> None:
@@ -204,7 +206,7 @@ class Sites:
         state = read_state(folder / _FILE, read_meta(folder)["files"].get(_FILE))
         self.step, self.bases = state["step"], self.bases | state["bases"]
         self.contacts.restore(state.get("contacts", {}))
-        self._round, self._away = state.get("round", -1), dict(state.get("away", {}))
+        self._round, self._away = None, dict(state.get("away", {}))
         self.settled = dict(self.bases)
 
     def _request(self, kind: Any, client: int, **more: Any) -> Request:

@@ -18,7 +18,7 @@ SMALL = ["backbone=resnet18", "backbone.weights=random", "image.size=64"]
 
 
 def row_of(method):
-    """Returns a method's exchanges with their kinds, and the default policy's answer where a product has many images."""
+    """Returns exchanges with their kinds, and what the default policy says where products have many images."""
     config = compose_overrides([f"method={method}", *SMALL])
     try:
         model = build_model(config, ("a", "b", "c"))

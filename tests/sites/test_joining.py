@@ -1,14 +1,23 @@
 """Sites come to a run that has begun, and leave it."""
 
+from dataclasses import replace
+
 import pytest
-from helpers.sites import DEBUG, HERE, NAMES, Here, paint, three_sites
+import torch
+from helpers.sites import DEBUG, HERE, NAMES, Here, paint, settings, three_sites
 
 from lit_fedad.contracts.exchange import Exchange, Exchanges
 from lit_fedad.experiment.build import build_model
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate, joinable
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.overrides import compose_overrides
+from lit_fedad.sites.remote import NoReply
+from lit_fedad.sites.site import Site
+from lit_fedad.tracking.reading import tracked_runs
 
+QUIET = Display(quiet=True)
 SKIP = "federation.sampler.on_failure=skip"
 
 
@@ -38,44 +47,102 @@ class Comes(Here):
         return {client: NAMES[client] for client in self.sites}
 
 
-def play(folder, name, round=1, *more):
-    carrier = Comes(three_sites(folder), round)
-    overrides = ["method=fedavg", *DEBUG, "rounds=3", SKIP, *more]
-    result = coordinate(
-        Plan(overrides, NAMES[:2], str(folder / name), HERE), carrier, quiet=True, present=carrier.present
-    )
-    return carrier, result
+def steps(carrier, client):
+    """What a site was asked, but for questions."""
+    asked = [Request.from_bytes(sent[client]) for sent in carrier.requests if client in sent]
+    return [(request.kind, request.round) for request in asked if request.kind in ("hello", "play")]
 
 
 @pytest.mark.slow
-def test_a_site_joins_between_rounds_and_the_run_goes_on(folder):
-    carrier, result = play(folder, "joined", 1, "task.standardise=true")
+def test_a_site_joins_between_rounds_and_the_run_goes_on(folder, tmp_path):
+    """In MLflow too: nothing says that the run was stopped."""
+    carrier, uri = Comes(three_sites(folder), 1), f"sqlite:///{tmp_path / 'mlflow.db'}"
+    overrides = ["method=fedavg", *DEBUG, "rounds=3", SKIP, "task.standardise=true"]
+    own = (*HERE, "tracking=mlflow", f"tracking.uri={uri}")
+    plan = Plan(overrides, NAMES[:2], str(tmp_path / "joined"), own)
+    result = coordinate(plan, carrier, quiet=True, present=carrier.present)
     taken = {name: own["rounds"] for name, own in result["status"].items()}
     assert taken == {"north": 5, "east": 5, "south": 3}  # of the two before round 1 it caught up with one
-    kinds = [
-        (request.kind, request.round)
-        for asked in carrier.requests
-        if 2 in asked
-        for request in [Request.from_bytes(asked[2])]
-        if request.kind in ("hello", "play")
-    ]
-    assert kinds == [("hello", 0), ("play", 0), ("play", 2), ("play", 3)]
+    assert steps(carrier, 2) == [("hello", 0), ("play", 0), ("play", 2), ("play", 3)]
     asked = [{c: Request.from_bytes(blob).kind for c, blob in sent.items()} for sent in carrier.requests]
     hellos = [[*kinds] for kinds in asked if "hello" in kinds.values()]
     assert hellos == [[0, 1], [2]]
     assert set(result["sites"]) == set(NAMES)
+    (run,) = tracked_runs((), uri)
+    assert (run.status, run.tags.get("stopped")) == ("FINISHED", None)
+
+
+class Fails(Here):
+    """A carrier that loses what the second site answers before round 1."""
+
+    def carry(self, requests, most):
+        lost = any(
+            request.kind == "play" and request.round <= 0
+            for request in map(Request.from_bytes, requests.values())
+        )
+        first = not any(
+            one.round > 0 for sent in self.requests for one in map(Request.from_bytes, sent.values())
+        )
+        for client, found in super().carry(requests, most):
+            yield client, NoReply("gone") if client == 1 and lost and first else found
 
 
 @pytest.mark.slow
-def test_a_method_whose_set_up_needs_all_goes_on_without(folder, capfd):
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        (["method=fedavg", "task.standardise=true"], [-1, 0, 1, 2]),
+        (["method=federated_bank"], [-1, 1, 2]),
+        (["method=scaffold"], [-1, 0, 1, 2]),
+    ],
+    ids=lambda value: str(value[0]),
+)
+def test_a_site_that_fails_before_round_1_comes_back(folder, tmp_path, method, asked):
+    carrier = Fails(three_sites(folder))
+    words = [*method, *DEBUG, "rounds=2", SKIP]
+    result = coordinate(Plan(words, NAMES, str(tmp_path / "run"), HERE), carrier, quiet=True)
+    assert result["failures"] == {"-1": {"1": "gone"}}
+    assert steps(carrier, 1) == [("hello", 0), *(("play", round) for round in asked)]
+
+
+@pytest.mark.slow
+def test_sums_of_a_site_that_comes_late_are_added(folder, tmp_path):
+    """The model is that of a run which had the site from its beginning."""
+    servers = []
+    for name, names in (("late", NAMES[:2]), ("all", NAMES)):
+        own = [
+            Site(replace(settings(folder, "north"), name=name, folder=tmp_path / name), QUIET)
+            for name in NAMES
+        ]
+        carrier = Comes(own, 1) if name == "late" else Here(own)
+        plan = Plan(
+            ["method=federated_subspace", *DEBUG, "rounds=2", SKIP], names, str(tmp_path / name / "run"), HERE
+        )
+        coordinate(plan, carrier, quiet=True, present=getattr(carrier, "present", dict))
+        checkpoints = Checkpoints(tmp_path / name / "run" / "checkpoints")
+        servers.append(checkpoints.load(checkpoints.latest())[1]["server"])
+    late, whole = (server["moments"] for server in servers)
+    assert late["count"].tolist() == whole["count"].tolist()
+    for part in ("mean", "covariance"):
+        torch.testing.assert_close(late[part], whole[part], rtol=1e-9, atol=1e-9)
+    assert servers[0]["measured"] == servers[1]["measured"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("apple", "was not in this run from its beginning, and cannot join"),
+        ("federated_subspace", "has products that no site had when this run began"),
+    ],
+)
+def test_a_site_that_cannot_join_is_named_once_and_the_run_goes_on(folder, capfd, method, why):
     carrier = Comes(three_sites(folder), 1)
-    plan = Plan(
-        ["method=federated_subspace", *DEBUG, "rounds=2", SKIP], NAMES[:2], str(folder / "fixed"), HERE
-    )
+    plan = Plan([f"method={method}", *DEBUG, "rounds=2", SKIP], NAMES[:2], str(folder / method), HERE)
     result = coordinate(plan, carrier, present=carrier.present)
     assert result["status"]["south"]["rounds"] == 0
     told = " ".join("".join(capfd.readouterr()).split())
-    assert told.count("site south was not in this run from its beginning, and cannot join") == 1
+    assert told.count(f"site south {why}") == 1
 
 
 @pytest.mark.parametrize(
@@ -84,9 +151,13 @@ def test_a_method_whose_set_up_needs_all_goes_on_without(folder, capfd):
         (["method=fedavg"], True),
         (["method=fedavg", "task.standardise=true"], True),
         (["method=fedbn"], True),
-        (["method=federated_subspace"], False),
-        (["method=federated_bank"], False),
-        (["method=feddymem"], False),
+        (["method=federated_subspace"], True),
+        (["method=federated_subspace", "task.clusters=4"], False),
+        (["method=federated_bank"], True),
+        (["method=federated_padim"], True),
+        (["method=feddymem"], True),
+        (["method=scaffold"], True),
+        (["method=feddyn"], True),
         (["method=apple"], False),
         (["method=dbe"], False),
         (["method=fedavg", "federation=secure"], False),

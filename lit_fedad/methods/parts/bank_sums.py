@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_fedad.contracts import Message, MessageSpec, TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
-from lit_fedad.methods.parts.model_sums import packed_moments_spec
+from lit_fedad.methods.parts.model_sums import sent_moments_spec
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.memory_bank import MemoryBank
 
@@ -77,7 +77,7 @@ def bank_sums_spec(task: MemoryBank, sets: int) -> MessageSpec:
     rows = TensorSpec((task.slots, task.num_features), unordered=True)
     sums = TensorSpec((task.slots,), low=0)
     return {
-        **packed_moments_spec(sets, task.num_features),
+        **sent_moments_spec(sets, task.num_features),
         "anchors": rows,
         "sum_memory": rows,
         "sum_counts": sums,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol, TypeVar
 
+import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, LeaveOut, Message, MessageSpec, Server, Task
+from lit_fedad.contracts import SUM, Client, LeaveOut, Message, MessageSpec, Server, Task, TensorSpec
 from lit_fedad.contracts.client import Predictors
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments
-from lit_fedad.methods.parts.pooled_moments import held_moments, packed, packed_spec, unpacked
+from lit_fedad.methods.parts.pooled_moments import HoldsMoments, held_moments, packed, packed_spec, unpacked
 from lit_fedad.tasks.patches import PatchTask
 
 
@@ -67,19 +68,27 @@ class ModelSums(LeaveOut[T, HoldsSums]):
         client.sums = message
 
 
-def pack_moments(moments: Message) -> Message:
-    """Packs a server's moments: ``sum_count`` [n], ``sum_mean`` [k, C], ``sum_covariance`` [k, C (C + 1) / 2]."""
-    message = packed(held_moments(moments), moments["mean"].shape[1])
-    return {f"sum_{name}": values for name, values in message.items()}
+def sent_moments(server: HoldsMoments, client_id: int) -> Message:
+    """Packs a server's moments: ``sum_count`` [n], ``sum_mean`` [k, C], ``sum_covariance`` [k, C (C + 1) / 2].
+
+    ``measured`` says whether this client's images are among them.
+    """
+    message = packed(held_moments(server.moments), server.moments["mean"].shape[1])
+    measured = not {client_id, SUM}.isdisjoint(server.measured)
+    return {
+        **{f"sum_{name}": values for name, values in message.items()},
+        "measured": torch.tensor(int(measured)),
+    }
 
 
-def packed_moments_spec(sets: int, channels: int) -> MessageSpec:
-    """Declares the form of `pack_moments`."""
-    return {f"sum_{name}": form for name, form in packed_spec(sets, sets, channels).items()}
+def sent_moments_spec(sets: int, channels: int) -> MessageSpec:
+    """Declares the form of `sent_moments`."""
+    moments = {f"sum_{name}": form for name, form in packed_spec(sets, sets, channels).items()}
+    return {**moments, "measured": TensorSpec((), torch.int64, low=0, high=1)}
 
 
 def unpack_moments(message: Message) -> list[Moments]:
-    """Unpacks `pack_moments`: the moments by set, float64 on the CPU."""
+    """Unpacks `sent_moments`: the moments by set, float64 on the CPU."""
     return unpacked({name: message[f"sum_{name}"] for name in ("count", "mean", "covariance")})
 
 
@@ -87,15 +96,16 @@ def remaining_moments(message: Message, task: PatchTask, loader: DataLoader) -> 
     """Computes the moments of all clients' images but those of a loader.
 
     Args:
-        message: A message with the form of `pack_moments`.
+        message: A message with the form of `sent_moments`.
         task: Features.
         loader: Images of this client.
 
     Raises:
         UserError: If no image remains.
     """
-    pairs = zip(unpack_moments(message), task.moments(loader), strict=True)
-    remaining = [total.without(own) for total, own in pairs]
+    remaining = unpack_moments(message)
+    if int(message["measured"]):
+        remaining = [total.without(own) for total, own in zip(remaining, task.moments(loader), strict=True)]
     if not any(part.count for part in remaining):
         raise UserError("no vector remains when a client's own are left out")
     return remaining
@@ -131,7 +141,7 @@ class MomentsClient(Client):
 
     def sums_spec(self) -> MessageSpec:
         """Declares the moments of all clients."""
-        return packed_moments_spec(self.sets, self.task.num_features)
+        return sent_moments_spec(self.sets, self.task.num_features)
 
 
 class MomentsServer(Server):
@@ -153,6 +163,10 @@ class MomentsServer(Server):
         self.moments: Message = {}
         self.measured: dict[int, int] = {}
 
+    def learn(self) -> None:
+        """Computes what follows from the moments; see `HoldsMoments`."""
+        raise NotImplementedError
+
     def model_sums(self, client_id: int) -> Message:
         """Returns the moments of all clients."""
-        return pack_moments(self.moments)
+        return sent_moments(self, client_id)

@@ -190,6 +190,7 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     vectors_per_image: int
     name = "moments"
     down = False
+    joining = "skip"  # what a client has not sent yet, it sends in its first round
     sums = Sums(lambda client: MomentSums(client.task.vectors_per_image))
 
     discloses = DisclosedBy(lambda client: moments_disclosed(client.task))

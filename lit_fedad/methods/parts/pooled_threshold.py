@@ -59,6 +59,7 @@ class PooledThreshold(Exchange[HasMemory, SharesMemory]):
 
     neighbours: int
     name = "threshold"
+    joining = "skip"
 
     def broadcast(self, server: SharesMemory, client_id: int) -> Message:
         """Returns statistics and memory."""
