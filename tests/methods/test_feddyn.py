@@ -38,3 +38,7 @@ def test_rounds_by_hand_with_half_of_the_clients(federate, make_linear, make_poi
     np.testing.assert_allclose(ALPHA * hand.theta(played.server.correction), h, **close)
     for client, gradient in gradients.items():
         np.testing.assert_allclose(hand.theta(played.pool.get(client)["gradient"]), gradient, **close)
+    # h is the mean of the gradients; one who joins has 0.
+    np.testing.assert_allclose(h, np.mean(list(gradients.values()), axis=0), **close)
+    played.server.register_clients(dict.fromkeys(range(5), 2))
+    np.testing.assert_allclose(ALPHA * hand.theta(played.server.correction), h * 4 / 5, **close)

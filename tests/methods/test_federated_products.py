@@ -100,6 +100,17 @@ def test_an_image_is_scored_by_the_subspace_that_leaves_least_of_it():
     np.testing.assert_allclose(found, np.stack(expected), rtol=1e-4)
 
 
+def test_of_sums_without_its_images_a_client_leaves_none_out(federate):
+    """As of one that came late, and whose first message was not used."""
+    played = play(federate, (ALL[::2], ALL[1::2]))
+    client, server = played.client, played.server
+    del server.measured[1]
+    for number, changes in enumerate((True, False)):
+        client.sums = {**server.broadcast(number), **server.model_sums(number)}
+        played.exchanges.leave_out.leave_out(client, DataLoader(ALL[number::2][:1], batch_size=1))
+        assert torch.allclose(client.task.basis, server.subspace["basis"]) is not changes
+
+
 def test_all_images_of_a_product_may_be_left_out(federate):
     played = play(federate, (ALL[:1], ALL[1:]), products=("bolt", "nut"))
     one = DataLoader(ALL[1::2], batch_size=4)

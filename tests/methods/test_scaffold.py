@@ -108,6 +108,8 @@ def test_the_common_control_is_the_mean_of_all_clients_own(scaffold, make_linear
     played = scaffold(make_linear(), data, rounds=5, fraction=0.5)
     mean = np.mean([hand.theta(played.pool.get(client)["own"]) for client in data], axis=0)
     np.testing.assert_allclose(hand.theta(played.server.control), mean, rtol=1e-12)
+    played.server.register_clients(dict.fromkeys(range(5), 2))  # one joins, whose own is 0
+    np.testing.assert_allclose(hand.theta(played.server.control), mean * 4 / 5, rtol=1e-12)
 
 
 def test_an_absent_client_keeps_its_control(scaffold, make_linear, make_points, exactly):

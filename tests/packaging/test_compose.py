@@ -1,12 +1,19 @@
-"""A federation on one machine: what its file says, and its commands, run without containers in folders of their own."""
+"""A federation on one machine: what its file says, and its commands, run without containers in folders of their own.
+
+With ``LIT_FEDAD_INSTALL=1`` they also run with what the image installs, and nothing else: pip takes it from its index.
+"""
 
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import venv
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -40,13 +47,43 @@ def test_images_are_built_from_a_file_that_is_there(services):
         assert (folder / service["build"]["dockerfile"]).is_file()
 
 
-@pytest.fixture
-def start(services, tmp_path):
-    """Starts a service's command in a folder of its own, again and again until it succeeds, as compose does."""
-    program = tmp_path / "bin" / "lit-fedad"
-    program.parent.mkdir()
+def this_environment(folder):
+    """Makes the program of this environment; returns its folder."""
+    pytest.importorskip("flwr")
+    program = folder / "lit-fedad"
+    folder.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -W ignore -m lit_fedad "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+def image_environment(folder):
+    """Installs into an empty environment what the image does, and this torch; returns the folder of its programs."""
+    if os.environ.get("LIT_FEDAD_INSTALL") != "1":
+        pytest.skip("LIT_FEDAD_INSTALL=1 installs what the image does")
+    from hatchling.builders.wheel import WheelBuilder
+
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(folder / "dist"), versions=["standard"])
+    venv.create(folder, with_pip=True)
+    (folder / "torch.txt").write_text(
+        "".join(f"{name}=={version(name)}\n" for name in ("torch", "torchvision"))
+    )
+    text = (ROOT / "containers" / "Dockerfile.site").read_text()
+    asked = re.findall(r"pip install --no-cache-dir (?:--index-url \S+ )?(.+?) *\\", text)
+    assert len(asked) == 2
+    for packages in asked:
+        words = shlex.split(packages.replace("${wheel}", wheel))
+        subprocess.run(
+            [folder / "bin" / "pip", "install", "--quiet", "--constraint", folder / "torch.txt", *words],
+            check=True,
+        )
+    return folder / "bin"
+
+
+@pytest.fixture(params=[this_environment, image_environment])
+def start(services, tmp_path, request):
+    """Starts a service's command in a folder of its own, again and again until it succeeds, as compose does."""
+    programs = request.param(tmp_path / "environment")
     (tmp_path / "enrol").mkdir()
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     port, link = (one.getsockname()[1] for one in held)
@@ -58,8 +95,8 @@ def start(services, tmp_path):
         "PORT": port,
         "LINK": link,
         "ADDRESS": f"127.0.0.1:{port}",
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT) if request.param is this_environment else "",
         "OMP_NUM_THREADS": 1,
     }
     running = []
@@ -88,7 +125,6 @@ def start(services, tmp_path):
 
 @pytest.mark.slow
 def test_its_commands_play_a_federation(start, tmp_path):
-    pytest.importorskip("flwr")
     coordinator = start("coordinator")
     for name in SITES:
         start(name)
