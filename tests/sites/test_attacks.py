@@ -1,4 +1,4 @@
-"""Twenty attacks of each of four kinds: on images, names and files, ledgers and sums, memory and connections."""
+"""Twenty attacks or more of each of four kinds: on images, names and files, ledgers and sums, memory and connections."""
 
 import json
 import struct
@@ -176,9 +176,20 @@ def test_a_place_of_a_run_has_few_messages(tmp_path):
     Claims(tmp_path / "runs.jsonl").answer(RUN, (2, 0, "play"), "d")
 
 
+def test_a_run_keeps_the_products_whose_sums_were_asked_for(site, folder):
+    """Sums under other products would be other sums of the same images."""
+    (own,) = (folder / "north" / "images").iterdir()
+    codes = []
+    for others in (["nut"], ["nut", "bolt"], []):
+        named = {"products": [own.name, *others], "round": 7, "step": 1, "payload": b"x"}
+        request = Request("play", RUN, ["method=federated_subspace", *SMALL], 0, **named)
+        codes.append(Reply.from_bytes(site.answer(request.to_bytes())).code)
+    assert codes == [Code.EXCHANGE, Code.REUSED, Code.REUSED]
+
+
 @pytest.mark.slow
 def test_no_round_is_answered_that_was_not_offered(site):
-    overrides = ["method=federated_subspace", *SMALL]
+    overrides = ["method=federated_padim", *SMALL]
     for round, kind in ((2, "play"), (1 << 30, "play"), (-5, "play"), (3, "ask")):
         request = Request(kind, RUN, overrides, 0, round=round, step=1, payload=b"x")
         assert Reply.from_bytes(site.answer(request.to_bytes())).code == Code.EXCHANGE
@@ -212,6 +223,47 @@ def test_bytes_that_would_fill_the_memory_are_one_code(site, blob):
     assert len(reply.to_bytes()) < 2000
 
 
+def replied(**changes):
+    header = json.loads(Reply().to_bytes()[4:])
+    facts = header["facts"] | changes.pop("facts", {})
+    return framed(json.dumps({**header, "facts": facts, **changes}).encode())
+
+
+MANY = {f"nut {number}": 1 for number in range(201)}
+REPLIES = {
+    "products": replied(facts={"held": MANY}),
+    "products of a stage": replied(facts={"stages": [MANY]}),
+    "stages": replied(facts={"stages": [{}] * 1001}),
+    "a long name": replied(facts={"tested": {"x" * 101: 1}}),
+    "no name": replied(facts={"held": {"": 1}}),
+    "endless images": replied(facts={"held": {"nut": float("inf")}}),
+    "sets of anomalies": replied(facts={"anomalies": ["x"] * 1001}),
+    "a long version": replied(facts={"version": "x" * 501}),
+    "scalars": replied(scalars={str(number): 1 for number in range(1001)}),
+    "numbers of a code": replied(numbers=[0.0] * 5),
+    "a list of facts": framed(replied()[4:].replace(b'"facts": {', b'"facts": [{', 1) + b"]"),
+    "no header": framed(b""),
+    "a header in parts": replied()[:40],
+}
+
+
+@pytest.mark.parametrize("blob", REPLIES.values(), ids=REPLIES)
+def test_what_a_site_says_of_itself_is_bounded(blob):
+    with pytest.raises(UserError) as refused:
+        Reply.from_bytes(blob)
+    assert len(str(refused.value)) < 200
+
+
+def tensors(header, data=bytes(16)):
+    """Bytes in the format of safetensors."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def tensor(shape, start=0, end=16, kind="F32"):
+    return {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+
+
 FORM = {"w": TensorSpec((4,))}
 TENSORS = {
     "more": save({"w": torch.zeros(4), "v": torch.zeros(1 << 20)}),
@@ -219,8 +271,15 @@ TENSORS = {
     "another type": save({"w": torch.zeros(4, dtype=torch.float64)}),
     "endless": save({"w": torch.tensor([0.0, 1.0, torch.inf, 0.0])}),
     "header of an exabyte": struct.pack("<Q", 1 << 60) + b"{}",
-    "offsets outside": struct.pack("<Q", 60)
-    + b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,99999999]}}'.ljust(60),
+    "offsets outside": tensors({"w": tensor([4], end=1 << 40)}),
+    "offsets in another order": tensors({"w": tensor([4], start=16, end=0)}),
+    "a shape of an exabyte": tensors({"w": tensor([1 << 30, 1 << 30])}),
+    "a shape below nothing": tensors({"w": tensor([-4])}),
+    "a shape that runs over": tensors({"w": tensor([1 << 62, 1 << 2, 4])}),
+    "a type that is none": tensors({"w": tensor([4], kind="F99")}),
+    "one in another": tensors({"w": tensor([4]), "v": tensor([4])}),
+    "bytes of nobody": tensors({"w": tensor([4])}, bytes(1 << 16)),
+    "a long name": tensors({"w" * (1 << 20): tensor([4])}),
 }
 
 
