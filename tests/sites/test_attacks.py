@@ -1,4 +1,4 @@
-"""Twenty attacks or more of each of four kinds: on images, names and files, ledgers and sums, memory and connections."""
+"""At least twenty attacks of four kinds each: on images, names and files, ledgers and sums, memory, connections."""
 
 import json
 import struct
