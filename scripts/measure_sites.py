@@ -32,7 +32,7 @@ from helpers.sites import NAMES, in_one_process
 
 from lit_fedad.contracts.state import state_of
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.flower.coordinator import FederationFolder
+from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder
 from lit_fedad.report.html import markdown_table
 from lit_fedad.sites.states import digest_of

@@ -65,7 +65,7 @@ def federation(options: Sequence[str]) -> None:
 def _init(options: Sequence[str]) -> None:
     declared, others = separate(FederationInit, options, "federation init")
     chosen, _ = read(FederationInit, declared, "federation init")
-    from lit_fedad.flower.coordinator import FederationFolder
+    from lit_fedad.flower.federation_folder import FederationFolder
 
     own = [word for word in others if section_of(word) in ("cache", "fabric", "public", "tracking")]
     folder = FederationFolder.create(
@@ -95,8 +95,9 @@ def _init(options: Sequence[str]) -> None:
 def _start(options: Sequence[str]) -> None:
     chosen, _ = read(FederationOptions, options, "federation start", overrides=False)
     from lit_fedad.flower import coordinator
+    from lit_fedad.flower.federation_folder import FederationFolder
 
-    folder, display = coordinator.FederationFolder.open(Path(chosen.fed)), Display()
+    folder, display = FederationFolder.open(Path(chosen.fed)), Display()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name, fingerprint in folder.fingerprints().items():
         display.note(f"site {name}: {fingerprint}")
@@ -113,7 +114,7 @@ def _start(options: Sequence[str]) -> None:
 
 def _status(options: Sequence[str]) -> None:
     chosen, _ = read(FederationOptions, options, "federation status", overrides=False)
-    from lit_fedad.flower.coordinator import FederationFolder
+    from lit_fedad.flower.federation_folder import FederationFolder
     from lit_fedad.sites.status import read_status, status_rows
 
     folder, display = FederationFolder.open(Path(chosen.fed)), Display()
@@ -128,7 +129,7 @@ def _status(options: Sequence[str]) -> None:
 
 def _renew(options: Sequence[str]) -> None:
     chosen, _ = read(FederationOptions, options, "federation renew", overrides=False)
-    from lit_fedad.flower.coordinator import FederationFolder
+    from lit_fedad.flower.federation_folder import FederationFolder
 
     folder = FederationFolder.open(Path(chosen.fed))
     folder.renew()

@@ -9,7 +9,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.flower.coordinator import ERROR, SETTINGS, FederationFolder
+from lit_fedad.flower.coordinator import ERROR
+from lit_fedad.flower.federation_folder import SETTINGS, FederationFolder
 from lit_fedad.flower.grid import GridCarrier
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.sites.coordinator import coordinate

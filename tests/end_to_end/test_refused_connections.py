@@ -15,7 +15,7 @@ from cryptography import x509
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import coordinator, fleet
-from lit_fedad.flower.coordinator import FederationFolder
+from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.keys import write_certificates, write_site_key
 from lit_fedad.report.console import Display
 

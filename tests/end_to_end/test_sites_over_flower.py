@@ -30,7 +30,7 @@ pytest.importorskip("flwr")
 
 from lit_fedad.contracts.state import state_of
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.flower.coordinator import FederationFolder
+from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import yaml
 
 from lit_fedad.cli.main import main
 from lit_fedad.core.errors import UserError
-from lit_fedad.flower.coordinator import FederationFolder
+from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder
 
 

@@ -1,0 +1,227 @@
+"""A coordinator's folder: what its operator says of a federation, certificates, and the keys of its sites."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
+from lit_fedad.flower.signals import RequestSignal, SignOffs
+from lit_fedad.sites.coordinator import ENROLLED, Plan
+from lit_fedad.sites.offer import OFFERED, Offer
+from lit_fedad.sites.overrides import check_overrides
+
+SETTINGS = "federation.yaml"
+LINK = "coordinator"
+"""Flower's name of this SuperLink."""
+
+# Flower's app bundle: the names of this package's parts, and no code.
+_APP = """\
+[project]
+name = "lit-fedad"
+version = "1.0.0"
+description = "Names the installed package's ServerApp; holds no code."
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "lit-fedad"
+
+[tool.flwr.app.components]
+serverapp = "lit_fedad.flower.server_app:app"
+clientapp = "lit_fedad.flower.server_app:nothing"
+
+[tool.flwr.app.config]
+folder = ""
+"""
+
+
+@dataclass(frozen=True)
+class FederationFolder:
+    """A coordinator's folder.
+
+    Attributes:
+        path: The folder.
+        host: Name or address by which sites reach it.
+        port: Its open port.
+        link: Port of the SuperLink, on this machine alone.
+        sites: Names of the sites, in the order of their client numbers.
+        overrides: The federation's configuration.
+        own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, for the coordinator.
+        timeout: Longest exchange in seconds: who has not answered then has failed.
+        classes: Names of the classes that the federation learns; of none where it looks for anomalies.
+        out: Name of the run's folder below this one: another name begins another run, with the same keys.
+    """
+
+    path: Path
+    host: str
+    port: int
+    link: int
+    sites: Sequence[str]
+    overrides: Sequence[str]
+    own: Sequence[str] = field(default_factory=list)
+    timeout: float = 3600.0
+    classes: Sequence[str] = field(default_factory=list)
+    out: str = "run"
+
+    @classmethod
+    def open(cls, path: Path) -> FederationFolder:
+        """Reads a folder that `create` wrote.
+
+        Raises:
+            UserError: If it holds no such settings.
+        """
+        try:
+            content = yaml.safe_load((path / SETTINGS).read_text())
+            known = {f.name for f in fields(cls)} - {"path"}
+            if not isinstance(content, dict) or not set(content) <= known:
+                raise ValueError("other keys")
+            folder = cls(path.absolute(), **content)
+        except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+            raise UserError(
+                f"{path / SETTINGS}: cannot be read ({' '.join(str(error).split())}); make it:"
+                " lit-fedad federation init"
+            ) from error
+        folder.check()
+        return folder
+
+    @classmethod
+    def create(cls, path: Path, **given: Any) -> FederationFolder:
+        """Writes settings, certificates and Flower's configuration to a new folder.
+
+        Raises:
+            UserError: If the folder holds a federation, or a setting is invalid.
+        """
+        folder = cls(path.absolute(), **given)
+        folder.check()
+        if (path / SETTINGS).exists():
+            raise UserError(f"{path}: holds a federation already; give another out=DIR")
+        try:
+            for inner in (path, path / "keys", path / "app", path / "flower"):
+                inner.mkdir(parents=True, exist_ok=True)
+            write_certificates(path, folder.host)
+            (path / "app" / "pyproject.toml").write_text(_APP)
+            content = {name: value for name, value in asdict(folder).items() if name != "path"}
+            content |= {name: list(content[name]) for name in ("sites", "overrides", "own", "classes")}
+            (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
+            Offer(content["overrides"], content["classes"]).write(path / OFFERED)
+            folder.write_flower()
+        except OSError as error:
+            raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
+        return folder
+
+    def renew(self) -> None:
+        """Issues the certificates again, for ten more years; sites go on with the ``ca.crt`` that they have.
+
+        Raises:
+            UserError: If they cannot be written.
+        """
+        try:
+            write_certificates(self.path, self.host)
+        except OSError as error:
+            raise UserError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from error
+
+    def check(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            UserError: If one is invalid.
+        """
+        if not self.sites or len(set(self.sites)) < len(self.sites):
+            raise UserError("sites must name each site once: sites=north,south")
+        for name in self.sites:
+            if not re.fullmatch(r"\w[\w-]{0,63}", str(name)):
+                raise UserError(f"sites: '{name}' must be letters, digits, '_' and '-'")
+        for port in (self.port, self.link):
+            if not 0 < port < 65536:
+                raise UserError(f"port {port} must be in [1, 65535]")
+        if not re.fullmatch(r"[\w.:-]{1,253}", self.host):
+            raise UserError(f"host={self.host} must be the name or address by which sites reach this machine")
+        if not re.fullmatch(r"\w[\w-]{0,63}", self.out) or self.out in ("keys", "app", "flower"):
+            raise UserError(
+                f"out={self.out} must be letters, digits, '_' and '-', and no other folder's name"
+            )
+        if self.timeout <= 0:
+            raise UserError(f"timeout={self.timeout} must be above 0")
+        check_overrides(self.overrides)
+
+    @property
+    def run(self) -> Path:
+        """Folder of the run."""
+        return self.path / self.out
+
+    @property
+    def detector(self) -> str:
+        """Where the trained detector lies, as ``predict`` takes it: here, or with each site where models stay there."""
+        result = RunFolder(self.run).result() or {}
+        return "SITE/detectors/RUN" if result.get("models_stay") else str(self.run)
+
+    @property
+    def signal(self) -> RequestSignal:
+        """What the run tells the open port by that there are requests."""
+        return RequestSignal(self.path / "requests.sent")
+
+    @property
+    def sign_offs(self) -> SignOffs:
+        """What the open port tells the run of sites that were ended."""
+        return SignOffs(self.path / "signed_off")
+
+    def again(self) -> FederationFolder:
+        """Reads the settings again, which may name more sites now, after the others; these where they do not."""
+        try:
+            sites = self.open(self.path).sites
+        except UserError:
+            return self
+        return replace(self, sites=sites) if sites[: len(self.sites)] == self.sites else self
+
+    @property
+    def plan(self) -> Plan:
+        """What the run is."""
+        own = ["tracking=mlflow", *self.own]
+        return Plan(self.overrides, self.sites, str(self.run), own, [str(name) for name in self.classes])
+
+    def write_flower(self) -> None:
+        """Writes Flower's own settings, which follow from these.
+
+        Raises:
+            OSError: If they cannot be written.
+        """
+        (self.path / "flower" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = "127.0.0.1:{self.link}"\n'
+            f"root-certificates = {json.dumps(str(self.path / 'ca.crt'))}\n"
+        )
+
+    def public_keys(self) -> dict[int, bytes]:
+        """Reads the sites' public keys by client; once a run has begun, a site without its own is left out.
+
+        Raises:
+            UserError: If one is missing before the run has begun, or two sites have the same.
+        """
+        owners = dict[bytes, int]()
+        begun = (self.run / ENROLLED).exists()
+        for client, name in enumerate(self.sites):
+            path = self.path / "keys" / f"{name}.pub"
+            try:
+                key = read_public_key(path)
+                if (other := owners.setdefault(key, client)) != client:
+                    raise UserError(f"{path}: is the key of site {self.sites[other]}; each site has its own")
+            except UserError:
+                if not begun:
+                    raise
+        return {client: key for key, client in owners.items()}
+
+    def fingerprints(self) -> dict[str, str]:
+        """Returns the fingerprint of every site's key; of those that are there."""
+        paths = {name: self.path / "keys" / f"{name}.pub" for name in self.sites}
+        return {name: fingerprint(path) for name, path in paths.items() if path.exists()}
