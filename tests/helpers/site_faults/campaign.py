@@ -57,15 +57,17 @@ class Trial:
 class Absent(Here):
     """A carrier to sites in this process, some of whose replies do not come, or hold no message."""
 
-    def __init__(self, sites, lost, refused):
+    def __init__(self, sites, lost, refused, garbled):
         super().__init__(sites)
-        self.lost, self.refused = lost, refused
+        self.lost, self.refused, self.garbled = lost, refused, garbled
 
     def carry(self, requests, most):
         for client, blob in requests.items():
             self.steps = Request.from_bytes(blob).step
             if (self.steps, client) in self.lost:
                 yield client, NoReply("did not answer in time")
+            elif (self.steps, client) in self.garbled:
+                yield client, NoReply("sent garbage", away=False)
             elif (self.steps, client) in self.refused:
                 reply = Reply.from_bytes(self.sites[client].answer(blob))
                 yield client, replace(reply, payload=b"no message").to_bytes()
@@ -109,21 +111,26 @@ class Campaign:
         if not complete:
             trial.wrong.append(f"not complete ({office.causes[-1] if office.causes else 'killed'})")
             return trial
-        found, expected = outcome(folder), self._reference(method, office.lost, office.refused)
+        expected = self._reference(method, office.lost, office.refused, office.garbled)
+        found = outcome(folder)
         trial.wrong += [f"{part} differs" for part in found if found[part] != expected[part]]
         left = list(folder.rglob("*.partial"))
         trial.wrong += [f"{path.relative_to(folder)} was left behind" for path in left]
         return trial
 
     def _reference(
-        self, method: str, lost: Collection[Missed] = (), refused: Collection[Missed] = ()
+        self,
+        method: str,
+        lost: Collection[Missed] = (),
+        refused: Collection[Missed] = (),
+        garbled: Collection[Missed] = (),
     ) -> dict[str, str]:
         """The outcome of the run in which nothing goes wrong but that some replies are missing."""
-        key = method, frozenset(lost), frozenset(refused)
+        key = method, frozenset(lost), frozenset(refused), frozenset(garbled)
         if key not in self._expected:
             folder = self.folder / f"{method}{len(self._expected)}"
             paint(folder)
-            carrier = Absent(three_sites(folder), lost, refused)
+            carrier = Absent(three_sites(folder), lost, refused, garbled)
             coordinate(_plan(method, folder), carrier, quiet=True)
             self._steps.setdefault(method, carrier.steps)
             self._expected[key] = outcome(folder)

@@ -95,6 +95,7 @@ class Office:
         lost: Step and client of the requests to which the coordinator got no reply of the site's own.
         refused: Those to which a payload without a message came, in exchanges before round 1: such a site has played,
             and goes on.
+        garbled: Those to which garbage came: their site is there, and is asked again in the same round.
         causes: Why the coordinator ended early, each time that it did.
         starts: How often it was started.
         fired: Faults that came to be.
@@ -106,6 +107,7 @@ class Office:
     draw: Random
     lost: set[tuple[int, int]] = field(default_factory=set)
     refused: set[tuple[int, int]] = field(default_factory=set)
+    garbled: set[tuple[int, int]] = field(default_factory=set)
     causes: list[str] = field(default_factory=list)
     starts: int = 0
     fired: list[Fault] = field(default_factory=list)
@@ -182,7 +184,7 @@ class Office:
         first = Request.from_bytes(next(iter(requests.values())))
         self._step, self._round = first.step, first.round
         self._kind = first.kind
-        for missed in (self.lost, self.refused):
+        for missed in (self.lost, self.refused, self.garbled):
             # Of a coordinator that has gone back to its checkpoint; a message that a site had lost comes in one more
             # request of the same step.
             anew = {(self._step, client) for client in requests}
@@ -271,7 +273,7 @@ class Office:
             if desk.garbled is not None:
                 reply, desk.garbled = garbled(reply, desk.garbled), None
                 early = self._kind == "play" and self._round <= 0 and _is_letter(reply, self._step)
-                (self.refused if early else self.lost).add((self._step, client))
+                (self.refused if early else self.garbled).add((self._step, client))
             self._reply(client, reply)
         self._hand(client)
 
