@@ -176,6 +176,7 @@ def test_a_place_of_a_run_has_few_messages(tmp_path):
     Claims(tmp_path / "runs.jsonl").answer(RUN, (2, 0, "play"), "d")
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_products_whose_sums_were_asked_for(site, folder):
     """Sums under other products would be other sums of the same images."""
     (own,) = (folder / "north" / "images").iterdir()
