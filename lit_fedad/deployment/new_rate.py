@@ -33,7 +33,7 @@ def save_rate(home: RunFolder, alpha: float) -> int:
         raise UserError(f"alpha={alpha:g} must be above 0 and below 1")
     folder = home.version(None)
     result = folder.result()
-    if result is None or "alpha" not in result:
+    if result is None or "decisions" not in result:
         raise UserError(f"{folder.path}: is no complete run that decides about images")
     calibration, number = folder.calibration(), home.versions()[-1] + 1
     if all(math.isinf(calibration.threshold(client, alpha)) for client in calibration.clients):
