@@ -152,7 +152,8 @@ COMMANDS = {
         {
             "": Form(
                 "add new normal images, in a folder for each client, to a detector made of sums: one more exchange of"
-                " the method, and a new version beside the old; reviews= takes its false alarms alone",
+                " the method, and a new version beside the old; reviews= takes its false alarms alone, alpha="
+                " changes the promised rate alone",
                 "run=outputs/first images=normal client=0 product=bottle",
             )
         },

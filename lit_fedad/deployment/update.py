@@ -16,6 +16,7 @@ from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.pictures import read_picture
 from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.deployment.new_rate import save_rate
 from lit_fedad.deployment.predict import listed
 from lit_fedad.deployment.reviews import Reviews
 from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
@@ -52,6 +53,7 @@ class UpdateOptions:
         product: Product that all images show; None where a client's images lie in a folder for each product.
         reviews: File of reviews (`lit-fedad ui`): only images that it calls false alarms are taken; None for all.
         force: Whether images are taken that look anomalous. Those that a review calls false alarms always are.
+        alpha: Promised rate of false alarms of a new version, which is otherwise the default one, instead of an update.
         default: Number of the version that other commands use from now on, instead of an update.
     """
 
@@ -61,11 +63,14 @@ class UpdateOptions:
     product: str | None = None
     reviews: str | None = None
     force: bool = False
+    alpha: float | None = None
     default: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.images is None) == (self.default is None):
-            raise UserError("update needs images=FOLDER, or default=NUMBER of a version; one of the two")
+        if [self.images, self.alpha, self.default].count(None) != 2:
+            raise UserError(
+                "update needs images=FOLDER, alpha=RATE of a new version, or default=NUMBER of one; one of the three"
+            )
 
 
 def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -> Path:
@@ -81,7 +86,7 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
 
     Returns:
         Folder of the new version, a run's folder of its own in ``versions``; older ones stay as they are. With
-        `UpdateOptions.default`, the folder of that version.
+        `UpdateOptions.alpha` no round is played. With `UpdateOptions.default`, the folder of that version.
 
     Raises:
         UserError: If there is no such complete run or version, its method or images cannot be updated, there is no new
@@ -91,6 +96,13 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
     with home.locked():
         if options.default is not None:
             return _choose(home, options.default)
+        if options.alpha is not None:
+            number, display = save_rate(home, options.alpha), Display()
+            display.note(
+                f"version {number}: at most {options.alpha:g} of normal images, and otherwise the default one"
+            )
+            display.where_next(_next(home, number))
+            return home.version_folder(number).path
         folder, result, config = complete_run(str(home.path), overrides, None)
         model, images = same_model(config, result), build_images(config)
         _check(folder, config, model, images)
@@ -323,15 +335,18 @@ def _report(
     ]
     display.note("; ".join(changes))
     display.metrics_table(metrics)
-    number = version.path.name
-    display.where_next(
-        [
-            ("written", str(version.path)),
-            ("try it", f"lit-fedad predict run={home.path} version={number} images=FOLDER"),
-            ("use it", f"lit-fedad update run={home.path} default={number}"),
-        ]
-    )
+    number = int(version.path.name)
+    display.where_next(_next(home, number))
     files = [version.path / name for name in ("calibration.json", "result.json")]
     numbers = flat_metrics(report) | flat_summaries(run.rates)
     delivery = amend(home.path, numbers, report.round, files, f"versions/{number}")
     display.unsent(delivery.pending, home.path)
+
+
+def _next(home: RunFolder, number: int) -> list[tuple[str, str]]:
+    """Says where a new version lies, and what to do with it."""
+    return [
+        ("written", str(home.version_folder(number).path)),
+        ("try it", f"lit-fedad predict run={home.path} version={number} images=FOLDER"),
+        ("use it", f"lit-fedad update run={home.path} default={number}"),
+    ]

@@ -264,7 +264,7 @@ class RunFolder:
         """
         known = self.versions()
         if number is None:
-            number = self._default_version()
+            number = self.default_version()
         if number not in known:
             raise UserError(f"version={number}: {self.path} has {', '.join(map(str, known))}")
         return self.version_folder(number)
@@ -280,7 +280,12 @@ class RunFolder:
             self._write(_DEFAULT, json.dumps({"default": number}))
         return folder
 
-    def _default_version(self) -> int:
+    def default_version(self) -> int:
+        """Reads the number of the version that commands use; 0 until another is chosen.
+
+        Raises:
+            UserError: If the file that names it cannot be read.
+        """
         if not _there(self.path / _DEFAULT):
             return 0
         number = _object(self.path / _DEFAULT, "remove it, and choose a version anew")[1].get("default")

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic
 from typing import Any, TextIO
@@ -46,6 +47,18 @@ _LINE_WIDTH = 120  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
 # Columns that a narrow round line leaves out, the highest number first; all others count 0.
 _LESSER = {"left": 1, "up": 2, "down": 3, "time": 4}
+
+_said: ContextVar[set[str] | None] = ContextVar("said", default=None)
+
+
+@contextmanager
+def each_warning_once() -> Iterator[None]:
+    """Prints a warning of the block once, on whichever display: the trials of a sweep have theirs in common."""
+    token = _said.set(set())
+    try:
+        yield
+    finally:
+        _said.reset(token)
 
 
 class Display:
@@ -244,6 +257,11 @@ class Display:
         Args:
             message: What is wrong and what to do.
         """
+        said = _said.get()
+        if said is not None:
+            if message in said:
+                return
+            said.add(message)
         self._complain("warning", "yellow", message)
 
     def unsent(self, records: int, run: Path) -> None:

@@ -21,7 +21,7 @@ from optuna.trial import TrialState
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read, separate
-from lit_fedad.report.console import Display
+from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.results import best_so_far, show, write_results
 from lit_fedad.sweep.storage import open_storage, standing
@@ -116,7 +116,8 @@ def _work(plan: Plan, options: SweepOptions, play: Play | None, display: Display
         )
         play = play or partial(play_trial, tracking=_place(study, plan))
         worker = Worker(study, storage, plan, out, n_trials, registry, lock, play, display)
-        worker.run()
+        with each_warning_once():
+            worker.run()
         if worker.leaving.is_set():
             display.note("this worker leaves; the same command joins again")
             return

@@ -5,19 +5,24 @@ from __future__ import annotations
 import pkgutil
 import re
 import shlex
+from collections.abc import Sequence
+from functools import wraps
 from pathlib import Path
+from typing import get_origin, get_type_hints
 
 import pytest
 
+from lit_fedad.cli.help import listed_keys
 from lit_fedad.cli.main import COMMANDS
-from lit_fedad.core.config import choices, compose, conf_folder
+from lit_fedad.core.config import RENAMED, choices, compose, conf_folder
+from lit_fedad.core.options import run
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
 LAB = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "lab").glob("*.md"))
+OTHERS = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 FOLDERS = ("benchmarks", "conf", "docs", "lit_fedad", "scripts", "sweeps", "tests")
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.M | re.S)
-OF_MAKE = {"METHOD": "method", "DATA": "data", "TABLE": "table"}
 
 
 def read(page: str) -> str:
@@ -43,15 +48,23 @@ def commands(page: str, start: str) -> list[list[str]]:
     return [shlex.split(line.removeprefix(start)) for line in lines]
 
 
-def trainings(page: str) -> list[list[str]]:
-    """Overrides of the commands that train."""
-    found = [overrides for overrides in commands(page, "lit-fedad train") if "--cfg" not in overrides]
+def calls(page: str) -> list[list[str]]:
+    """Command and arguments of ``lit-fedad``, by hand or by Make; mentions without arguments are left out."""
+    makefile = (ROOT / "Makefile").read_text()
+    commands_of_make = dict(re.findall(r"^([a-z-]+):.*##.*\n\t@\$\(BIN\)/lit-fedad (\w+)", makefile, re.M))
+    found = commands(page, "lit-fedad")
     for target, *variables in commands(page, "make"):
-        if target == "train":
+        if target in commands_of_make:
             given = dict(variable.split("=", 1) for variable in variables)
-            chosen = [f"{OF_MAKE[key]}={given[key]}" for key in ("METHOD", "DATA") if key in given]
-            found.append([*chosen, *shlex.split(given.get("ARGS", ""))])
-    return found
+            words = shlex.split(given.pop("ARGS", ""))
+            found.append(
+                [
+                    commands_of_make[target],
+                    *(f"{key.lower()}={value}" for key, value in given.items()),
+                    *words,
+                ]
+            )
+    return [call for call in found if len(call) > 1 and "--cfg" not in call]
 
 
 def anchors(page: Path) -> set[str]:
@@ -60,7 +73,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *LAB])
+@pytest.mark.parametrize("page", [*PAGES, *LAB, *OTHERS])
 def test_links_lead_to_files_and_headings(page):
     links = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", read(page)))
     for link in links:
@@ -115,12 +128,36 @@ def test_choices_of_configuration_groups_exist(page):
             assert name in {*known[group], "null", *made(page)}, f"{group}={name}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_take_the_keys_that_they_are_given(page):
+    for name, *words in calls(page):
+        command = COMMANDS[name]
+        function = pkgutil.resolve_name(f"lit_fedad.{command.function}")
+        if get_origin(next(iter(get_type_hints(function).values()), None)) is not Sequence:
+            # Keys, types and what must be given are checked; nothing is done.
+            run(wraps(function)(lambda *args, **options: None), words, name, display=None)
+            continue
+        form = next(
+            (f for word, f in command.forms.items() if word and word.replace("NAME", "") in " ".join(words)),
+            None,
+        )
+        form = form or command.forms[""]
+        keys = {
+            key.name.removesuffix(".NAME"): key.default
+            for key in listed_keys(form.declared or (command.function,))
+        }
+        given = {word.partition("=")[0] for word in words if "=" in word}
+        assert not {key for key, default in keys.items() if default is None} - given, words
+        others = {key for key in given if key.partition(".")[0] not in keys and f"{key}=" not in form.words}
+        assert form.words or not others, words
+
+
 @pytest.mark.parametrize(
     "page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])]
 )
 def test_trainings_compose(page):
-    for overrides in trainings(page):
-        if not any(override.partition("=")[2] in made(page) for override in overrides):
+    for name, *overrides in calls(page):
+        if name == "train" and not any(override.partition("=")[2] in made(page) for override in overrides):
             compose(overrides)
 
 
@@ -133,6 +170,11 @@ def test_equations_are_found_by_paper_and_number(page):
 
 def test_the_readme_is_short():
     assert len(read("README.md").splitlines()) <= 200
+
+
+def test_the_changelog_says_what_takes_the_place_of_each_old_name():
+    rows = dict(re.findall(r"^\| `method=(\w+)` \| `([^`]+)`", read("CHANGELOG.md"), re.M))
+    assert {old: new.split(" with ")[0] for old, new in RENAMED.items()} == rows
 
 
 def test_stations_are_where_the_page_puts_them():

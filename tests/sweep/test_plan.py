@@ -13,7 +13,7 @@ STUDIES = sorted(path.stem for path in sweeps_folder().glob("*.yaml"))
 def test_the_issue_s_studies_are_there():
     assert {
         "feddymem_th",
-        "feddymem_accuracy_bytes",
+        "federated_bank_accuracy_bytes",
         "gldp_lambda_beta",
         "fadngs_queue",
         "fedvck_knowledge",

@@ -77,14 +77,20 @@ def wait_for(condition, seconds=60):
 def test_one_worker_plays_the_default_first_and_shows_the_best(
     options, tmp_path, opened, capsys, monkeypatch
 ):
+    def warned(trial, plan, folder, leaving):
+        Display(quiet=True).warn("few images")
+        return neighbours(trial, plan, folder, leaving)
+
     monkeypatch.setattr(command, "write_results", write_results)
-    sweep([*options, "n_trials=5"], Display(), neighbours)
+    sweep([*options, "n_trials=5"], Display(), warned)
     trials = opened().trials
     assert [trial.number for trial in trials] == list(range(5))
     assert trials[0].params == {"task.loss.neighbours": 3, "task.learning_rate": 1e-4}
     assert sum(trial.user_attrs.get("default", False) for trial in trials) == 1
     best = max(trial.values[0] for trial in trials)
-    assert f"the default is {best - 3:.4g} from the best" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"the default is {best - 3:.4g} from the best" in said.out
+    assert said.err.count("few images") == 1, "trials have the warning in common"
     table = pd.read_csv(tmp_path / "study" / "trials.csv")
     assert table["pro"].tolist() == [trial.values[0] for trial in trials]
     assert table["folder"].tolist() == [f"trial_{n}" for n in range(5)]

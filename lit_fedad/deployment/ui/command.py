@@ -29,7 +29,7 @@ class UiOptions:
 
     Attributes:
         run: MLflow run id, or the run's folder.
-        out: CSV file that the gallery's buttons write; nothing is written into the run's folder.
+        out: CSV file that the gallery's buttons write; the run's folder gets saved thresholds alone.
         host: Address to listen on.
         port: Port to listen on.
     """

@@ -27,6 +27,7 @@ from lit_fedad.deployment.ui.reading import (
     histogram_svg,
     read_scored,
 )
+from lit_fedad.deployment.ui.saving import SavedThresholds
 from lit_fedad.report.naming import p_value_text
 
 Try = Callable[[bytes, str], tuple[Any, str]]
@@ -120,6 +121,10 @@ class OperatorPage:
             a_day = gr.Number(1000, label="images a day", minimum=0)
         first = self._range(view.clients()[0], None)
         threshold = gr.Slider(*first[:2], value=first[2], step=_step(*first[:2]), label="threshold")
+        with gr.Row():
+            save = gr.Button("Save this threshold", elem_id="save-threshold")
+            back = gr.Button("Undo", elem_id="undo-threshold", interactive=False)
+        saved, before = gr.Markdown(elem_id="saved"), gr.State([])
         lamp, words, drawn = gr.HTML(elem_id="drift"), gr.Markdown(elem_id="alarms"), gr.HTML()
 
         def show(number: int, name: str, table: str, at: float, images: float) -> tuple[str, str, str]:
@@ -144,6 +149,24 @@ class OperatorPage:
             low, high, value = self._range(number, _named(name))
             return gr.Slider(low, high, value=value, step=_step(low, high))
 
+        kept = SavedThresholds(view)
+
+        def keep(number: int, name: str, at: float, versions: list[int]) -> tuple[str, list[int], Any]:
+            try:
+                said, replaced = kept.save(number, _named(name), at)
+            except UserError as error:
+                return printable(str(error)), versions, gr.Button(interactive=bool(versions))
+            return said, [*versions, replaced], gr.Button(interactive=True)
+
+        def undo(versions: list[int]) -> tuple[str, list[int], Any]:
+            try:
+                said = kept.choose(versions[-1])
+            except UserError as error:
+                return printable(str(error)), versions, gr.Button(interactive=True)
+            return said, versions[:-1], gr.Button(interactive=len(versions) > 1)
+
+        save.click(keep, [client, product, threshold, before], [saved, before, back])
+        back.click(undo, before, [saved, before, back])
         inputs, outputs = [client, product, source, threshold, a_day], [lamp, words, drawn]
         for changed in (client, product):
             changed.change(move, [client, product], threshold).then(show, inputs, outputs)

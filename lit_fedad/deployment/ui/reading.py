@@ -89,7 +89,7 @@ _BINS = 40
 
 @dataclass(frozen=True)
 class RunView:
-    """A run's folder as its operator sees it.
+    """A run's folder as its operator sees it: that of its default version.
 
     Attributes:
         path: The folder.
@@ -115,9 +115,9 @@ class RunView:
         Raises:
             UserError: If there is no such run, or a file of it cannot be read.
         """
-        folder = RunFolder.find(run)
-        result = folder.result() or {}
-        status = read_status(folder.path) if (folder.path / STATUS).exists() else {}
+        folder = RunFolder.find(run).version(None)
+        home, result = folder.home.path, folder.result() or {}
+        status = read_status(home) if (home / STATUS).exists() else {}
         calibrated = (folder.path / "calibration.json").exists()
         calibration = folder.calibration() if calibrated else None
         counted = calibration or Calibration({}, shared=False)

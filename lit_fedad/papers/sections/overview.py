@@ -43,6 +43,8 @@ def format_parameter(text: str) -> str:
     return f"{float(text):.4g}" if re.fullmatch(r"\d*\.\d{5,}(e-?\d+)?|\d\.\d+e-?\d+", text) else text
 
 
+_DECIDED = ("miss_rate", "false_alarm_rate")  # first of the table, which is wider than a screen
+
 _NOTE = (
     "Of each product: mean over clients after the last round, mean over seeds. A product without a normal or an"
     " anomalous test image has no value, and no part in the mean over products, in which all others count alike."
@@ -154,10 +156,11 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
     """
     for name, groups in data.items():
         runs = [run for group in groups for run in group.runs]
-        metrics = [metric for metric in METRIC_TITLES if any(metric in run.result["last"] for run in runs)]
         first = groups[0].first.first_metric
-        heads = ["method", "seed", "task", "backbone", "rounds", *map(metric_title, metrics)]
-        heads += [f"worst client, {metric_title(first)}", "bytes up", "time", "files"]
+        ordered = dict.fromkeys([first, *_DECIDED, *METRIC_TITLES])
+        metrics = [metric for metric in ordered if any(metric in run.result["last"] for run in runs)]
+        heads = ["method", "seed", "task", "rounds", *map(metric_title, metrics)]
+        heads += [f"worst client, {metric_title(first)}", "bytes up", "time", "backbone", "files"]
         lines = []
         for group in groups:
             lines.append(_line(group.label, group.runs, metrics, links, part=False))
@@ -167,7 +170,7 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
             "Metrics: mean over clients after the last round; in brackets after the best, which a run chooses by its "
             "first metric on the test set. Bytes: sent by all clients in all rounds. Time: of all rounds."
         ]
-        yield Grid(name, heads, lines, notes, texts=4)
+        yield Grid(name, heads, lines, notes, texts=3)
 
 
 def incomplete_table(
@@ -215,12 +218,12 @@ def _line(label: str, runs: Sequence[CompleteRun], metrics: Sequence[str], links
         Cell(f"seed {seeds}" if part else label, url),
         Cell(seeds),
         Cell(one.result["task"]),
-        Cell(f"{one.result['backbone']['name']}, {one.result['backbone']['taken']}"),
         Cell(str(one.result["rounds"])),
         *(Cell(_last_and_best(runs, metric), url) for metric in metrics),
         Cell(f"{client}: {format_metric(value)}", url) if value is not None else Cell(UNKNOWN),
         mean(lambda run: sum(run.result["bytes_up"]), lambda value: human_bytes(round(value))),
         mean(lambda run: sum(run.result["seconds_per_round"]), human_seconds),
+        Cell(f"{one.result['backbone']['name']}, {one.result['backbone']['taken']}"),
         links.folder(one.tracked) if len(runs) == 1 else Cell(""),
     ]
     return Line(cells, part)

@@ -1,0 +1,77 @@
+"""Thresholds that the operator's page saves as versions of a detector."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.deployment.predict import predict
+from lit_fedad.deployment.ui.reading import RunView
+from lit_fedad.deployment.ui.saving import SavedThresholds
+from lit_fedad.deployment.update import UpdateOptions, update
+from lit_fedad.evaluation.decisions import RATES
+from lit_fedad.experiment.run_folder import RunFolder
+
+
+@pytest.fixture
+def run(tiny_run, tmp_path):
+    return Path(shutil.copytree(tiny_run, tmp_path / "run"))
+
+
+def above(counts, threshold):
+    return int(counts.counts[counts.edges > threshold].sum())
+
+
+def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
+    kept = SavedThresholds(RunView.open(str(run)))
+    counts = kept.view.scores_of(0, None)
+    at = float(counts.edges[-3:-1].mean())  # between two calibration scores
+    trained = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    said, before = kept.save(0, None, at)
+    version = RunFolder(run).version(None)
+    assert (before, version.path.name, said.startswith("Version 1 is the default")) == (0, "1", True)
+    limit = version.calibration().threshold(0, version.alpha())
+    deciding = version.calibration().source(0, version.alpha()).scores
+    assert version.alpha() == (1 + above(deciding, at)) / (deciding.total + 1)
+    assert above(deciding, limit) == above(deciding, at)
+    assert not set(version.result()["last"]) & set(RATES), "decisions by the new rate were not judged yet"
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == trained
+    assert RunView.open(str(run)).shipped(0, None) == limit
+    kept.choose(before)
+    assert RunFolder(run).version(None).path == run
+    with pytest.raises(UserError, match="alpha=1 must be above 0 and below 1"):
+        kept.save(0, None, float(counts.edges[0]) - 1)
+    with pytest.raises(UserError, match=r"alpha=0\.001: no client has calibration images enough"):
+        update(UpdateOptions(str(run), alpha=0.001))
+    assert RunFolder(run).versions() == [0, 1]
+
+
+def test_the_page_s_buttons_save_and_undo(run, tmp_path):
+    pytest.importorskip("gradio")
+    from lit_fedad.deployment.ui.page import OperatorPage
+
+    view = RunView.open(str(run))
+    page = OperatorPage(view, tmp_path / "reviews.csv", lambda content, name: (None, "")).build()
+    press = {function.name: function.fn for function in page.fns.values()}
+    at = float(view.scores_of(0, None).edges[-3:-1].mean())
+    said, versions, _ = press["keep"](0, "any", at, [])
+    assert (said.split(":")[0], versions) == ("Version 1 is the default", [0])
+    assert press["undo"](versions)[:2] == ("Version 0 is the default again.", [])
+    assert RunFolder(run).default_version() == 0
+
+
+@pytest.mark.slow
+def test_a_version_of_another_rate_decides_as_that_rate_does(run, tiny_run, tmp_path):
+    images = next((tiny_run.parent / "data").rglob("test"))
+
+    def decisions(name, **options):
+        with predict(str(run), str(images), client=0, out=str(tmp_path / name), **options).open() as file:
+            return [(row["score"], row["threshold"], row["decision"]) for row in csv.DictReader(file)]
+
+    asked = decisions("a", alpha=0.5)
+    assert update(UpdateOptions(str(run), alpha=0.5)) == run / "versions" / "1"
+    assert decisions("b", version=1) == asked != decisions("c")
+    # A version of the version has its rate, and the default stays the default.
+    assert RunFolder(run).default_version() == 0
