@@ -12,6 +12,7 @@ Beside a promised rate stand the misses at the *best threshold with labels*: tha
 score on the test images themselves, which nobody has in use. What the promise misses beyond it is the cost of honesty.
 """
 
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from lit_fedad.evaluation.decisions import EvaluatedImages, decide, summarise_ra
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
-from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.metrics.conformal import Alpha, Calibration
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.report.html import markdown_table
 
@@ -93,7 +94,11 @@ class BestThresholds:
     scores: Mapping[int, Tensor]
     images: EvaluatedImages
 
-    def threshold(self, client: int, alpha: float, product: str | None = None) -> float:
+    def rate(self, client: int, alpha: Alpha) -> float:
+        """Returns NaN: they promise nothing."""
+        return math.nan
+
+    def threshold(self, client: int, alpha: Alpha, product: str | None = None) -> float:
         """Chooses the best of the scores of a product's images, or of all where no product is known."""
         chosen = torch.tensor([product is None or name == product for name in self.images.products])
         scores, anomalous = self.scores[client][chosen].double(), self.images.labels[chosen] != 0

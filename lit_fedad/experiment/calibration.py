@@ -11,28 +11,16 @@ from lit_fedad.data.hold_out import hold_out
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationScores
-from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.metrics.conformal import Alpha
 
 HELD_OUT = 0.2
 """Share of each client's images that calibrates, where a method's model cannot leave images out again."""
 
 
-def given_alphas(config: Config) -> list[float]:
-    """Returns the rates of false alarms that ``evaluation.alpha`` gives; none where it is auto."""
+def alphas(config: Config) -> list[Alpha]:
+    """Returns the promised rates of false alarms; the first is the one that decisions are shipped with."""
     given = config["evaluation"]["alpha"]
-    if given == "auto":
-        return []
     return list(given) if isinstance(given, list) else [given]
-
-
-def alphas(config: Config, calibration: Calibration) -> list[float]:
-    """Returns the promised rates of false alarms; the first is the one that decisions are shipped with.
-
-    Args:
-        config: The configuration.
-        calibration: Calibration scores of all clients, which choose the rate where ``evaluation.alpha`` is auto.
-    """
-    return given_alphas(config) or [calibration.auto_rate()]
 
 
 def noised_run(config: Config) -> bool:

@@ -12,7 +12,7 @@ from lit_fedad.papers.runs import CompleteRun, GroupsByData
 from lit_fedad.papers.sections.overview import format_metric
 from lit_fedad.report.figures import curves_figure
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
-from lit_fedad.report.naming import metric_title
+from lit_fedad.report.naming import metric_title, promised_text
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, svg
 from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.tracking.reading import metric_history
@@ -132,14 +132,16 @@ def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
 def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
     """Yields one line a promised rate, and under that of the shipped one a line a product."""
     url = links.run(run.tracked)
-    for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
+    for number, judged in enumerate(run.result.get("decisions", {}).values()):
         means = [judged.get(rate, {}).get("mean") for rate in _RATES]
-        yield Line([Cell(text, url) for text in (label, alpha, *map(_share, means))])
+        rates = judged["promised"]
+        promised = promised_text([rates["lowest"], rates["highest"]])
+        yield Line([Cell(text, url) for text in (label, promised, *map(_share, means))])
         sides = judged.get("products", {}) if number == 0 else {}
         for product in sides.get("own", {}):
             texts = [_of_product(sides.get(side, {}).get(product, {})) for side in ("own", "foreign")]
             cells = [Cell(text, url) for pair in texts for text in pair]
-            yield Line([Cell(product, url), Cell(alpha, url), *cells], part=True)
+            yield Line([Cell(product, url), Cell(promised, url), *cells], part=True)
 
 
 def _of_product(rate: Mapping[str, Any]) -> tuple[str, str]:
