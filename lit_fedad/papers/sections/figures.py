@@ -132,10 +132,10 @@ def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
 def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
     """Yields one line a promised rate, and under that of the shipped one a line a product."""
     url = links.run(run.tracked)
-    for number, judged in enumerate(run.result.get("decisions", {}).values()):
+    for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
         means = [judged.get(rate, {}).get("mean") for rate in _RATES]
-        rates = judged["promised"]
-        promised = promised_text([rates["lowest"], rates["highest"]])
+        rates = judged.get("promised")  # runs of before lack them
+        promised = promised_text([rates["lowest"], rates["highest"]]) if rates else alpha
         yield Line([Cell(text, url) for text in (label, promised, *map(_share, means))])
         sides = judged.get("products", {}) if number == 0 else {}
         for product in sides.get("own", {}):
