@@ -65,7 +65,7 @@ of a client's own products 82, a client alone 78
         found = _of_100(1 - misses)
         lines.append(
             f"as shipped, finds {found} of 100 defects of a client's own products at {_alarms(alarms)}"
-            + (f", at most {100 * promised['mean']:.3g} promised" if (promised := _promised(result)) else "")
+            + (f", at most {100 * promised['mean']:.2g} promised" if (promised := _promised(result)) else "")
         )
     if alone := result.get("alone"):
         many, one = (
