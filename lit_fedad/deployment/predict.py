@@ -32,7 +32,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.metrics.conformal import Calibration, DecisionRule
 from lit_fedad.report.console import Display
-from lit_fedad.report.naming import p_value_text
+from lit_fedad.report.naming import p_value_text, promised_text
 from lit_fedad.report.overlay import save_heatmap
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
@@ -74,6 +74,8 @@ def evaluate(
             predictions = federation.predictions(last)
             judged = decisions(predictions, finished.config, finished.data, folder.calibration(), [alpha])
             metrics |= summarise_rates(judged[alpha])
+            rates = promised_text(own["promised"] for own in judged[alpha].values())
+            display.note(f"promised false alarms: at most {rates}")
         path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
     display.metrics_table(metrics)

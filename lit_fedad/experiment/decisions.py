@@ -120,9 +120,10 @@ def _plain(judged: Mapping[str, Any]) -> dict[str, Any]:
 def _say(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: Alpha) -> None:
     """Says what ``evaluation.alpha=auto`` promises where that is more than usual, and warns of who promises nothing."""
     images = {client: run.calibration.rule(client, alpha).scores.total for client in judged}
-    rates = [own["promised"] for own in judged.values()]
-    if alpha == "auto" and max(rates) > USUAL_RATE:
-        few = ", ".join(map(str, sorted(set(images.values()))))
+    counts = [number for number in images.values() if number]
+    rates = [own["promised"] for client, own in judged.items() if images[client]]
+    if alpha == "auto" and max(rates, default=0) > USUAL_RATE:
+        few = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
         run.display.note(
             f"evaluation.alpha=auto promises {promised_text(rates)}: what {few} calibration images allow;"
             f" {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
