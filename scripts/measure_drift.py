@@ -90,8 +90,8 @@ class Pool:
 
     def alarms(self, stream: Sequence[float], run_length: int, seed: int) -> list[int]:
         """Returns the images, from 0, at which an alarm is raised."""
-        source = self.calibration.source(self.client, 0.5, self.product)
-        steps = DriftTest(source.scores, run_length, seed).add(stream)
+        rule = self.calibration.rule(self.client, 0.5, self.product)
+        steps = DriftTest(rule.scores, run_length, seed).add(stream)
         return [number for number, step in enumerate(steps) if step.alarm]
 
 

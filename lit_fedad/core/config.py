@@ -274,15 +274,13 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _check_alpha(alpha: Any) -> None:
-    if alpha == "auto":
-        return
     for rate in alpha if isinstance(alpha, list) else [alpha]:
-        if type(rate) is not float or not 0 < rate < 1:
+        if rate != "auto" and (type(rate) is not float or not 0 < rate < 1):
             raise UserError(
-                f"evaluation.alpha={alpha} must be auto, a number above 0 and below 1, or a list of numbers"
+                f"evaluation.alpha={alpha} must be auto, a number above 0 and below 1, or a list of these"
             )
     if alpha == []:
-        raise UserError("evaluation.alpha=[] must hold a number")
+        raise UserError("evaluation.alpha=[] must hold a rate")
 
 
 def _check_callbacks(callbacks: Any) -> None:

@@ -44,7 +44,12 @@ def image_groups(
 
 
 def hold_out(
-    partition: Partition, images: Images, share: float, seed: int, group: str | None = None
+    partition: Partition,
+    images: Images,
+    share: float,
+    seed: int,
+    group: str | None = None,
+    least: int = 0,
 ) -> Partition:
     """Moves a share of each client's training images to `Partition.calibration`.
 
@@ -58,6 +63,7 @@ def hold_out(
         seed: Seed of the draw.
         group: Regular expression: images whose paths it finds the same text in (an object, a patient) stay together.
             None where every image is a group of its own.
+        least: Images of each client, for which the share grows up to a half.
 
     Raises:
         UserError: If the expression is none, or the images have no paths to look for it.
@@ -68,7 +74,8 @@ def hold_out(
     stages, calibration = [], []
     for client, own in enumerate(partition.by_stage):
         draw = numpy_generator(seed, "hold-out", client)
-        held = [_held_out(stage, images.train, groups, share, draw) for stage in own]
+        grown = max(share, min(0.5, least / max(1, sum(map(len, own)))))
+        held = [_held_out(stage, images.train, groups, grown, draw) for stage in own]
         stages.append([sorted(set(stage) - out) for stage, out in zip(own, held, strict=True)])
         calibration.append(tuple(sorted(chain.from_iterable(held))))
     if partition.stages is None:

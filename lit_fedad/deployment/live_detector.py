@@ -18,12 +18,13 @@ from lit_fedad.contracts import Client
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.pictures import Picture, to_rgb
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.detector import DecisionRule, decision_rule
+from lit_fedad.deployment.detector import decision_rule
 from lit_fedad.deployment.predict import ANOMALOUS, NORMAL, choose_client
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.trained_client import load_client
+from lit_fedad.metrics.conformal import DecisionRule
 
 ImageLike: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 """Path; Pillow image; uint8 array [H, W] or [H, W, 3]; or tensor [3, H, W], uint8 or float in [0, 1]."""

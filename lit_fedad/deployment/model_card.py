@@ -18,8 +18,8 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.core.text import printable_lines
 from lit_fedad.data.cards import CARDS, Source
-from lit_fedad.deployment.detector import DecisionRule
 from lit_fedad.deployment.predict import named_version
+from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.html import markdown_table
 from lit_fedad.report.naming import human_bytes, metric_title
@@ -163,6 +163,7 @@ def model_card(facts: Facts) -> str:
             (
                 f"**{facts.names.label(n)}**" if n == facts.client else facts.names.label(n),
                 f"{rule.threshold:.9g}",
+                f"{rule.alpha:g}",
                 str(rule.scores.total),
                 rule.of,
             )

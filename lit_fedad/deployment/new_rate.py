@@ -36,7 +36,7 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     if result is None or "decisions" not in result:
         raise UserError(f"{folder.path}: is no complete run that decides about images")
     calibration, number = folder.calibration(), home.versions()[-1] + 1
-    if all(math.isinf(calibration.threshold(client, alpha)) for client in calibration.clients):
+    if all(math.isinf(calibration.rule(client, alpha).threshold) for client in calibration.clients):
         raise UserError(
             f"alpha={alpha:g}: no client has calibration images enough to promise it; give a larger one"
         )
@@ -55,7 +55,7 @@ def save_rate(home: RunFolder, alpha: float) -> int:
         if additions := folder.additions():
             made.save_json("additions.json", {"additions": [addition.to_json() for addition in additions]})
         made.save_json("calibration.json", calibration.to_json())
-        changed = {"alpha": alpha, "config": config, "decisions": {}, "last": last, "version": number}
+        changed = {"config": config, "decisions": {}, "last": last, "version": number}
         made.save_json("result.json", {**result, **changed})
         made.path.replace(home.version_folder(number).path)
     except OSError as error:

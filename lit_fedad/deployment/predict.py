@@ -21,7 +21,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell
 from lit_fedad.data.image_files import SOME, LeftOut, find_images
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.detector import DecisionRule, decision_rule
+from lit_fedad.deployment.detector import decision_rule
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.console import Progress
@@ -30,9 +30,9 @@ from lit_fedad.experiment.finished_run import complete_run, one_process, reopen,
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.metrics.conformal import Calibration, DecisionRule
 from lit_fedad.report.console import Display
-from lit_fedad.report.naming import p_value_text
+from lit_fedad.report.naming import p_value_text, promised_text
 from lit_fedad.report.overlay import save_heatmap
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
@@ -74,6 +74,8 @@ def evaluate(
             predictions = federation.predictions(last)
             judged = decisions(predictions, finished.config, finished.data, folder.calibration(), [alpha])
             metrics |= summarise_rates(judged[alpha])
+            rates = promised_text(own["promised"] for own in judged[alpha].values())
+            display.note(f"promised false alarms: at most {rates}")
         path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
     display.metrics_table(metrics)

@@ -25,7 +25,7 @@ from lit_fedad.experiment.build import (
     build_images,
     build_partition,
 )
-from lit_fedad.experiment.calibration import given_alphas, noised_run, with_calibration
+from lit_fedad.experiment.calibration import noised_run, with_calibration
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.evaluators import build_evaluator
@@ -123,8 +123,6 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         try:
             run = _play(folder, made, config, model, images, partition, [*additions, new], display)
             run.extras["version"] = number
-            if not given_alphas(config):
-                run.alphas = [folder.alpha()]  # versions stay comparable, however many images calibrate
             conclude(run)
             version = RunFolder(made.path.replace(home.version_folder(number).path))
         finally:

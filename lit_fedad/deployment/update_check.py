@@ -65,7 +65,8 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
         load_client(model, folder.path, folder.config(), client, fabric)
         for product, own in _by_product(samples).items():
             known = product if any(product in held for held in calibration.clients.values()) else None
-            scores = calibration.source(client, alpha, known).scores
+            rule = calibration.rule(client, alpha, known)
+            scores = rule.scores
             if not scores.total:
                 continue
             images = torch.stack([transform.image(sample.path) for sample in own])
@@ -75,7 +76,7 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
                     for part in images.split(size)
                 ]
             )
-            rate = max(alpha, 1 / (scores.total + 1))
+            rate = max(rule.alpha, 1 / (scores.total + 1))
             rank = scores.rank(rate)
             beyond = int((new_scores > scores.threshold(rate)).sum())
             chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)

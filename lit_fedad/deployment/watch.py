@@ -18,7 +18,7 @@ from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.detector import DecisionRule, decision_rule
+from lit_fedad.deployment.detector import decision_rule
 from lit_fedad.deployment.predict import (
     ANOMALOUS,
     NORMAL,
@@ -34,7 +34,7 @@ from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.metrics.conformal import ScoreCounts
+from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
 from lit_fedad.metrics.drift import DriftTest, Stability, Step, uniformity
 from lit_fedad.report.console import Display
 from lit_fedad.tracking.tracker import amend
@@ -114,7 +114,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
     number = choose_client(options.client, result, calibration.clients)
     alpha = folder.alpha() if options.alpha is None else options.alpha
     rule = decision_rule(calibration, number, alpha, options.product)
-    like = calibration.source(number, _ANY, options.product).scores
+    like = calibration.rule(number, _ANY, options.product).scores
     if not like.total:
         raise UserError(f"{folder.path}: {names.title(number)} holds no calibration scores to compare with")
     name = f"watch/client_{names.label(number)}" + (f"_{options.product}" if options.product else "").replace(
@@ -126,7 +126,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         settings = {
             "client": number,
             "product": options.product,
-            "alpha": alpha,
+            "alpha": rule.alpha,
             "run_length": options.run_length,
             "calibration": like.to_json(),
         }

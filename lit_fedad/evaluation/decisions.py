@@ -15,7 +15,7 @@ from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.evaluator import QueriedFederation
-from lit_fedad.metrics.conformal import Calibration, wilson_interval
+from lit_fedad.metrics.conformal import Alpha, Calibration, wilson_interval
 from lit_fedad.metrics.federated import Summary, summary, with_products
 
 RATES = ("false_alarm_rate", "miss_rate", "false_alarm_rate_foreign", "miss_rate_foreign")
@@ -209,7 +209,7 @@ def judged(
 
 
 def decide(
-    scores: Mapping[int, Tensor], images: EvaluatedImages, calibration: Calibration, alpha: float
+    scores: Mapping[int, Tensor], images: EvaluatedImages, calibration: Calibration, alpha: Alpha
 ) -> dict[int, dict[str, Any]]:
     """Judges every client's decisions about the test images.
 
@@ -220,13 +220,14 @@ def decide(
         alpha: Promised rate of false alarms.
 
     Returns:
-        What `judged` returns, by client.
+        What `judged` returns, by client, and ``promised``, the client's rate.
     """
     products = [name for name in dict.fromkeys(images.products) if name is not None]
     found = {}
     for client, own in scores.items():
         limits = limits_of(client, calibration, products, alpha, images.known)
         found[client] = judged(rates_of(own, images, limits), images.held[client], limits)
+        found[client]["promised"] = calibration.rate(client, alpha)
     return found
 
 
@@ -235,7 +236,7 @@ def decide_apart(
     calibration: Calibration,
     products: Sequence[str],
     held: Mapping[int, Mapping[str, float]],
-    alpha: float,
+    alpha: Alpha,
     by_product: bool,
     shipped: bool,
 ) -> dict[int, dict[str, Any]]:
@@ -251,7 +252,7 @@ def decide_apart(
         shipped: Whether this is the rate that the detector is shipped with.
 
     Returns:
-        What `judged` returns, by client.
+        The same as `decide`.
     """
     groups: dict[tuple[float, ...], list[int]] = {}
     for client in federation.clients:
@@ -263,12 +264,14 @@ def decide_apart(
         limits = dict(zip(products, values, strict=True))
         query = DecisionsQuery(products, limits, shipped=shipped)
         answers = federation.ask(federation.rounds, query, clients)
-        found |= {client: judged(answers.get(client, {}), held[client], limits) for client in clients}
+        for client in clients:
+            found[client] = judged(answers.get(client, {}), held[client], limits)
+            found[client]["promised"] = calibration.rate(client, alpha)
     return found
 
 
 def limits_of(
-    client: int, calibration: Calibration, products: Sequence[str], alpha: float, by_product: bool
+    client: int, calibration: Calibration, products: Sequence[str], alpha: Alpha, by_product: bool
 ) -> dict[str, float]:
     """Returns a client's limits by product; the same for all where they do not depend on it."""
     return {name: calibration.threshold(client, alpha, name if by_product else None) for name in products}
@@ -284,6 +287,16 @@ def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summar
         found[name] = summary(values, getattr(pooled[side], kind), max)
         per_product[name] = {product: getattr(rate, kind) for product, rate in of_products[side].items()}
     return with_products(found, per_product)
+
+
+def promised_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+    """Returns mean, lowest and highest of the rates that clients promise, of those that false alarms are averaged over.
+
+    These are the clients with normal test images of their own products; all where none has one.
+    """
+    measured = [own["promised"] for own in judged.values() if own["own"].normal]
+    rates = measured or [own["promised"] for own in judged.values()]
+    return {"mean": sum(rates) / len(rates), "lowest": min(rates), "highest": max(rates)}
 
 
 def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:

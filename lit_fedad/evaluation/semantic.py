@@ -18,7 +18,7 @@ from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.evaluation.state_messages import IMAGE_BINS, MOST_IMAGES
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.metrics.base import concatenated
-from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.metrics.conformal import Alpha, Calibration
 from lit_fedad.metrics.federated import Summary, summarise
 from lit_fedad.metrics.semantic import SemanticMetrics
 from lit_fedad.tasks.contrastive import Contrastive
@@ -47,8 +47,7 @@ class SemanticTest:
         labels: Class of each test image, int64 [n].
         normal_classes: Classes below this number are normal, the others the sets of anomalies.
         calibration: Counts a client's calibration scores.
-        alpha: Rate of false alarms that a client's label-free threshold promises; None for the one that its own images
-            choose (`Calibration.auto_rate`).
+        alpha: Rate of false alarms that a client's label-free threshold promises.
         shown: Indices of test images whose features are drawn [m]; none where it is empty.
     """
 
@@ -56,7 +55,7 @@ class SemanticTest:
     labels: Tensor
     normal_classes: int
     calibration: CalibrationScores
-    alpha: float | None
+    alpha: Alpha
     shown: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
 
@@ -140,8 +139,7 @@ class SemanticEvaluator(Evaluator):
         """Computes a client's threshold from its own calibration images; infinity where they are too few."""
         assert self.test is not None
         counted = self.test.calibration(client, number)
-        own = Calibration({number: counted}, shared=False)
-        return own.threshold(number, own.auto_rate() if self.test.alpha is None else self.test.alpha)
+        return Calibration({number: counted}, shared=False).threshold(number, self.test.alpha)
 
     def spread(self, state: SemanticScores, clients: list[int]) -> dict[int, SemanticScores]:
         """Returns the same scores for every client; `SemanticScores.of` applies its own threshold."""

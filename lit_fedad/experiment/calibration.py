@@ -11,28 +11,19 @@ from lit_fedad.data.hold_out import hold_out
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationScores
-from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.metrics.conformal import Alpha
 
 HELD_OUT = 0.2
 """Share of each client's images that calibrates, where a method's model cannot leave images out again."""
 
+LEAST = 9
+"""Images that a client with a model of its own holds out at least, up to half of them: as many as 0.1 needs."""
 
-def given_alphas(config: Config) -> list[float]:
-    """Returns the rates of false alarms that ``evaluation.alpha`` gives; none where it is auto."""
+
+def alphas(config: Config) -> list[Alpha]:
+    """Returns the promised rates of false alarms; the first is the one that decisions are shipped with."""
     given = config["evaluation"]["alpha"]
-    if given == "auto":
-        return []
     return list(given) if isinstance(given, list) else [given]
-
-
-def alphas(config: Config, calibration: Calibration) -> list[float]:
-    """Returns the promised rates of false alarms; the first is the one that decisions are shipped with.
-
-    Args:
-        config: The configuration.
-        calibration: Calibration scores of all clients, which choose the rate where ``evaluation.alpha`` is auto.
-    """
-    return given_alphas(config) or [calibration.auto_rate()]
 
 
 def noised_run(config: Config) -> bool:
@@ -48,12 +39,13 @@ def with_calibration(config: Config, images: Images, partition: Partition, metho
         UserError: If ``calibration.group`` does not fit the images.
     """
     settings = config["calibration"]
-    share = settings["share"]
+    share, least = settings["share"], 0
     if share is None:
         share = 0.0 if method.exchanges.leave_out is not None and not noised_run(config) else HELD_OUT
+        least = 0 if method.client.predictors.shared or not share else LEAST
     if method.client.task.kind == "classification":
         share = 0.0
-    return hold_out(partition, images, share, config["seed"], settings["group"])
+    return hold_out(partition, images, share, config["seed"], settings["group"], least)
 
 
 def calibration_scores(

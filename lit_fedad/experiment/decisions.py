@@ -13,12 +13,20 @@ from lit_fedad.core.config import Config
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
-from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, decide, product_rates, summarise_rates
+from lit_fedad.evaluation.decisions import (
+    EvaluatedImages,
+    Rate,
+    decide,
+    product_rates,
+    promised_rates,
+    summarise_rates,
+)
 from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.calibration import alphas, calibration_scores, given_alphas
+from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.run import Run
-from lit_fedad.metrics.conformal import USUAL_RATE, Calibration, needed_images
+from lit_fedad.metrics.conformal import USUAL_RATE, Alpha, Calibration, needed_images
+from lit_fedad.report.naming import promised_text
 
 _DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Promised rates of the figure."""
@@ -27,7 +35,7 @@ _DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 def judge(run: Run) -> None:
     """Calibrates all clients after the last round, and judges their decisions; in every process.
 
-    Sets `Run.calibration`, `Run.alphas`, `Run.predictions` and `Run.decisions`, and what `ship` sets.
+    Sets `Run.calibration`, `Run.predictions` and `Run.decisions`, and what `ship` sets.
     """
     federation, config, data = run.federation, run.config, run.local
     scores = calibration_scores(
@@ -35,35 +43,17 @@ def judge(run: Run) -> None:
     )
     query = CalibrationQuery(data.images.categories, scores)
     run.calibration = calibrate(federation, federation.rounds, query)
-    choose_alphas(run)
     run.predictions = federation.predictions(federation.rounds)
     run.decisions = decisions(run.predictions, config, data, run.calibration, {*run.alphas, *_DRAWN})
     if run.fabric.is_global_zero:
         ship(run)
 
 
-def choose_alphas(run: Run) -> None:
-    """Sets `Run.alphas`, unless they are known, and says where ``evaluation.alpha=auto`` promises less than usual.
-
-    Args:
-        run: The run, in every process; the first has its calibration.
-    """
-    if run.alphas:
-        return
-    run.alphas = run.fabric.broadcast(alphas(run.config, run.calibration))
-    alpha = run.alphas[0]
-    if not given_alphas(run.config) and alpha > USUAL_RATE:
-        run.display.note(
-            f"evaluation.alpha=auto promises {alpha:g}: the smallest rate of false alarms that"
-            f" {needed_images(alpha)} calibration images allow; {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
-        )
-
-
 def ship(run: Run) -> None:
     """Ships the decisions of a run that has been judged.
 
-    Writes ``calibration.json``, adds the rates to `Run.rates`, ``alpha`` and ``decisions`` to ``result.json``, and says
-    where the usual rate, or none, can be promised.
+    Writes ``calibration.json``, adds the rates to `Run.rates` and ``decisions`` to ``result.json``, and says where less
+    than the usual rate, or none, is promised.
 
     Args:
         run: The run, with its calibration, rates and decisions, on the first process.
@@ -71,11 +61,11 @@ def ship(run: Run) -> None:
     run.folder.save_json("calibration.json", run.calibration.to_json())
     shipped = run.decisions[run.alphas[0]]
     run.rates = summarise_rates(shipped)
-    _warn(run, shipped, run.alphas[0])
-    run.extras["alpha"] = run.alphas[0]
+    _say(run, shipped, run.alphas[0])
     run.extras["decisions"] = {
-        f"{alpha:g}": {
+        alpha if isinstance(alpha, str) else f"{alpha:g}": {
             **summarise_rates(run.decisions[alpha]),
+            "promised": promised_rates(run.decisions[alpha]),
             "products": {
                 side: {product: rate.to_json() for product, rate in rates.items()}
                 for side, rates in product_rates(run.decisions[alpha]).items()
@@ -91,8 +81,8 @@ def decisions(
     config: Config,
     data: Data,
     calibration: Calibration,
-    promised: Iterable[float],
-) -> dict[float, dict[int, dict[str, Any]]]:
+    promised: Iterable[Alpha],
+) -> dict[Alpha, dict[int, dict[str, Any]]]:
     """Judges the decisions of all clients by their predictions of the test images (`decide`), by promised rate."""
     scores = {client: predicted.scores for client, predicted in predictions.items()}
     images = evaluated_images(config, data)
@@ -123,23 +113,28 @@ def evaluated_images(config: Config, data: Data) -> EvaluatedImages:
 def _plain(judged: Mapping[str, Any]) -> dict[str, Any]:
     products = {product: rate.to_json() for product, rate in judged["products"].items()}
     sides = {side: rate.to_json() for side, rate in judged.items() if isinstance(rate, Rate)}
-    lists = {name: judged[name] for name in ("held", "without_promise")}
-    return {**sides, "products": products, **lists}
+    others = {name: judged[name] for name in ("held", "without_promise", "promised")}
+    return {**sides, "products": products, **others}
 
 
-def _warn(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: float) -> None:
-    silent = [client for client, own in judged.items() if own["without_promise"]]
-    if silent:
-        most = max(_most(run.calibration, client, alpha) for client in silent)
-        run.display.warn(
-            f"evaluation.alpha={alpha:g} needs {needed_images(alpha)} calibration images, and"
-            f" {_have(silent, run.federation.names)} at most {most}: what cannot be promised is not called anomalous;"
-            " give a larger evaluation.alpha, or more images"
+def _say(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: Alpha) -> None:
+    """Says what ``evaluation.alpha=auto`` promises where that is more than usual, and warns of who promises nothing."""
+    images = {client: run.calibration.rule(client, alpha).scores.total for client in judged}
+    counts = [number for number in images.values() if number]
+    rates = [own["promised"] for client, own in judged.items() if images[client]]
+    if alpha == "auto" and max(rates, default=0) > USUAL_RATE:
+        few = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
+        run.display.note(
+            f"evaluation.alpha=auto promises {promised_text(rates)}: what {few} calibration images allow;"
+            f" {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
         )
-
-
-def _most(calibration: Calibration, client: int, alpha: float) -> int:
-    return calibration.source(client, alpha).scores.total
+    if silent := [client for client, own in judged.items() if own["without_promise"]]:
+        rate = judged[silent[0]]["promised"]
+        run.display.warn(
+            f"evaluation.alpha={rate:g} needs {needed_images(rate)} calibration images, and"
+            f" {_have(silent, run.federation.names)} at most {max(images[client] for client in silent)}: what cannot be"
+            " promised is not called anomalous; give a larger evaluation.alpha, or more images"
+        )
 
 
 def _have(clients: Sequence[int], names: ClientNames) -> str:

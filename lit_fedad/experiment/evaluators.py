@@ -25,7 +25,7 @@ from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.predictions import Cases
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.calibration import calibration_scores, given_alphas
+from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.federation.evaluator import Evaluator
 
 IN_THE_PLANE = 500
@@ -57,7 +57,7 @@ def build_evaluator(
             images.test_labels,
             images.normal_classes,
             scores,
-            next(iter(given_alphas(config)), None),
+            alphas(config)[0],
             shown_images(images, partition, config["seed"], config["rounds"])
             if pictures and common
             else torch.empty(0, dtype=torch.int64),

@@ -12,11 +12,12 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data, Model
+from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run_data import RunData
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.metrics.conformal import Alpha, Calibration
 from lit_fedad.metrics.federated import Summary
 from lit_fedad.report.console import Display
 
@@ -34,7 +35,6 @@ class Run:
         fabric: Device, precision and processes.
         display: Output for the user; quiet in processes other than the first.
         calibration: Calibration scores by client, after the last round of an anomaly task; on the first process only.
-        alphas: Promised rates of false alarms, in every process; the first is the one that the run ships.
         predictions: Predictions of the test images by client, likewise.
         decisions: Judged decisions (`decide`) by promised rate of false alarms, likewise.
         rates: False-alarm and miss rates of the decisions that the run ships, likewise.
@@ -49,11 +49,15 @@ class Run:
     fabric: Fabric
     display: Display
     calibration: Calibration = field(default_factory=lambda: Calibration({}, shared=False))
-    alphas: Sequence[float] = ()
     predictions: Mapping[int, Predicted] = field(default_factory=dict)
-    decisions: dict[float, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    decisions: dict[Alpha, dict[int, dict[str, Any]]] = field(default_factory=dict)
     rates: dict[str, Summary] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def alphas(self) -> list[Alpha]:
+        """Returns the promised rates of false alarms; the first is the one that the run ships."""
+        return alphas(self.config)
 
     @property
     def local(self) -> Data:

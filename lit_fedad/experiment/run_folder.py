@@ -21,10 +21,11 @@ from lit_fedad.core.files import atomic
 from lit_fedad.core.stored_files import stored_bytes
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.data.additions import Addition
+from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
 from lit_fedad.experiment.trusted_targets import check_targets
-from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.metrics.conformal import Alpha, Calibration
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.tracking.reading import find_run_folder
 
@@ -198,18 +199,13 @@ class RunFolder:
             raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
         return replace(read, names=ClientNames.of(self.result() or {}))
 
-    def alpha(self) -> float:
-        """Reads the rate of false alarms that a complete run promises.
+    def alpha(self) -> Alpha:
+        """Reads the rate of false alarms that the run promises.
 
         Raises:
-            UserError: If the file cannot be read, was changed, or holds no such rate.
+            UserError: If the configuration cannot be read, or was changed.
         """
-        alpha = (self.result() or {}).get("alpha")
-        if type(alpha) is not float or not 0 < alpha < 1:
-            raise UserError(
-                f"{self.path / 'result.json'}: alpha must be a number above 0 and below 1; give the run's command again"
-            )
-        return alpha
+        return alphas(self.config())[0]
 
     def attacks(self) -> dict[str, dict[str, Any]]:
         """Reads what attacks on the run have found, by the name of the attack.

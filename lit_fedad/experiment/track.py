@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.evaluation.decisions import promised_rates
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_data import RunData
 from lit_fedad.federation.loop import Federation
@@ -47,13 +48,13 @@ class Tracking(RunCallback):
             self._tracker.metrics(flat | self._data.measures(federation.history), step=report.round)
 
     def on_rounds_end(self, run: Run) -> None:
-        """Records the rates of the shipped decisions, the promised one, and privacy measures of other callbacks."""
+        """Records the rates of the shipped decisions, the mean promise, and privacy measures of other callbacks."""
         if self._tracker is None:
             return
         if run.rates:
-            promised = {"false_alarm_rate/promised": run.alphas[0]}
+            promised = promised_rates(run.decisions[run.alphas[0]])["mean"]
             rates = flat_summaries(run.rates, run.federation.names)
-            self._tracker.metrics(rates | promised, run.federation.rounds)
+            self._tracker.metrics({**rates, "false_alarm_rate/promised": promised}, run.federation.rounds)
         run.extras["tracking_run_id"] = self._tracker.run_id
         if privacy := run.extras.get("privacy"):
             values = {f"privacy/{name}": value for name, value in privacy.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
 USUAL_RATE = 0.01
 """Rate of false alarms that is promised where none is chosen and there are enough calibration scores."""
+
+Alpha = float | Literal["auto"]
+"""Promised rate of false alarms, in (0, 1); ``auto`` is for each client what its scores allow (`Calibration.rate`)."""
 
 _ROUNDING = 1e-9
 """Tolerance of ranks: (n + 1) alpha is a whole number more often than its floating-point product."""
@@ -143,16 +146,36 @@ class ScoreCounts:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Calibration scores that a decision is based on.
+class DecisionRule:
+    """A conformal decision: images with a p-value of at most alpha are anomalous.
 
     Attributes:
-        of: Whose normal images they are, in words.
-        scores: The scores.
+        of: Whose normal images calibrate it, in words.
+        scores: Their scores.
+        alpha: Promised rate of false alarms.
     """
 
     of: str
     scores: ScoreCounts
+    alpha: float
+
+    @property
+    def threshold(self) -> float:
+        """Score above which images are anomalous; infinity where alpha cannot be promised."""
+        return self.scores.threshold(self.alpha)
+
+    @property
+    def colour(self) -> float:
+        """Score in the middle of heatmaps' colours: the threshold or, without one, the largest calibration score."""
+        if math.isfinite(self.threshold):
+            return self.threshold
+        return float(self.scores.edges[-1]) if self.scores.total else 1.0
+
+    def __str__(self) -> str:
+        seen = f"{self.scores.total} calibration images of {self.of}"
+        if math.isfinite(self.threshold):
+            return f"threshold {self.threshold:.4g}: at most {self.alpha:g} of normal images, by {seen}"
+        return f"{seen} are too few to promise {self.alpha:g}: that takes {needed_images(self.alpha)}"
 
 
 @dataclass(frozen=True)
@@ -167,8 +190,8 @@ class Calibration:
     Example:
         >>> scores = {"nut": ScoreCounts.of(torch.arange(1.0, 13))}
         >>> calibration = Calibration({0: scores, 1: scores}, shared=True)
-        >>> source = calibration.source(0, alpha=0.05)
-        >>> source.of, source.scores.total
+        >>> rule = calibration.rule(0, alpha=0.05)
+        >>> rule.of, rule.scores.total
         ('all clients', 24)
     """
 
@@ -176,8 +199,8 @@ class Calibration:
     shared: bool
     names: ClientNames = NUMBERS
 
-    def source(self, client: int, alpha: float, product: str | None = None) -> Source:
-        """Chooses the calibration scores for a decision: the most specific that are enough for alpha.
+    def rule(self, client: int, alpha: Alpha, product: str | None = None) -> DecisionRule:
+        """Chooses a client's rule for a decision: by the most specific calibration scores that are enough for alpha.
 
         Of an image whose product is known these are that product's, over all clients where they share a model, and
         else those of all products; of another image the client's own, and else those of all clients.
@@ -188,45 +211,46 @@ class Calibration:
             product: Product of the image, if it is known.
 
         Returns:
-            The scores; where none are enough, the last choice, whose threshold is infinite.
+            The rule; where no scores are enough, that of the last choice, whose threshold is infinite.
         """
+        rate = self.rate(client, alpha)
         own, everyone = [self.clients.get(client, {})], list(self.clients.values())
         choices = []
         if product is not None:
             holders, whose = (everyone, "all clients") if self.shared else (own, self.names.title(client))
-            choices.append(Source(f"{product}, {whose}", _of_product(holders, product)))
-            choices.append(Source(whose, _of_all(holders)))
+            choices.append((f"{product}, {whose}", _of_product(holders, product)))
+            choices.append((whose, _of_all(holders)))
         else:
-            choices.append(Source(self.names.title(client), _of_all(own)))
+            choices.append((self.names.title(client), _of_all(own)))
             if self.shared:
-                choices.append(Source("all clients", _of_all(everyone)))
-        enough = (choice for choice in choices if choice.scores.total >= needed_images(alpha))
-        return next(enough, choices[-1])
+                choices.append(("all clients", _of_all(everyone)))
+        enough = (choice for choice in choices if choice[1].total >= needed_images(rate))
+        return DecisionRule(*next(enough, choices[-1]), rate)
 
-    def auto_rate(self) -> float:
-        """Chooses the rate of false alarms to promise: `USUAL_RATE`, or else the smallest that every client can.
+    def rate(self, client: int, alpha: Alpha) -> float:
+        """Returns the rate of false alarms that a client promises.
 
-        n scores can promise 1 / (n + 1). Clients that share a model have the scores of all to fall back on; of clients
-        with models of their own the one with fewest decides. Clients without scores can promise nothing and are left
-        out.
+        Of ``auto`` it is `USUAL_RATE`, or else the smallest that the client's scores can promise, 1 / (n + 1): those of
+        all its products or, where clients share a model, of all clients. It is the same for every product, as these are
+        the scores that a product with too few falls back on.
 
         Returns:
-            The rate, rounded up to three digits; `USUAL_RATE` where nobody has scores.
+            The rate, of ``auto`` rounded up to three digits; `USUAL_RATE` where there are no scores, and no alarms.
 
         Example:
-            >>> two = {client: {"nut": ScoreCounts.of(torch.arange(1.0, 4))} for client in (0, 1)}
-            >>> Calibration(two, shared=True).auto_rate(), Calibration(two, shared=False).auto_rate()
-            (0.143, 0.25)
+            >>> scores = {0: ScoreCounts.of(torch.arange(1.0, 4)), 1: ScoreCounts.of(torch.arange(200.0))}
+            >>> calibration = Calibration({client: {"nut": own} for client, own in scores.items()}, shared=False)
+            >>> calibration.rate(0, "auto"), calibration.rate(1, "auto"), calibration.rate(1, 0.1)
+            (0.25, 0.01, 0.1)
         """
-        totals = [total for own in self.clients.values() if (total := _of_all([own]).total)]
-        if not totals:
-            return USUAL_RATE
-        fewest = sum(totals) if self.shared else min(totals)
-        return max(USUAL_RATE, _rounded_up(1 / (fewest + 1)))
+        if not isinstance(alpha, str):
+            return alpha
+        most = self.rule(client, USUAL_RATE).scores.total
+        return max(USUAL_RATE, _rounded_up(1 / (most + 1))) if most else USUAL_RATE
 
-    def threshold(self, client: int, alpha: float, product: str | None = None) -> float:
+    def threshold(self, client: int, alpha: Alpha, product: str | None = None) -> float:
         """Computes the score above which a client calls an image anomalous; infinity where it cannot promise alpha."""
-        return self.source(client, alpha, product).scores.threshold(alpha)
+        return self.rule(client, alpha, product).threshold
 
     def to_json(self) -> dict[str, Any]:
         """Returns all counts, as `from_json` reads them."""

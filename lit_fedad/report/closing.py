@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_title
+from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_title, promised_text
 
 _CHOSEN = ("i_auroc", "pro", "false_alarm_rate", "miss_rate")
 _MOST = 4
@@ -65,6 +65,7 @@ of a client's own products 82, a client alone 78
         found = _of_100(1 - misses)
         lines.append(
             f"as shipped, finds {found} of 100 defects of a client's own products at {_alarms(alarms)}"
+            + (f", at most {100 * promised['mean']:.2g} promised" if (promised := _promised(result)) else "")
         )
     if alone := result.get("alone"):
         many, one = (
@@ -93,9 +94,18 @@ def _listed(last: Mapping[str, Any]) -> Sequence[str]:
 def _words(name: str, result: Mapping[str, Any]) -> str:
     better = "lower is better" if name in _LOWER else "higher is better"
     words = _WORDS.get(name, better)
-    if name == "false_alarm_rate" and "alpha" in result:
-        return f"{words}, at most {result['alpha']:g} promised"
+    if name == "false_alarm_rate" and (promised := _promised(result)):
+        by_client = promised_text([promised["lowest"], promised["highest"]])
+        return f"{words}, at most {promised['mean']:.3g} promised" + f" ({by_client})" * (
+            "client" in by_client
+        )
     return words
+
+
+def _promised(result: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Returns mean, lowest and highest promise of the decisions that a run ships."""
+    shipped: Mapping[str, Any] = next(iter(result.get("decisions", {}).values()), {})
+    return shipped.get("promised")
 
 
 def _of_100(share: float) -> int:

@@ -1,7 +1,7 @@
 """Names and numbers as they are shown: titles of metrics and of what stands beside them, sizes and durations."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 METRIC_TITLES = {
@@ -121,6 +121,18 @@ def p_value_text(p_value: float) -> str:
         ('p = 0.0123', 'p = 1')
     """
     return f"p = {p_value:.3g}"
+
+
+def promised_text(rates: Iterable[float]) -> str:
+    """Formats the rates of false alarms that clients promise: one, or the lowest and the highest.
+
+    Example:
+        >>> promised_text([0.01, 0.01]), promised_text([0.334, 0.05, 0.1])
+        ('0.01', '0.05 to 0.334 by client')
+    """
+    ordered = sorted(rates)
+    low, high = f"{ordered[0]:g}", f"{ordered[-1]:g}"
+    return low if low == high else f"{low} to {high} by client"
 
 
 def spread_columns(metrics: Mapping[str, Any]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import decide_apart
 from lit_fedad.experiment.build import Model, build_model
-from lit_fedad.experiment.decisions import choose_alphas, ship
+from lit_fedad.experiment.decisions import ship
 from lit_fedad.experiment.evaluators import TestsElsewhere, build_evaluator_of_answers
 from lit_fedad.experiment.federations import build_federation
 from lit_fedad.experiment.run import Run, RunCallback
@@ -215,7 +215,6 @@ class SiteClients:
         semantic = any(site.anomalies for site in facts.values())
         by_product = run.config["calibration"]["by"] == "product" and not semantic
         held = {client: site.held for client, site in facts.items()}
-        choose_alphas(run)
         for alpha in run.alphas:
             shipped = alpha == run.alphas[0]
             run.decisions[alpha] = decide_apart(

@@ -19,7 +19,6 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, limit_of
 from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
@@ -76,12 +75,9 @@ class OwnDetector:
         return (self.folder.path / "result.json").exists()
 
     def calibrate(self, scores: Mapping[str, ScoreCounts]) -> None:
-        """Writes counts of the calibration scores of the site's images, by product, and the rate that they choose."""
+        """Writes counts of the calibration scores of the site's images, by product."""
         own = Calibration({self.client: scores}, shared=False)
         self.folder.save_json("calibration.json", own.to_json())
-        self.result["alpha"] = alphas(self.config, own)[0]
-        if (written := self.folder.result()) is not None:
-            self.folder.save_json("result.json", {**written, "alpha": self.result["alpha"]})
 
     def write(self, client: TrainedClient) -> None:
         """Writes what the client predicts with.

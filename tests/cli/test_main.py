@@ -212,14 +212,10 @@ def test_training_and_showing_it_again(say, tmp_path):
         "warning: backbone 'resnet18' has RANDOM weights (seed 0): they test the plumbing, no more",
     ]
     # 20 images calibrate: 1 / 21.
-    assert (
-        "evaluation.alpha=auto promises 0.0477: the smallest rate of false alarms that 20 calibration images allow;"
-        " 0.01 needs 99"
-    ) in out
+    assert ("evaluation.alpha=auto promises 0.0477: what 20 calibration images allow; 0.01 needs 99") in out
     result = RunFolder(tmp_path / "run").result()
-    assert (result["alpha"], list(result["decisions"])) == (0.0477, ["0.0477"])
-    judged = result["decisions"]["0.0477"]["clients"].values()
-    assert [own["without_promise"] for own in judged] == [[], []]
+    judged = result["decisions"]["auto"]["clients"].values()
+    assert [(own["promised"], own["without_promise"]) for own in judged] == [(0.0477, []), (0.0477, [])]
     assert any(line.startswith("round  1/1") for line in out)
     status, out, err = say(*arguments)
     assert (status, err) == (0, [])

@@ -82,7 +82,7 @@ def composed_with(overrides):
             ["evaluation.alpha=[0.1,1.0]"],
             "evaluation.alpha=[0.1, 1.0] must be auto, a number above 0 and below 1",
         ),
-        (["evaluation.alpha=[]"], "evaluation.alpha=[] must hold a number"),
+        (["evaluation.alpha=[]"], "evaluation.alpha=[] must hold a rate"),
         (["evaluation.alpha=low"], "evaluation.alpha=low must be auto, a number above 0 and below 1"),
         (["calibration.share=1"], "calibration.share=1 must be in [0, 0.9]"),
         (["calibration.folds=1"], "calibration.folds=1 must be in [2, 1000]"),

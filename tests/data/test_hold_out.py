@@ -30,6 +30,12 @@ def test_a_share_of_every_product_is_held_out():
     assert everyone(held) == [list(range(40)), list(range(40, 60))]
 
 
+def test_a_client_with_few_images_holds_more_of_them_out():
+    whole = Partition((tuple(range(60)), tuple(range(60, 80)), tuple(range(80, 90))))
+    held = hold_out(whole, images(90), 0.2, seed=0, least=9)
+    assert [len(own) for own in held.calibration] == [12, 9, 5]  # a fifth; nine; a half
+
+
 def test_the_seed_draws_and_nothing_else_does():
     whole = Partition((tuple(range(40)),))
     first, again, other = (hold_out(whole, images(40), 0.2, seed) for seed in (0, 0, 1))

@@ -64,7 +64,7 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
     # Cells are padded with spaces.
     card = re.sub(" +", " ", (exported / "model_card.md").read_text())
     result, calibration = RunFolder(tiny_run).result(), RunFolder(tiny_run).calibration()
-    alpha = RunFolder(tiny_run).alpha()
+    rules = {client: calibration.rule(client, RunFolder(tiny_run).alpha()) for client in (0, 1)}
     sizes = result["partition"]["sizes"]
     auroc = result["last"]["i_auroc"]
     worst = [number for number, value in auroc["per_client"].items() if value == auroc["worst"]]
@@ -75,9 +75,9 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
         "**Its backbone has random weights",
         f"| I-AUROC | {auroc['per_client']['1']:.3f} | {auroc['mean']:.3f} | {auroc['worst']:.3f}"
         f" ({', '.join(worst)}) |",
-        f"| **1** | {calibration.threshold(1, alpha):.9g} | {calibration.source(1, alpha).scores.total} |",
-        f"| 0 | {calibration.threshold(0, alpha):.9g} |",
-        f"with a p-value of at most {alpha:g}",
+        f"| **1** | {rules[1].threshold:.9g} | {rules[1].alpha:g} | {rules[1].scores.total} |",
+        f"| 0 | {rules[0].threshold:.9g} |",
+        f"with a p-value of at most {rules[1].alpha:g}",
         "| `p_value` | [B] |",
         "| `anomaly_map` | [B, 32, 32] |",
         f"| `detector.pt2` | {(exported / 'detector.pt2').stat().st_size} (",

@@ -64,14 +64,13 @@ def test_every_image_gets_a_score_a_decision_and_a_heatmap(tiny_run, photos, tmp
     assert [row["path"] for row in rows] == [
         str(photos / name) for name in ("a/one.jpg", "a/one.png", "b/one.png", "top.bmp")
     ]
-    alpha = RunFolder(tiny_run).result()["alpha"]
-    source = RunFolder(tiny_run).calibration().source(1, alpha)
-    threshold = source.scores.threshold(alpha)
+    folder = RunFolder(tiny_run)
+    rule = folder.calibration().rule(1, folder.alpha())
     for row in rows:
-        assert float(row["threshold"]) == pytest.approx(threshold, rel=1e-7)
-        expected = float(source.scores.p_values(torch.tensor([float(row["score"])])))
+        assert float(row["threshold"]) == pytest.approx(rule.threshold, rel=1e-7)
+        expected = float(rule.scores.p_values(torch.tensor([float(row["score"])])))
         assert float(row["p_value"]) == pytest.approx(expected, rel=1e-5)
-        assert row["decision"] == ("anomalous" if float(row["score"]) > threshold else "normal")
+        assert row["decision"] == ("anomalous" if float(row["score"]) > rule.threshold else "normal")
     heatmaps = [out / row["heatmap"] for row in rows]
     assert len(set(heatmaps)) == 4
     assert sorted(heatmaps) == sorted(out.rglob("*.png"))

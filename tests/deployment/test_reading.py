@@ -76,9 +76,10 @@ def test_a_federation_of_sites_is_listed_by_name(tmp_path):
 
 
 def test_at_the_shipped_threshold_alpha_is_expected(view):
-    counts, threshold = view.scores_of(0, None), view.shipped(0, None)
-    rate, alarms = expected_alarms(counts, threshold, 2000)
-    assert rate <= view.alpha < rate + 1 / (counts.total + 1)
+    rule = view.shipped(0, None)
+    counts = rule.scores
+    rate, alarms = expected_alarms(counts, rule.threshold, 2000)
+    assert rate <= rule.alpha < rate + 1 / (counts.total + 1)
     assert alarms == pytest.approx(2000 * rate)
     assert expected_alarms(counts, 0.0, 1)[0] == 1
     assert expected_alarms(counts, 1e9, 1)[0] == pytest.approx(1 / 101)

@@ -26,19 +26,19 @@ def above(counts, threshold):
 
 def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     kept = SavedThresholds(RunView.open(str(run)))
-    counts = kept.view.scores_of(0, None)
+    counts = kept.view.shipped(0, None).scores
     at = float(counts.edges[-3:-1].mean())  # between two calibration scores
     trained = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     said, before = kept.save(0, None, at)
     version = RunFolder(run).version(None)
     assert (before, version.path.name, said.startswith("Version 1 is the default")) == (0, "1", True)
-    limit = version.calibration().threshold(0, version.alpha())
-    deciding = version.calibration().source(0, version.alpha()).scores
+    limit = version.calibration().rule(0, version.alpha()).threshold
+    deciding = version.calibration().rule(0, version.alpha()).scores
     assert version.alpha() == (1 + above(deciding, at)) / (deciding.total + 1)
     assert above(deciding, limit) == above(deciding, at)
     assert not set(version.result()["last"]) & set(RATES), "decisions by the new rate were not judged yet"
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == trained
-    assert RunView.open(str(run)).shipped(0, None) == limit
+    assert RunView.open(str(run)).shipped(0, None).threshold == limit
     kept.choose(before)
     assert RunFolder(run).version(None).path == run
     with pytest.raises(UserError, match="alpha=1 must be above 0 and below 1"):
@@ -55,7 +55,7 @@ def test_the_page_s_buttons_save_and_undo(run, tmp_path):
     view = RunView.open(str(run))
     page = OperatorPage(view, tmp_path / "reviews.csv", lambda content, name: (None, "")).build()
     press = {function.name: function.fn for function in page.fns.values()}
-    at = float(view.scores_of(0, None).edges[-3:-1].mean())
+    at = float(view.shipped(0, None).scores.edges[-3:-1].mean())
     said, versions, _ = press["keep"](0, "any", at, [])
     assert (said.split(":")[0], versions) == ("Version 1 is the default", [0])
     assert press["undo"](versions)[:2] == ("Version 0 is the default again.", [])

@@ -89,7 +89,7 @@ def test_scores_and_decisions_are_those_of_predict(tiny_run, camera, tmp_path):
 
 def test_p_values_of_the_stream_are_those_of_the_test_of_drift(tiny_run, camera, tmp_path):
     found = look(tiny_run, camera(6), tmp_path / "out", window=4)
-    calibration = RunFolder(tiny_run).calibration().source(1, 0.5).scores
+    calibration = RunFolder(tiny_run).calibration().rule(1, 0.5).scores
     test = DriftTest(calibration, seed=RunFolder(tiny_run).config()["seed"])
     steps = test.add([float(row["score"]) for row in table(tmp_path / "out")])
     p_values = [float(row["stream_p_value"]) for row in table(tmp_path / "out")]
@@ -169,9 +169,13 @@ def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camer
 def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
     images, out = camera(2), tmp_path / "out"
     look(tiny_run, images, out)
+    own = RunFolder(tiny_run).calibration().rate(1, "auto")
     for settings, message in (
         ({"run_length": 5}, r"holds a watch with run_length=10000, not run_length=5; give another"),
-        ({"alpha": 0.5}, rf"holds a watch with alpha={RunFolder(tiny_run).alpha()}, not alpha=0.5"),
+        (
+            {"alpha": 0.5},
+            rf"holds a watch with alpha={own}, not alpha=0.5",
+        ),
         ({"product": "grass"}, r"holds a watch with product=None, not product=grass"),
         ({"product": "gras"}, r"product=gras: calibrated are"),
         ({"run_length": 0}, r"watch.run_length=0 must be at least 1"),

@@ -12,6 +12,7 @@ from lit_fedad.evaluation.decisions import (
     pooled_intervals,
     pooled_rates,
     product_rates,
+    promised_rates,
     summarise_rates,
 )
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts, wilson_interval
@@ -53,6 +54,13 @@ def test_without_products_one_threshold_holds_for_all():
     assert vars(judged[0]["foreign"]) == {"normal": 1, "false_alarms": 0, "anomalous": 2, "misses": 1}
     judged = decide({0: SCORES}, images(known=False), CALIBRATION, alpha=0.5)  # above 3
     assert vars(judged[0]["foreign"]) == {"normal": 1, "false_alarms": 1, "anomalous": 2, "misses": 1}
+
+
+def test_false_alarms_stand_beside_the_mean_of_what_the_same_clients_promise():
+    own = Calibration({**CALIBRATION.clients, 2: {}}, shared=False)  # of 5, 10 and no images
+    untested = EvaluatedImages(LABELS, PRODUCTS, {**HELD, 2: {}}, known=True)
+    promised = promised_rates(decide(dict.fromkeys(range(3), SCORES), untested, own, "auto"))
+    assert promised == {"mean": pytest.approx((0.167 + 0.091) / 2), "lowest": 0.091, "highest": 0.167}
 
 
 def test_what_cannot_be_promised_is_not_called_anomalous():

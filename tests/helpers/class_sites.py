@@ -16,7 +16,7 @@ from lit_fedad.core.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
 from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
-from lit_fedad.experiment.calibration import calibration_scores, given_alphas
+from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.train import train
 from lit_fedad.report.console import Display
 from lit_fedad.sites.settings import SiteSettings
@@ -187,7 +187,7 @@ def _judge(run, client):
         data.images.test_labels[chosen],
         data.images.normal_classes,
         scores,
-        next(iter(given_alphas(run.config)), None),
+        alphas(run.config)[0],
     )
     return SemanticEvaluator(data.images.anomalies, test, common=False)
 

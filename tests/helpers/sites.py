@@ -21,7 +21,6 @@ from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.calibration import calibration_scores
-from lit_fedad.experiment.decisions import choose_alphas
 from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
@@ -150,8 +149,6 @@ class OwnTests(LocalClients):
         )
         query = CalibrationQuery(data.images.categories, scores)
         run.calibration = calibrate(federation, federation.rounds, query)
-        choose_alphas(run)
-        run.extras["alpha"] = run.alphas[0]
         run.folder.save_json("calibration.json", run.calibration.to_json())
 
 

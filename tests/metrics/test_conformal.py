@@ -40,18 +40,26 @@ def test_a_score_is_above_the_threshold_exactly_where_its_p_value_is_at_most_alp
 def test_the_automatic_rate_is_the_smallest_at_which_the_largest_score_can_be_called(n):
     smallest = 1 / (n + 1)  # p-value of a score above all n
     scores = {"nut": ScoreCounts.of(COARSE.repeat(3)[:n])}
-    rate = Calibration({0: scores}, shared=False).auto_rate()
+    rate = Calibration({0: scores}, shared=False).rate(0, "auto")
     assert smallest <= rate < 1.01 * smallest  # three digits
     assert math.isfinite(scores["nut"].threshold(rate))
     assert math.isinf(scores["nut"].threshold(0.99 * smallest))
 
 
-def test_the_automatic_rate_is_what_every_client_can_promise():
+def test_the_automatic_rate_is_what_each_client_can_promise():
     few, many = (ScoreCounts.of(COARSE.repeat(5)[:n]) for n in (4, 120))
     clients = {0: {"nut": few, "bolt": few}, 1: {"nut": many}, 2: {}}
-    assert Calibration(clients, shared=False).auto_rate() == 0.112  # 1 / (8 + 1), up to three digits
-    assert Calibration(clients, shared=True).auto_rate() == 0.01  # 128 scores
-    assert Calibration({2: {}}, shared=True).auto_rate() == 0.01  # nobody promises anything
+    own, shared = (Calibration(clients, shared=shared) for shared in (False, True))
+    assert [own.rate(client, "auto") for client in clients] == [
+        0.112,
+        0.01,
+        0.01,
+    ]  # 1 / (8 + 1), up to three digits
+    assert [shared.rate(client, "auto") for client in clients] == [0.01] * 3  # 128 scores
+    assert [own.rate(client, 0.3) for client in clients] == [0.3] * 3
+    # Of a product with too few scores those of all products decide, at the same rate; who has none decides nothing.
+    assert own.rule(0, "auto", "nut").scores.total == 8
+    assert math.isinf(own.threshold(2, "auto"))
 
 
 def test_the_promise_holds_on_average_and_hardly_gives_any_away():
@@ -89,14 +97,14 @@ def test_a_bin_ends_at_its_largest_score(bins):
 def test_the_most_specific_scores_that_suffice_decide():
     few, many = ScoreCounts.of(COARSE[:5]), ScoreCounts.of(COARSE[:20])
     shared = Calibration({0: {"nut": few}, 1: {"nut": many, "leaf": few}}, shared=True)
-    assert shared.source(0, 0.1, "nut").of == "nut, all clients"
-    assert shared.source(0, 0.1, "nut").scores.total == 25
-    assert shared.source(0, 0.1, "leaf").of == "all clients"
-    assert shared.source(0, 0.2).of == "client 0"
-    assert shared.source(0, 0.1).of == "all clients"
+    assert shared.rule(0, 0.1, "nut").of == "nut, all clients"
+    assert shared.rule(0, 0.1, "nut").scores.total == 25
+    assert shared.rule(0, 0.1, "leaf").of == "all clients"
+    assert shared.rule(0, 0.2).of == "client 0"
+    assert shared.rule(0, 0.1).of == "all clients"
     own = Calibration(shared.clients, shared=False)
-    assert own.source(1, 0.1, "nut").of == "nut, client 1"
-    assert own.source(1, 0.1, "leaf").of == "client 1"
+    assert own.rule(1, 0.1, "nut").of == "nut, client 1"
+    assert own.rule(1, 0.1, "leaf").of == "client 1"
     assert own.threshold(0, 0.1, "nut") == math.inf
     assert own.threshold(7, 0.5) == math.inf
 

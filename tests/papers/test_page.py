@@ -119,7 +119,7 @@ def with_products(run, false_alarms):
     rates = {"false_alarm_rate": {"mean": false_alarms}, "miss_rate": {"mean": 0.5}}
     products = {"own": {"nut": rate}, "foreign": {"nut": {}}}
     run.result["decisions"] = {
-        "0.01": {**rates, "products": products},
+        "auto": {**rates, "products": products, "promised": {"mean": 0.03, "lowest": 0.01, "highest": 0.05}},
         "0.1": {**rates, "products": products},
     }
     return run
@@ -144,8 +144,8 @@ def test_seen_rates_stand_beside_the_promised_one(make_run, page_of):
     grid, gallery = section(page_of([run]), "Decisions").blocks
     assert grid.heads[:3] == ["run, product", "promised", "false alarms"]
     assert texts(grid) == [
-        ["feddymem, seed 0", "0.01", "0.0100", "0.5000", UNKNOWN, UNKNOWN],
-        ["nut", "0.01", "0.0100 (0.0018 to 0.0545)", *[UNKNOWN] * 3],
+        ["feddymem, seed 0", "0.01 to 0.05 by client", "0.0100", "0.5000", UNKNOWN, UNKNOWN],
+        ["nut", "0.01 to 0.05 by client", "0.0100 (0.0018 to 0.0545)", *[UNKNOWN] * 3],
         ["feddymem, seed 0", "0.1", "0.0100", "0.5000", UNKNOWN, UNKNOWN],
     ]
     assert [picture.caption for picture in gallery.pictures] == [

@@ -23,7 +23,8 @@ LAST = {
 
 
 def test_a_detector_has_four_rows_and_each_says_what_is_better():
-    rows = closing_rows({"last": LAST, "alpha": 0.01})
+    promised = {"mean": 0.072, "lowest": 0.01, "highest": 0.334}
+    rows = closing_rows({"last": LAST, "decisions": {"auto": {"promised": promised}}})
     assert [row["last round"] for row in rows] == ["I-AUROC", "PRO", "false alarms", "misses"]
     assert [("higher" in row["what it tells"], "lower" in row["what it tells"]) for row in rows] == [
         (True, False),
@@ -31,7 +32,7 @@ def test_a_detector_has_four_rows_and_each_says_what_is_better():
         (False, True),
         (False, True),
     ]
-    assert "at most 0.01 promised" in rows[2]["what it tells"]
+    assert "at most 0.072 promised (0.01 to 0.334 by client)" in rows[2]["what it tells"]
 
 
 def test_what_a_client_reaches_alone_stands_beside():

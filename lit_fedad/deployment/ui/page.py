@@ -28,7 +28,7 @@ from lit_fedad.deployment.ui.reading import (
     read_scored,
 )
 from lit_fedad.deployment.ui.saving import SavedThresholds
-from lit_fedad.report.naming import p_value_text
+from lit_fedad.report.naming import p_value_text, promised_text
 
 Try = Callable[[bytes, str], tuple[Any, str]]
 """Scores the content of a file of a name: its heatmap, and what is said of it."""
@@ -83,13 +83,15 @@ class OperatorPage:
             if troubles
             else ("#009E73", "No failures", "")
         )
-        silent = [view.names.title(n) for n in view.clients() if not math.isfinite(view.shipped(n, None))]
+        rules = {n: view.shipped(n, None) for n in view.clients()}
+        silent = [view.names.title(n) for n, rule in rules.items() if not math.isfinite(rule.threshold)]
+        promised = promised_text(rule.alpha for rule in rules.values()) if rules else ""
         decides = (
             ("#D55E00", "Without decisions", f"{', '.join(silent)}: too few calibration images")
             if silent
-            else ("#009E73", "Decides", f"at most {view.alpha:g} false alarms promised")
+            else ("#009E73", "Decides", f"promised false alarms: at most {promised}")
         )
-        lamps = [self._lamp(_NONE), _light(*failed), *([_light(*decides)] if view.clients() else [])]
+        lamps = [self._lamp(_NONE), _light(*failed), *([_light(*decides)] if rules else [])]
         return "<br>".join([*lamps, escape(self._reviewed())])
 
     def _federation(self) -> None:
@@ -128,22 +130,22 @@ class OperatorPage:
         lamp, words, drawn = gr.HTML(elem_id="drift"), gr.Markdown(elem_id="alarms"), gr.HTML()
 
         def show(number: int, name: str, table: str, at: float, images: float) -> tuple[str, str, str]:
-            counts = view.scores_of(number, _named(name))
+            rule = view.shipped(number, _named(name))
             seen = [image.score for image in self._scored(table)]
-            rate, alarms = expected_alarms(counts, at, images or 0)
-            shipped = view.shipped(number, _named(name))
+            rate, alarms = expected_alarms(rule.scores, at, images or 0)
             lines = [
                 f"**{alarms:.1f} false alarms a day**, at most, of {images:g} normal images ({rate:.2%})."
             ]
             if seen:
                 above = sum(score > at for score in seen)
                 lines.append(f"{above} of {len(seen)} new images lie above.")
-            is_shipped = f"{shipped:.6g}" if math.isfinite(shipped) else "none: too few calibration images"
+            limit = rule.threshold
+            is_shipped = f"{limit:.6g}" if math.isfinite(limit) else "none: too few calibration images"
             lines.append(
-                f"Shipped for alpha {view.alpha:g}: {is_shipped}; {counts.total} calibration images. This threshold:"
-                f" `lit-fedad predict run={view.path} client={number} alpha={rate:.4g} images=FOLDER`"
+                f"Shipped for alpha {rule.alpha:g}: {is_shipped}; {rule.scores.total} calibration images. This"
+                f" threshold: `lit-fedad predict run={view.path} client={number} alpha={rate:.4g} images=FOLDER`"
             )
-            return self._lamp(table), "\n\n".join(lines), histogram_svg(histogram(counts, seen, at), at)
+            return self._lamp(table), "\n\n".join(lines), histogram_svg(histogram(rule.scores, seen, at), at)
 
         def move(number: int, name: str) -> Any:
             low, high, value = self._range(number, _named(name))
@@ -272,10 +274,11 @@ class OperatorPage:
 
     def _range(self, client: int, product: str | None) -> tuple[float, float, float]:
         """Ends of the slider, and where it begins: at the shipped threshold."""
-        edges = self.view.scores_of(client, product).edges
+        rule = self.view.shipped(client, product)
+        edges = rule.scores.edges
         low, high = (float(edges[0]), 1.5 * float(edges[-1])) if len(edges) else (0.0, 1.0)
-        shipped, step = self.view.shipped(client, product), _step(low, high)
-        value = shipped if math.isfinite(shipped) else high / 1.5
+        step = _step(low, high)
+        value = rule.threshold if math.isfinite(rule.threshold) else high / 1.5
         # Up to the next step: no calibration image that lies below the threshold comes to lie above.
         low, value, high = math.floor(low / step), math.ceil(value / step), math.ceil(high / step)
         return round(low * step, 10), round(high * step, 10), round(value * step, 10)

@@ -16,9 +16,8 @@ import numpy as np
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.input_files import check_regular, read_json
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.metrics.conformal import Calibration, ScoreCounts
+from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
 from lit_fedad.report.naming import human_bytes, metric_title
 from lit_fedad.sites.status import STATUS, read_status
 
@@ -93,14 +92,14 @@ class RunView:
 
     Attributes:
         path: The folder.
-        alpha: Rate of false alarms that the run promises, or will.
+        alpha: Rate of false alarms that the run promises.
         result: Content of ``result.json``; empty while the run is not complete.
         status: Content of ``status.json``, which a federation of sites writes; empty without one.
         calibration: Scores of normal images; None where there are none.
     """
 
     path: Path
-    alpha: float
+    alpha: Alpha
     result: Mapping[str, Any]
     status: Mapping[str, Any]
     calibration: Calibration | None
@@ -120,9 +119,7 @@ class RunView:
         status = read_status(home) if (home / STATUS).exists() else {}
         calibrated = (folder.path / "calibration.json").exists()
         calibration = folder.calibration() if calibrated else None
-        counted = calibration or Calibration({}, shared=False)
-        alpha = folder.alpha() if "alpha" in result else alphas(folder.config(), counted)[0]
-        return cls(folder.path, alpha, result, status, calibration)
+        return cls(folder.path, folder.alpha(), result, status, calibration)
 
     @property
     def names(self) -> ClientNames:
@@ -216,15 +213,10 @@ class RunView:
         own = self.calibration.clients.values() if self.calibration else []
         return sorted({name for scores in own for name in scores})
 
-    def scores_of(self, client: int, product: str | None) -> ScoreCounts:
-        """Returns the calibration scores that a client decides by, for images of a product, or of any."""
+    def shipped(self, client: int, product: str | None) -> DecisionRule:
+        """Returns the rule that a client decides by, for images of a product, or of any."""
         assert self.calibration is not None
-        return self.calibration.source(client, self.alpha, product).scores
-
-    def shipped(self, client: int, product: str | None) -> float:
-        """Returns the threshold of the run's decisions; infinite where none can be promised."""
-        assert self.calibration is not None
-        return self.calibration.threshold(client, self.alpha, product)
+        return self.calibration.rule(client, self.alpha, product)
 
     def tables(self) -> dict[str, Path]:
         """Finds the tables of scored images: those of ``predict`` and ``watch``."""

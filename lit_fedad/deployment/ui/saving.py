@@ -39,7 +39,7 @@ class SavedThresholds:
             before = home.default_version()
             number = save_rate(home, rate)
             folder = home.choose_version(number)
-        limit = folder.calibration().threshold(client, rate, product)
+        limit = folder.calibration().rule(client, rate, product).threshold
         return (
             f"Version {number} is the default: at most {rate:.2%} false alarms, at all clients; here the threshold is"
             f" {limit:.6g}. An exported detector keeps its own until it is exported again.",
@@ -60,10 +60,10 @@ class SavedThresholds:
     def _rate(self, client: int, product: str | None, threshold: float) -> float:
         """Finds the rate that has a threshold: a larger one may be promised by fewer, more specific scores."""
         assert self.view.calibration is not None
-        scores = self.view.scores_of(client, product)
+        scores = self.view.shipped(client, product).scores
         while True:
             rate, _ = expected_alarms(scores, threshold, 0)
-            deciding = self.view.calibration.source(client, rate, product).scores
+            deciding = self.view.calibration.rule(client, rate, product).scores
             if deciding.total >= scores.total:
                 return rate
             scores = deciding

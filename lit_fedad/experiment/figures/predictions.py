@@ -16,7 +16,7 @@ from lit_fedad.experiment.figures.anomaly import draw_heatmaps
 from lit_fedad.experiment.figures.embedding import density_scores, embed_images, last_exchange
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.client_query import LocalQuery
-from lit_fedad.metrics.conformal import ScoreCounts
+from lit_fedad.metrics.conformal import Alpha, Calibration, ScoreCounts
 from lit_fedad.report.decision_figures import ClientScores, calibration_figure, client_scores_figure
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.knowledge import tsne_layout
@@ -32,7 +32,7 @@ def draw_calibration(run: Run) -> None:
     Args:
         run: A run whose decisions have been judged (`Run.decisions`), on the first process.
     """
-    promised = sorted(run.decisions)
+    promised = sorted(alpha for alpha in run.decisions if not isinstance(alpha, str))
     pooled = [pooled_rates(run.decisions[alpha]) for alpha in promised]
     intervals = [pooled_intervals(run.decisions[alpha]) for alpha in promised]
     sides = ("own", "foreign")
@@ -112,7 +112,7 @@ def show_representations(run: Run) -> None:
 
 
 def _judge_alone(
-    client: Client, exchanges: Exchanges, number: int, data: Data, z: Tensor, alpha: float
+    client: Client, exchanges: Exchanges, number: int, data: Data, z: Tensor, alpha: Alpha
 ) -> Tensor | None:
     """Computes decisions by a client's own densities; None where it has no others."""
     task = client.task
@@ -123,8 +123,9 @@ def _judge_alone(
     if not len(own.mean) or not data.partition.calibration or not data.partition.calibration[number]:
         return None
     held_out = embed_images(task, data.module.normal_loader(data.partition.calibration[number]))
-    scores = density_scores(own.mean, own.covariance, held_out)
-    return density_scores(own.mean, own.covariance, z) > ScoreCounts.of(scores).threshold(alpha)
+    scores = ScoreCounts.of(density_scores(own.mean, own.covariance, held_out))
+    limit = Calibration({number: {"": scores}}, shared=False).threshold(number, alpha)
+    return density_scores(own.mean, own.covariance, z) > limit
 
 
 class Predictions(RunCallback):

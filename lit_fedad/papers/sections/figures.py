@@ -12,7 +12,7 @@ from lit_fedad.papers.runs import CompleteRun, GroupsByData
 from lit_fedad.papers.sections.overview import format_metric
 from lit_fedad.report.figures import curves_figure
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
-from lit_fedad.report.naming import metric_title
+from lit_fedad.report.naming import metric_title, promised_text
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, svg
 from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.tracking.reading import metric_history
@@ -134,12 +134,14 @@ def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
     url = links.run(run.tracked)
     for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
         means = [judged.get(rate, {}).get("mean") for rate in _RATES]
-        yield Line([Cell(text, url) for text in (label, alpha, *map(_share, means))])
+        rates = judged.get("promised")  # runs of before lack them
+        promised = promised_text([rates["lowest"], rates["highest"]]) if rates else alpha
+        yield Line([Cell(text, url) for text in (label, promised, *map(_share, means))])
         sides = judged.get("products", {}) if number == 0 else {}
         for product in sides.get("own", {}):
             texts = [_of_product(sides.get(side, {}).get(product, {})) for side in ("own", "foreign")]
             cells = [Cell(text, url) for pair in texts for text in pair]
-            yield Line([Cell(product, url), Cell(alpha, url), *cells], part=True)
+            yield Line([Cell(product, url), Cell(promised, url), *cells], part=True)
 
 
 def _of_product(rate: Mapping[str, Any]) -> tuple[str, str]:

@@ -63,12 +63,10 @@ def restored(tiny_run):
 
 
 def run_of(federation, data, fabric, folder, pictures, calibration):
-    config = {"evaluation": {"pictures": pictures}, "calibration": {"by": "client"}}
+    config = {"evaluation": {"pictures": pictures, "alpha": 0.5}, "calibration": {"by": "client"}}
     display = Display(quiet=True)
     predictions = federation.predictions(federation.rounds)
-    return Run(
-        config, RunFolder(folder), None, data, federation, fabric, display, calibration, [0.5], predictions
-    )
+    return Run(config, RunFolder(folder), None, data, federation, fabric, display, calibration, predictions)
 
 
 def pictures(folder):

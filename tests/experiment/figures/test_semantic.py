@@ -80,12 +80,10 @@ def drawn(monkeypatch):
 
 def run_of(federation, data, fabric, folder, calibration, alpha):
     """What callbacks are handed after the last round."""
-    config = {"evaluation": {"pictures": 1}}
+    config = {"evaluation": {"pictures": 1, "alpha": alpha}}
     model = SimpleNamespace(task=federation.client.task)
     parts = model, data, federation, fabric, Display(quiet=True)
-    return Run(
-        config, RunFolder(folder), *parts, calibration, [alpha], federation.predictions(federation.rounds)
-    )
+    return Run(config, RunFolder(folder), *parts, calibration, federation.predictions(federation.rounds))
 
 
 @pytest.fixture(scope="module")
