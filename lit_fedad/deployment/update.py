@@ -111,7 +111,8 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         additions, display = folder.additions(), Display()
         clients = sorted(folder.calibration().clients)
         new = _NewImages(
-            options, clients, *grow(images, partition, additions), hashes_file(config), display
+            *(options, clients, *grow(images, partition, additions), hashes_file(config), display),
+            page=config["image"].get("page"),
         ).find()
         # A model of its own: loading a client changes it, and the round begins with one as built.
         judge = same_model(config, result)
@@ -211,6 +212,7 @@ class _NewImages:
     partition: Partition
     memo: Path | None
     display: Display
+    page: int | None
     unreadable: list[UserError] = field(default_factory=list)
 
     def find(self) -> Addition:
@@ -275,7 +277,7 @@ class _NewImages:
     def _readable(self, path: Path) -> bool:
         """Whether training could read an image; warns where it could not."""
         try:
-            read_picture(path)
+            read_picture(path, self.page)
         except UserError as error:
             self.display.warn(f"{error}; it is left out")
             self.unreadable.append(error)

@@ -97,6 +97,7 @@ class RunView:
         result: Content of ``result.json``; empty while the run is not complete.
         status: Content of ``status.json``, which a federation of sites writes; empty without one.
         calibration: Scores of normal images; None where there are none.
+        page: Page or frame, from 0, that is read of each file; None where files hold one alone.
     """
 
     path: Path
@@ -104,6 +105,7 @@ class RunView:
     result: Mapping[str, Any]
     status: Mapping[str, Any]
     calibration: Calibration | None
+    page: int | None = None
 
     @classmethod
     def open(cls, run: str) -> RunView:
@@ -121,8 +123,9 @@ class RunView:
         calibrated = (folder.path / "calibration.json").exists()
         calibration = folder.calibration() if calibrated else None
         counted = calibration or Calibration({}, shared=False)
-        alpha = folder.alpha() if "alpha" in result else alphas(folder.config(), counted)[0]
-        return cls(folder.path, alpha, result, status, calibration)
+        config = folder.config()
+        alpha = folder.alpha() if "alpha" in result else alphas(config, counted)[0]
+        return cls(folder.path, alpha, result, status, calibration, config["image"].get("page"))
 
     @property
     def names(self) -> ClientNames:
