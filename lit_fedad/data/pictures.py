@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from itertools import count, islice
@@ -21,6 +21,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.dicom import NO_PAGE, SEVERAL, read_dicom, read_native_dicom
 from lit_fedad.data.input_files import check_pixels, check_regular
 from lit_fedad.data.sample import DICOM_SUFFIXES
+from lit_fedad.data.tiff_codecs import NO_PICTURE, other_compression, uncompressed
 
 FORMATS = ("PNG", "JPEG", "MPO", "TIFF", "WEBP", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI")
 """Pillow's decoders that are used, all of formats that begin with bytes of their own; DICOM is read by pydicom."""
@@ -51,7 +52,6 @@ _FOREIGN = {
 _BITS, _PHOTOMETRIC, _SUBFILE, _SAMPLE_FORMAT, _ORIENTATION = 258, 262, 254, 339, 274  # tags of TIFF
 _SIZE = (256, 257)
 _RAW = frozenset({33422, 50706, 50752})  # colour filter, DNG, Canon
-_NO_PAGE = 1 | 4  # kinds of subfiles: a reduced copy, a transparency mask
 _SIGNED = 2
 _DARK = 16383  # the highest value of 14 bits
 _DARK_WORDS = (
@@ -128,6 +128,9 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
             return Picture(read_dicom(path, page))
         if form is None:
             raise ValueError(_foreign(path))
+        if form == "TIFF" and other_compression(path) is not None:
+            with _opened(uncompressed(path, page, alone), form, None) as image:
+                return replace(_decoded(image), lossy=True)  # as these codings may be
         with _opened(path, form, page, alone) as image:
             return _decoded(image)
     except UserError:
@@ -286,7 +289,7 @@ def _pages(image: Any) -> Iterator[int]:
                 image.seek(place)
             except EOFError:
                 return
-            if int(image.tag_v2.get(_SUBFILE, 0)) & _NO_PAGE:
+            if int(image.tag_v2.get(_SUBFILE, 0)) & NO_PICTURE:
                 if place == 0:
                     raise ValueError(
                         "its first page is a small copy of a picture in another form; convert it first"
