@@ -151,6 +151,9 @@ def _opened(
     """Opens a file of a format at a page; its size is checked before anything is decoded."""
     try:
         image = Image.open(source, formats=(form,))
+    except Image.DecompressionBombError:  # Pillow's own limit
+        most = Image.MAX_IMAGE_PIXELS if most is None else most
+        raise OverflowError(f"far more pixels than the {most} that are read") from None
     except UnidentifiedImageError:
         raise ValueError(
             f"is {form} of a kind that is not read: damaged, or of float or many channels"

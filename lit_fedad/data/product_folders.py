@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import LeftOut, images_in
+from lit_fedad.data.image_files import LeftOut, entries, images_in
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
@@ -53,7 +53,7 @@ def product_folders(
     root = Path(root).expanduser()
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that holds the products")
-    known = sorted(path.name for path in root.iterdir() if any((path / form).is_dir() for form in train))
+    known = sorted(path.name for path in entries(root) if any((path / form).is_dir() for form in train))
     if not known:
         raise UserError(
             f"{root}: no product folder with {' or '.join(train)} directly inside; check data.root"

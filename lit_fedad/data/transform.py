@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
-from lit_fedad.core.bounds import pair
+from lit_fedad.core.bounds import RANGES, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.masks import MaskFacts, measure, read_marks, resized_marks
 from lit_fedad.data.pictures import read_picture
@@ -70,6 +70,7 @@ class ImageTransform:
             )
         if self.channels not in (1, 3):
             raise UserError(f"transform channels={self.channels}: give 3, or 1 for grey images")
+        within("image", *RANGES["image.page"], page=self.page)
         # Configurations hand over lists and whole numbers.
         mean, std = each_channel("transform", self.mean, self.std, self.channels)
         object.__setattr__(self, "mean", mean)

@@ -12,6 +12,7 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.content import content_hashes
+from lit_fedad.data.image_files import entries
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.pictures import read_picture
@@ -40,6 +41,8 @@ from lit_fedad.methods.parts.pooled_moments import HoldsMoments
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import metric_title
 from lit_fedad.tracking.tracker import amend
+
+_KNOWN = "are part of the detector already, or copies"
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,7 @@ class _NewImages:
         if not found:
             if self.unreadable:
                 raise self.unreadable[0]
-            has = f"; the {old} there are part of the detector already" if old else ""
+            has = f"; the {old} there {_KNOWN}" if old else ""
             kind = (
                 "new image"
                 if reviews is None
@@ -244,7 +247,7 @@ class _NewImages:
             )
             raise UserError(f"images={self.options.images}: no {kind} there{has}")
         if old:
-            self.display.note(f"{old} images are part of the detector already")
+            self.display.note(f"{old} images {_KNOWN}")
         if fresh := {s.category for own in found.values() for s in own} - {s.category for s in held}:
             self.display.note(f"new products: {', '.join(sorted(fresh))}")
         return Addition(found)
@@ -291,11 +294,11 @@ class _NewImages:
             raise UserError(f"images={root}: no such folder")
         if client is not None:
             return {client: root}
-        entries = sorted(path for path in root.iterdir() if not path.name.startswith("."))
-        for path in entries:
+        folders = entries(root)
+        for path in folders:
             if not (path.is_dir() and path.name.isdecimal()):
                 raise UserError(f"{path}: is no client's folder, whose name is its number; or give client=N")
-        return {int(path.name): path for path in entries}
+        return {int(path.name): path for path in folders}
 
     def _product(self, path: Path, folder: Path) -> str:
         """Returns the product that an image shows: the given one, else its folder's name, else the only one."""
