@@ -18,6 +18,7 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.report.console import Display
 
 _SHOWN = 20  # problems printed one by one
+_PAGE = "image.page"
 
 
 def data(options: Sequence[str]) -> None:
@@ -25,7 +26,7 @@ def data(options: Sequence[str]) -> None:
 
     Args:
         options: ``list`` or nothing; ``check``, a configuration's name, and overrides of its section, with or without
-            ``data.`` before the key; or ``init`` and a folder.
+            ``data.`` before the key, or ``image.page``; or ``init`` and a folder.
 
     Raises:
         UserError: For bad input, or if something is wrong with the data.
@@ -84,21 +85,22 @@ def check_data(name: str, overrides: Mapping[str, str], display: Display) -> Non
 
     Args:
         name: The data configuration.
-        overrides: Keys of its section (``root``, ``products``, ...) and their values.
+        overrides: Keys of its section (``root``, ``products``, ...), or ``image.page``, and their values.
         display: Prints the tables and problems.
 
     Raises:
         UserError: The set cannot be built, or something is wrong with it.
     """
-    section = compose([f"data={name}", *(f"data.{key}={value}" for key, value in overrides.items())])["data"]
-    images = build(section)
+    words = [f"{key if key == _PAGE else f'data.{key}'}={value}" for key, value in overrides.items()]
+    config = compose([f"data={name}", *words])
+    images = build(config["data"])
     card = CARDS.get(name)
     problems: list[Problem] = []
     if isinstance(images, ImageSet):
         # Any other key may change which images belong to the set.
-        official = card.counts if card and overrides.keys() <= {"root", "products"} else {}
+        official = card.counts if card and overrides.keys() <= {"root", "products", _PAGE} else {}
         with display.progress("Files") as progress:
-            problems = check(images, official, progress)
+            problems = check(images, official, progress, config["image"]["page"])
         display.table(_products(images, official, problems))
     else:
         display.table(_classes(images))

@@ -147,12 +147,13 @@ def _init_site(options: Sequence[str]) -> None:
     declared, others = separate(SiteInit, options, "site init")
     chosen, _ = read(SiteInit, declared, "site init")
     from lit_fedad.flower.site_folder import SiteFolder
+    from lit_fedad.sites.overrides import OPERATORS
 
     for word in others:
-        if section_of(word) not in ("data", "cache", "fabric") and not word.startswith("calibration.group="):
+        if section_of(word) not in ("data", "cache", "fabric") and word.split("=")[0] not in OPERATORS:
             raise UserError(
-                f"site init has no key '{word}': a site sets data, cache, fabric and calibration.group; all else the"
-                " coordinator"
+                f"site init has no key '{word}': a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all else"
+                " the coordinator"
             )
     folder, fingerprint = SiteFolder.create(
         Path(chosen.out),

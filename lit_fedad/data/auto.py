@@ -20,12 +20,8 @@ from lit_fedad.data.mvtec import MASK_NAMES
 from lit_fedad.data.sample import ImageSet
 
 NORMAL = frozenset(
-    (
-        *("good", "normal", "ok", "healthy", "negative", "intact", "clean"),
-        *("pass", "passed", "gut", "io", "undamaged", "nodefect", "defectfree"),
-        *("nondefective", "notdefective", "notumor", "nofinding", "nocrack", "uncracked", "normals"),
-        *("goods", "okfront", "nonanomalous", "noanomaly", "nodamage"),
-    )
+    "good goods normal normals ok okfront healthy negative intact clean pass passed gut io undamaged nodamage nodefect"  # noqa: SIM905
+    " defectfree nondefective notdefective notumor nofinding nocrack uncracked nonanomalous noanomaly".split()
 )
 """What folders and labels of normal images are called, in lower case, without blanks, ``-`` and ``_``."""
 
@@ -133,6 +129,11 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
         if layout := look(root, split):
             return layout
     folders = _folders(root)
+    parts = {*_MASKS, *_TRAIN, *_TEST} if len(folders) > 1 else _MASKS
+    if odd := [path for path in folders if _bare(path.name) in parts and _images(path)]:
+        raise UserError(
+            f"{root}: holds {_names(odd, root)}, and no folder there says which images are normal; call it train/good"
+        )
     if len(folders) == 1:
         _refuse_tables(root)
         return recognise(folders[0], train_share, seed)
@@ -253,8 +254,7 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """The layout of MVTec AD: one product, several, or several in folders of collections."""
 
     def whole(product: Path) -> bool:
-        test = [path for path in entries(product / "test") if path.is_dir()]
-        return (product / "train" / "good").is_dir() and any(_images(path) for path in test)
+        return (product / "train" / "good").is_dir() and _images(product / "test" / "good")
 
     if whole(root):
         seen = "one product in the layout of MVTec AD"
@@ -356,11 +356,10 @@ def _by_folder(
 def _products(root: Path, folders: Sequence[Path], split: Mapping[str, Any]) -> Layout | None:
     """Folders of products, each of a layout of its own."""
     with_images = [path for path in folders if _images(path)]
-    if not all(_folders(path) or any(path.glob("*.csv")) or any(path.glob("*.json")) for path in with_images):
+    known = (_folders(path) or any(path.glob("*.csv")) or any(path.glob("*.json")) for path in with_images)
+    if not with_images or not all(known):
         return None
     parts = {path.name: recognise(path, split["train_share"], split["seed"]) for path in with_images}
-    if not parts:
-        return None
     seen = "; ".join(f"{product} has {part.seen}" for product, part in parts.items())
     return Layout(f"{len(parts)} products: {seen}", "auto", root, parts=parts)
 

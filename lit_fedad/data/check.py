@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,6 @@ from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.transform import ImageTransform
-
-_READER = ImageTransform(size=1)  # decodes and converts as training does; what it returns is dropped
 
 
 class Problem(NamedTuple):
@@ -42,6 +41,7 @@ def check(
     images: ImageSet,
     official: Mapping[str, Counts] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    page: int | None = None,
 ) -> list[Problem]:
     """Reads every file of a set and reports its faults.
 
@@ -53,16 +53,18 @@ def check(
         images: The set.
         official: Category -> official size, for the categories where it is known.
         progress: Called with the number of images read and of all images.
+        page: Page or frame of each file, as `ImageTransform.page`.
 
     Returns:
         The problems: of files in the order of the set, of leaked test images, of whole categories.
     """
+    reader = ImageTransform(size=1, page=page)  # decodes as training does; what it returns is dropped
     samples = [*images.train, *images.test]
     problems: list[Problem] = []
     digests: dict[Path, bytes] = {}
     masks: dict[str, dict[Path, MaskFacts]] = {}
     with ThreadPoolExecutor() as pool:
-        readings = zip(samples, pool.map(_read, samples), strict=True)
+        readings = zip(samples, pool.map(partial(_read, reader), samples), strict=True)
         for done, (sample, reading) in enumerate(readings, 1):
             problems += [Problem(sample.category, message) for message in reading.messages]
             if reading.digest is not None:
@@ -88,10 +90,10 @@ class _Reading(NamedTuple):
     marks: MaskFacts | None
 
 
-def _read(sample: Sample) -> _Reading:
+def _read(reader: ImageTransform, sample: Sample) -> _Reading:
     digest, messages, marks = None, [], None
     try:
-        _READER.raw(sample.path)
+        reader.raw(sample.path)
         digest = bytes.fromhex(sha256(sample.path))
     except UserError as error:
         messages.append(str(error))
@@ -99,12 +101,12 @@ def _read(sample: Sample) -> _Reading:
         try:
             if messages:  # without its image, a mask can still be checked for everything but its size
                 files = images_in(sample.mask) if sample.mask.is_dir() else [sample.mask]
-                marked = any(list(map(_marks, files)))
+                marked = any(list(map(partial(_marks, page=reader.page), files)))
             else:
-                pixels = read_marks(sample.mask, sample.path)
+                pixels = read_marks(sample.mask, sample.path, reader.page)
                 marked = bool(pixels.pixels.any())
                 marks = measure(pixels, 1, pixels.pixels.size) if marked else None
-                saturation_areas(sample, _READER)
+                saturation_areas(sample, reader)
             if sample.label and not marked:
                 messages.append(f"{sample.mask}: marks no pixel of the anomalous image {sample.path}")
             if marked and not sample.label:
@@ -114,8 +116,8 @@ def _read(sample: Sample) -> _Reading:
     return _Reading(digest, messages, marks)
 
 
-def _marks(mask: Path) -> bool:
-    return bool(marked_pixels(open_picture(mask), mask).any())
+def _marks(mask: Path, page: int | None) -> bool:
+    return bool(marked_pixels(open_picture(mask, page, alone=True), mask).any())
 
 
 def _of_all_masks(product: str, marks: Mapping[Path, MaskFacts]) -> Iterator[Problem]:

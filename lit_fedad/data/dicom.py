@@ -24,22 +24,29 @@ _WORDS = (
 )
 
 
-def read_dicom(path: Path) -> Image.Image:
-    """Reads a DICOM file of one grey image.
+SEVERAL = (
+    "holds several pages or frames; choose one by image.page (from 0), or save each as a file of its own"
+)
+NO_PAGE = "has no page {0}; image.page counts from 0"
+
+
+def read_dicom(path: Path, page: int | None = None) -> Image.Image:
+    """Reads a DICOM file of grey images.
 
     A file's first window is applied; one without a window is scaled by the whole range of its stored bits, so that the
     result does not depend on what the image shows.
 
     Args:
         path: The file.
+        page: Which of its frames, from 0; None where it may hold one alone.
 
     Returns:
         Grey image of eight bits; bright is what the file shows bright.
 
     Raises:
         UserError: pydicom is missing, or it is no regular file.
-        ValueError: The file is no DICOM, is deflated, has no pixels, colours or several frames, or more pixels than
-            `check_pixels` lets pass.
+        ValueError: The file is no DICOM, is deflated, has no pixels, colours, several frames or not that one.
+        OverflowError: It has more pixels than `check_pixels` lets pass.
         Exception: pydicom cannot decode its pixels.
     """
     require("dicom", f"{path}: DICOM")
@@ -49,16 +56,17 @@ def read_dicom(path: Path) -> Image.Image:
     if str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
         raise ValueError("is a deflated DICOM file; save it with another transfer syntax")
     file = pydicom.dcmread(path)
-    _check(file)
-    return Image.fromarray(_eight_bits(file), "L")
+    _check(file, page)
+    return Image.fromarray(_eight_bits(file, page or 0), "L")
 
 
-def read_native_dicom(content: bytes, most_pixels: int) -> Image.Image:
+def read_native_dicom(content: bytes, most_pixels: int, page: int | None = None) -> Image.Image:
     """Reads a DICOM file that came from anywhere: one whose pixels lie in it as they are, so that no decoder is called.
 
     Args:
         content: The file.
-        most_pixels: Largest number of pixels.
+        most_pixels: Largest number of pixels of a frame.
+        page: As for `read_dicom`.
 
     Returns:
         The same as `read_dicom`.
@@ -78,30 +86,33 @@ def read_native_dicom(content: bytes, most_pixels: int) -> Image.Image:
         raise ValueError("is a compressed DICOM file; send it with another transfer syntax")
     # Words are read one by one, in Python: millions of empty ones would take minutes.
     words = pydicom.dcmread(BytesIO(content[:_MOST_WORDS]), stop_before_pixels=True)
-    width, height = int(words.Columns), int(words.Rows)
-    if width * height > most_pixels:
-        raise OverflowError(f"{width}x{height} pixels, and at most {most_pixels} are read")
-    if len(content) > width * height * int(words.BitsAllocated) // 8 + _MOST_WORDS:
+    width, height, frames = int(words.Columns), int(words.Rows), int(words.get("NumberOfFrames") or 1)
+    check_pixels(width, height, most_pixels)
+    if len(content) > frames * width * height * int(words.BitsAllocated) // 8 + _MOST_WORDS:
         raise ValueError(f"holds more than its pixels and {_MOST_WORDS} bytes beside them")
     file = pydicom.dcmread(BytesIO(content))
-    _check(file)
-    return Image.fromarray(_eight_bits(file), "L")
+    _check(file, page)
+    return Image.fromarray(_eight_bits(file, page or 0), "L")
 
 
-def _check(file: Any) -> None:
+def _check(file: Any, page: int | None) -> None:
     if "PixelData" not in file:
         raise ValueError("holds no pixels")
-    if int(file.get("NumberOfFrames") or 1) != 1:
-        raise ValueError("holds several frames; save each as a file")
+    if not (frames := int(file.get("NumberOfFrames") or 0)):
+        frames = file.NumberOfFrames = 1  # pydicom warns of an empty one
+    if page is None and frames != 1:
+        raise ValueError(SEVERAL)
+    if page is not None and page >= frames:
+        raise ValueError(NO_PAGE.format(page))
     if int(file.get("SamplesPerPixel") or 1) != 1 or file.get("PhotometricInterpretation") not in _GREY:
         raise ValueError("is no grey image (MONOCHROME1 or MONOCHROME2)")
     check_pixels(int(file.Columns), int(file.Rows))
 
 
-def _prepare(file: Any) -> None:
+def _prepare(file: Any, page: int) -> None:
     """Brings the words of a frame to the top, and takes away empty ones, which say nothing."""
-    for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
-        for group in (file.get(groups) or [])[:1]:
+    for groups, own in (("SharedFunctionalGroupsSequence", 0), ("PerFrameFunctionalGroupsSequence", page)):
+        for group in (file.get(groups) or [])[own : own + 1]:
             for part in ("FrameVOILUTSequence", "PixelValueTransformationSequence"):
                 for item in (group.get(part) or [])[:1]:
                     file.update(item)
@@ -115,10 +126,12 @@ def _prepare(file: Any) -> None:
         file.RescaleIntercept = file.get("RescaleIntercept", 0)
 
 
-def _stored(file: Any) -> np.ndarray:
-    """Stored values, without what old files keep in the bits above them."""
+def _stored(file: Any, page: int) -> np.ndarray:
+    """Stored values of a frame from 0, without what old files keep in the bits above them."""
+    from pydicom.pixels import pixel_array
+
     try:
-        values: np.ndarray = file.pixel_array
+        values: np.ndarray = pixel_array(file, index=page)
     except (RuntimeError, NotImplementedError, ImportError) as error:
         syntax = file.file_meta.TransferSyntaxUID.name
         raise ValueError(
@@ -135,12 +148,12 @@ def _stored(file: Any) -> np.ndarray:
     return values
 
 
-def _eight_bits(file: Any) -> np.ndarray:
-    """Pixels by the file's window, uint8 [Rows, Columns]."""
+def _eight_bits(file: Any, page: int) -> np.ndarray:
+    """A frame's pixels by the file's window, uint8 [Rows, Columns]."""
     from pydicom.pixels import apply_modality_lut, apply_voi
 
-    stored = _stored(file)
-    _prepare(file)
+    stored = _stored(file, page)
+    _prepare(file, page)
     values = apply_modality_lut(stored, file)
     if "WindowCenter" in file and "WindowWidth" in file:
         shares = _windowed(np.asarray(values, np.float64), file)

@@ -114,19 +114,20 @@ def require_files(samples: Sequence[Sample], source: Path, advice: str) -> None:
         )
 
 
-def check_pixels(width: int, height: int) -> None:
-    """Refuses an image of more pixels than Pillow's limit, before memory is taken for it.
+def check_pixels(width: int, height: int, most: int | None = None) -> None:
+    """Refuses an image of too many pixels, before memory is taken for it.
 
     Args:
         width: Its width in pixels.
         height: Its height in pixels.
+        most: Largest number; None for ``PIL.Image.MAX_IMAGE_PIXELS``, which may be raised in Python.
 
     Raises:
-        ValueError: It has more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``, which may be raised in Python.
+        OverflowError: It has more pixels.
     """
-    limit = Image.MAX_IMAGE_PIXELS
+    limit = Image.MAX_IMAGE_PIXELS if most is None else most
     if limit is not None and width * height > limit:
-        raise ValueError(f"{width}x{height} pixels, and at most {limit} are read")
+        raise OverflowError(f"{width}x{height} pixels, and at most {limit} are read")
 
 
 def check_array(file: IO[bytes], size: int, packed: int) -> None:

@@ -32,7 +32,7 @@ class Marks:
     unsure: bool = False
 
 
-def read_marks(path: Path, image_path: Path) -> Marks:
+def read_marks(path: Path, image_path: Path, page: int | None = None) -> Marks:
     """Reads the mask of an image.
 
     Every value above 0 is anomalous. Where the coding smears edges (JPEG, lossy WebP), or values form soft edges, it is
@@ -41,15 +41,16 @@ def read_marks(path: Path, image_path: Path) -> Marks:
     Args:
         path: The mask, or a folder of masks, whose union counts.
         image_path: The image it belongs to, whose size it must have.
+        page: Page or frame of the image, and of a mask that has several.
 
     Raises:
         UserError: A file cannot be read, its size is not that of the image, or what it marks cannot be known.
     """
-    size, turned = shown_size(image_path)
+    size, turned = shown_size(image_path, page)
     parts = []
     unsure = False
     for file in images_in(path) if path.is_dir() else [path]:
-        mask = open_picture(file)
+        mask = open_picture(file, page, alone=True)
         if mask.image.size != size:
             how = ", as EXIF turns it" if turned and mask.image.size == size[::-1] else ""
             raise UserError(

@@ -5,16 +5,14 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.data.subset import subset
+from lit_fedad.data.subset import limited
 
 
+@limited
 def mixture(
     root: str | Path,
     parts: Mapping[str, Callable[[Path], ImageSet]],
     name: str,
-    train_per_product: int | None = None,
-    test_per_product: int | None = None,
-    seed: int = 0,
 ) -> ImageSet:
     """Reads image sets of several formats and joins them.
 
@@ -23,9 +21,6 @@ def mixture(
         parts: Folder below ``root`` -> function that reads it: in a configuration, a node with
             ``_partial_: true`` that leaves out its ``root``.
         name: Name of the joined set.
-        train_per_product: As in `subset`.
-        test_per_product: As in `subset`.
-        seed: As in `subset`.
 
     Returns:
         All products, in the order of the parts. It has masks if every part has.
@@ -43,9 +38,8 @@ def mixture(
                     " leave it out of the products of one"
                 )
             holders[product] = folder
-    joined = ImageSet(
+    return ImageSet(
         name,
         tuple(sample for images in sets.values() for sample in images.train),
         tuple(sample for images in sets.values() for sample in images.test),
     )
-    return subset(joined, train_per_product, test_per_product, seed)

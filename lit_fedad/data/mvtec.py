@@ -14,7 +14,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import LeftOut, entries, images_in
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import resplit, subset
+from lit_fedad.data.subset import limited, resplit
 
 NORMAL_NAMES = ("good", "normal", "ok")
 """What folders of normal images are called, in lower case; in this layout the first alone."""
@@ -23,13 +23,11 @@ MASK_NAMES = ("ground_truth", "groundtruth", "gt", "mask", "masks")
 """What folders of masks are called, in lower case; in this layout the first alone."""
 
 
+@limited
 def mvtec_mixture(
     root: str | Path,
     products: Sequence[str | int] | None = None,
     name: str | None = None,
-    train_per_product: int | None = None,
-    test_per_product: int | None = None,
-    seed: int = 0,
     split_seed: int | None = None,
 ) -> ImageSet:
     """Reads one or several product folders into one image set.
@@ -42,9 +40,6 @@ def mvtec_mixture(
             or every product folder directly inside it. A product is called after its folder; where two
             folders share a name, after their whole relative paths (``a/bottle`` becomes ``a_bottle``).
         name: Name of the image set; by default the name of the product or, for several, of ``root``.
-        train_per_product: As in `subset`.
-        test_per_product: As in `subset`.
-        seed: As in `subset`.
         split_seed: Seed of another split of the normal images (`resplit`); None keeps that of the folders.
 
     Returns:
@@ -66,8 +61,7 @@ def mvtec_mixture(
         test += _test_samples(folder, product, left)
     left.warn(root)
     default_name = next(iter(folders)) if len(folders) == 1 else root.resolve().name
-    whole = ImageSet(name or default_name, tuple(train), tuple(test))
-    return subset(resplit(whole, split_seed), train_per_product, test_per_product, seed)
+    return resplit(ImageSet(name or default_name, tuple(train), tuple(test)), split_seed)
 
 
 def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[str, Path]:

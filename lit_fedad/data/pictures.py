@@ -6,9 +6,11 @@ Suffixes only say which files of a folder are meant as images ([`folders.py`](fo
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.dicom import read_dicom, read_native_dicom
+from lit_fedad.data.dicom import NO_PAGE, SEVERAL, read_dicom, read_native_dicom
 from lit_fedad.data.input_files import check_pixels, check_regular
 from lit_fedad.data.sample import DICOM_SUFFIXES
+from lit_fedad.data.tiff_codecs import NO_PICTURE, other_compression, uncompressed
 
 FORMATS = ("PNG", "JPEG", "MPO", "TIFF", "WEBP", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI")
 """Pillow's decoders that are used, all of formats that begin with bytes of their own; DICOM is read by pydicom."""
@@ -49,7 +52,6 @@ _FOREIGN = {
 _BITS, _PHOTOMETRIC, _SUBFILE, _SAMPLE_FORMAT, _ORIENTATION = 258, 262, 254, 339, 274  # tags of TIFF
 _SIZE = (256, 257)
 _RAW = frozenset({33422, 50706, 50752})  # colour filter, DNG, Canon
-_NO_PAGE = 1 | 4  # kinds of subfiles: a reduced copy, a transparency mask
 _SIGNED = 2
 _DARK = 16383  # the highest value of 14 bits
 _DARK_WORDS = (
@@ -108,23 +110,28 @@ def sniff(source: Path | bytes) -> str | None:
     return "DICOM" if named else None  # old files lack the four letters
 
 
-def open_picture(path: Path) -> Picture:
+def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Picture:
     """Decodes an image file.
 
     Args:
         path: The file; links are followed.
+        page: Which of its pages or frames, from 0, without small copies; None where it may hold one alone.
+        alone: Whether a file of one page or frame is read whatever ``page`` says, as masks are.
 
     Raises:
-        UserError: It is missing, damaged, no image, of a kind that is not read, or holds several pages or frames.
+        UserError: It is missing, damaged, no image, of a kind that is not read, lacks the page, or holds several pages
+            or frames of which none is chosen.
     """
     try:
         check_regular(path)
         if (form := sniff(path)) == "DICOM":
-            return Picture(read_dicom(path))
+            return Picture(read_dicom(path, page))
         if form is None:
             raise ValueError(_foreign(path))
-        with _opened(path, form) as image:
-            check_pixels(*image.size)
+        if form == "TIFF" and other_compression(path) is not None:
+            with _opened(uncompressed(path, page, alone), form, None) as image:
+                return replace(_decoded(image), lossy=True)  # as these codings may be
+        with _opened(path, form, page, alone) as image:
             return _decoded(image)
     except UserError:
         raise
@@ -138,14 +145,23 @@ def open_picture(path: Path) -> Picture:
         ) from error
 
 
-def _opened(source: Path | BytesIO, form: str) -> Image.Image:
-    """Opens a file of a format."""
+def _opened(
+    source: Path | BytesIO, form: str, page: int | None, alone: bool = False, most: int | None = None
+) -> Image.Image:
+    """Opens a file of a format at a page; its size is checked before anything is decoded."""
     try:
-        return Image.open(source, formats=(form,))
+        image = Image.open(source, formats=(form,))
+    except Image.DecompressionBombError:  # Pillow's own limit
+        most = Image.MAX_IMAGE_PIXELS if most is None else most
+        raise OverflowError(f"far more pixels than the {most} that are read") from None
     except UnidentifiedImageError:
         raise ValueError(
             f"is {form} of a kind that is not read: damaged, or of float or many channels"
         ) from None
+    check_pixels(*image.size, most)
+    _turn_to(image, page, alone)
+    check_pixels(*image.size, most)  # pages differ
+    return image
 
 
 def _foreign(path: Path) -> str:
@@ -158,11 +174,12 @@ def _foreign(path: Path) -> str:
     return next(known, "is of no format that is read")
 
 
-def shown_size(path: Path) -> tuple[tuple[int, int], bool]:
+def shown_size(path: Path, page: int | None = None) -> tuple[tuple[int, int], bool]:
     """Reads from an image file's header its upright width and height, and whether it is shown turned or mirrored.
 
     Args:
         path: The file.
+        page: As for `open_picture`.
 
     Raises:
         UserError: As `open_picture`, where the header tells.
@@ -170,7 +187,7 @@ def shown_size(path: Path) -> tuple[tuple[int, int], bool]:
     try:
         check_regular(path)
         if (form := sniff(path)) not in ("DICOM", None):
-            with _opened(path, form) as image:
+            with _opened(path, form, page) as image:
                 tags = getattr(image, "tag_v2", {})
                 width, height = (
                     int(tags.get(tag, side)) for tag, side in zip(_SIZE, image.size, strict=True)
@@ -181,7 +198,7 @@ def shown_size(path: Path) -> tuple[tuple[int, int], bool]:
     # Damage has many kinds of exceptions: the same file is refused in one line below.
     except Exception:  # noqa: S110
         pass
-    picture = open_picture(path)
+    picture = open_picture(path, page)
     return picture.image.size, picture.turned
 
 
@@ -201,29 +218,27 @@ def _is_bare_png(image: Any) -> bool:
         image.fp.seek(position)
 
 
-def decode_upload(content: bytes, form: str, most_pixels: int) -> Picture:
+def decode_upload(content: bytes, form: str, most_pixels: int, page: int | None = None) -> Picture:
     """Decodes an image that came from anywhere; its size is read before memory is taken for its pixels.
 
     Args:
         content: The bytes of a file.
         form: One of `FORMATS`, or DICOM: the only decoder that is tried.
         most_pixels: Largest width times height.
+        page: As for `open_picture`.
 
     Raises:
         OverflowError: It has more pixels.
         Exception: It cannot be decoded; decoders have exceptions of many kinds.
     """
     if form == "DICOM":
-        return Picture(read_native_dicom(content, most_pixels))
-    with _opened(BytesIO(content), form) as image:
-        if image.width * image.height > most_pixels:
-            raise OverflowError(f"{image.width}x{image.height} pixels, and at most {most_pixels} are read")
+        return Picture(read_native_dicom(content, most_pixels, page))
+    with _opened(BytesIO(content), form, page, most=most_pixels) as image:
         return _decoded(image)
 
 
 def _decoded(image: Any) -> Picture:
     """Decodes the pixels of an opened file, and notes what its header alone says."""
-    _check_one_picture(image)
     tags = getattr(image, "tag_v2", {})
     if _RAW.intersection(tags):
         raise ValueError("is a camera's raw file, whose picture must be developed; convert it first")
@@ -249,38 +264,41 @@ def _decoded(image: Any) -> Picture:
     return Picture(upright, full, lossy, turned, cut)
 
 
-def _check_one_picture(image: Any) -> None:
-    """Refuses files of several pictures, of which none may be guessed."""
-    if image.format == "TIFF":
-        pages = _pages(image)
-        if pages == [None]:
-            raise ValueError("its first page is a small copy of a picture in another form; convert it first")
-        several = len(pages) > 1
-    elif image.format == "MPO":  # the picture and its preview, as cameras write them; or several views
+def _turn_to(image: Any, page: int | None, alone: bool) -> None:
+    """Turns to a page or frame; where none is chosen there may be one alone, for none is guessed."""
+    pages = list(islice(_pages(image), 2 if page is None else max(page + 1, 2)))
+    if len(pages) == 1 and (page is None or alone):
+        page = 0
+    if page is None:
+        raise ValueError(SEVERAL)
+    if page >= len(pages):
+        raise ValueError(NO_PAGE.format(page))
+    try:
+        image.seek(pages[page])
+    except EOFError:
+        raise ValueError(NO_PAGE.format(page)) from None
+
+
+def _pages(image: Any) -> Iterator[int]:
+    """The places of an opened file's pages or frames, of formats other than TIFF perhaps of more than there are."""
+    if image.format == "MPO":  # the picture and its preview, as cameras write them; or several views
         entries = image.mpinfo.get(0xB002, ())
         several = any("Multi-Frame" in str(entry["Attribute"]["MPType"]) for entry in entries[1:])
     else:
         several = getattr(image, "is_animated", False)
-    if several:
-        raise ValueError("holds several pages or frames; save each as a file of its own")
-
-
-def _pages(image: Any) -> list[int | None]:
-    """The first two pages of a TIFF that are pictures of their own; None for a first page that is none."""
-    pages: list[int | None] = []
-    number = 0
-    while len(pages) < 2:
-        try:
-            image.seek(number)
-        except EOFError:
-            break
-        if not int(image.tag_v2.get(_SUBFILE, 0)) & _NO_PAGE:
-            pages.append(number)
-        elif number == 0:
-            return [None]
-        number += 1
-    image.seek(0)
-    return pages
+    for place in count() if several else range(1):
+        if image.format == "TIFF":
+            try:
+                image.seek(place)
+            except EOFError:
+                return
+            if int(image.tag_v2.get(_SUBFILE, 0)) & NO_PICTURE:
+                if place == 0:
+                    raise ValueError(
+                        "its first page is a small copy of a picture in another form; convert it first"
+                    )
+                continue
+        yield place
 
 
 def _lossy(image: Any) -> bool:
@@ -344,16 +362,17 @@ def caution(picture: Picture) -> str | None:
     return _DARK_WORDS if darkest_told <= brightest <= _DARK else None
 
 
-def read_picture(path: Path) -> Image.Image:
+def read_picture(path: Path, page: int | None = None) -> Image.Image:
     """Reads an image file as eight-bit RGB, upright.
 
     Args:
         path: The file.
+        page: As for `open_picture`.
 
     Raises:
         UserError: As `open_picture` and `to_rgb`.
     """
-    picture = open_picture(path)
+    picture = open_picture(path, page)
     if words := caution(picture):
         warn_once(f"{Path(path).parent}: {words}")
     return to_rgb(picture, path)

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import LeftOut, images_in
+from lit_fedad.data.image_files import LeftOut, entries, images_in
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import subset
+from lit_fedad.data.subset import limited
 
 
+@limited
 def product_folders(
     root: str | Path,
     train: Sequence[str],
@@ -24,9 +25,6 @@ def product_folders(
     name: str,
     saturation: str | None = None,
     products: Sequence[str] | None = None,
-    train_per_product: int | None = None,
-    test_per_product: int | None = None,
-    seed: int = 0,
 ) -> ImageSet:
     """Reads a set whose products all have the same folders.
 
@@ -40,9 +38,6 @@ def product_folders(
         saturation: File of a product that says from which area on a region counts as found (`read_saturations`); masks
             then are folders called as the image, with one file a region.
         products: Products such as ``can``; None takes every folder below ``root`` with training images.
-        train_per_product: As in `subset`.
-        test_per_product: As in `subset`.
-        seed: As in `subset`.
 
     Returns:
         The image set, products as given or by name, images by name.
@@ -53,7 +48,7 @@ def product_folders(
     root = Path(root).expanduser()
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that holds the products")
-    known = sorted(path.name for path in root.iterdir() if any((path / form).is_dir() for form in train))
+    known = sorted(path.name for path in entries(root) if any((path / form).is_dir() for form in train))
     if not known:
         raise UserError(
             f"{root}: no product folder with {' or '.join(train)} directly inside; check data.root"
@@ -82,8 +77,7 @@ def product_folders(
                 areas = _found(folder / saturation)
                 tested += [Sample(path, product, defect, _found(place / path.stem), areas) for path in paths]
     left.warn(root)
-    whole = ImageSet(name, tuple(learnt), tuple(tested))
-    return subset(whole, train_per_product, test_per_product, seed)
+    return ImageSet(name, tuple(learnt), tuple(tested))
 
 
 def _any(folder: Path, forms: Sequence[str]) -> bool:

@@ -100,7 +100,7 @@ def saturation_areas(sample: Sample, transform: ImageTransform) -> Tensor:
     areas = []
     for path in images_in(sample.mask):
         mask = transform.mask(path, sample.path).int()
-        value, area = _value_and_area(path)
+        value, area = _value_and_area(path, transform.page)
         if value not in known:
             raise UserError(f"{path}: pixels of value {value}, which {sample.saturation} does not name")
         if size := int(mask.sum()):
@@ -108,9 +108,9 @@ def saturation_areas(sample: Sample, transform: ImageTransform) -> Tensor:
     return torch.stack(areas) if areas else torch.zeros((0, *transform.shape), dtype=torch.int32)
 
 
-def _value_and_area(path: Path) -> tuple[int, int]:
+def _value_and_area(path: Path, page: int | None) -> tuple[int, int]:
     """The value of a region's pixels, and their number in the file."""
-    image = open_picture(path).image
+    image = open_picture(path, page, alone=True).image
     values, counts = np.unique(np.asarray(image), return_counts=True)
     grey = image.mode == "L"
     inside = values > 0

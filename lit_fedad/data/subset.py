@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, zip_longest
+from typing import Any
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
@@ -106,6 +109,23 @@ def subset(
     train = [_some(samples, train_per_product, seed) for samples in _by_product(images.train)]
     test = [_balanced(samples, test_per_product, seed) for samples in _by_product(images.test)]
     return ImageSet(images.name, tuple(chain(*train)), tuple(chain(*test)))
+
+
+def limited(read: Callable[..., ImageSet]) -> Callable[..., ImageSet]:
+    """Gives a reader the keywords of `subset`: ``train_per_product``, ``test_per_product`` and ``seed``."""
+    keywords = list(inspect.signature(subset).parameters.values())[1:]
+    limits = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in keywords]
+
+    @functools.wraps(read)
+    def reader(*words: Any, **options: Any) -> ImageSet:
+        given = {one.name: options.pop(one.name) for one in limits if one.name in options}
+        return subset(read(*words, **options), **given)
+
+    # A signature is the schema of a section of the configuration.
+    own = inspect.signature(read)
+    reader.__signature__ = own.replace(parameters=[*own.parameters.values(), *limits])  # type: ignore[attr-defined]
+    reader.__annotations__ = {**read.__annotations__, **{one.name: one.annotation for one in limits}}
+    return reader
 
 
 def _by_product(samples: Iterable[Sample]) -> list[list[Sample]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
-from lit_fedad.core.bounds import pair
+from lit_fedad.core.bounds import RANGES, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.masks import MaskFacts, measure, read_marks, resized_marks
 from lit_fedad.data.pictures import read_picture
@@ -36,6 +36,7 @@ class ImageTransform:
         mean: Mean of the red, green and blue channel in [0, 1], or of grey; see `each_channel`.
         std: Standard deviation of the channels.
         channels: 3 for colours, 1 for grey.
+        page: Page or frame, from 0, that is read of each file; None where files hold one alone.
 
     Raises:
         UserError: A size is not positive, the crop is larger than the resized image, is no square or there is none,
@@ -48,6 +49,7 @@ class ImageTransform:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     channels: int = field(default=3, repr=False)  # there are as many means, which the fingerprint names
+    page: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         height, width = pair("image.size", self.size)
@@ -68,6 +70,7 @@ class ImageTransform:
             )
         if self.channels not in (1, 3):
             raise UserError(f"transform channels={self.channels}: give 3, or 1 for grey images")
+        within("image", *RANGES["image.page"], page=self.page)
         # Configurations hand over lists and whole numbers.
         mean, std = each_channel("transform", self.mean, self.std, self.channels)
         object.__setattr__(self, "mean", mean)
@@ -81,7 +84,8 @@ class ImageTransform:
     @property
     def fingerprint(self) -> str:
         """Stable text of everything that changes the output; part of the key of cached features."""
-        return f"{self!r} v1"  # raise the version when the same fields begin to give other pixels
+        page = "" if self.page is None else f" page {self.page}"
+        return f"{self!r} v1{page}"  # raise the version when the same fields begin to give other pixels
 
     def image(self, path: Path) -> Tensor:
         """Reads and normalises an image.
@@ -92,7 +96,7 @@ class ImageTransform:
         Raises:
             UserError: The file cannot be read as an image.
         """
-        return self.tensor(read_picture(path))
+        return self.tensor(read_picture(path, self.page))
 
     def tensor(self, image: Image.Image) -> Tensor:
         """Normalises a decoded image.
@@ -117,7 +121,7 @@ class ImageTransform:
         Raises:
             UserError: The file cannot be read as an image.
         """
-        return self.shown(read_picture(path))
+        return self.shown(read_picture(path, self.page))
 
     def shown(self, image: Image.Image) -> Tensor:
         """Brings a decoded image to the geometry of `tensor`, without normalisation.
@@ -145,11 +149,11 @@ class ImageTransform:
         """
         if path is None:
             return torch.zeros(self.shape, dtype=torch.uint8)
-        return self._fit_mask(read_marks(path, image_path).pixels)
+        return self._fit_mask(read_marks(path, image_path, self.page).pixels)
 
     def measured_mask(self, path: Path, image_path: Path) -> tuple[Tensor, MaskFacts]:
         """Reads the mask of an image as `mask`, with what is counted of it."""
-        marks = read_marks(path, image_path)
+        marks = read_marks(path, image_path, self.page)
         mask = self._fit_mask(marks.pixels)
         return mask, measure(marks, int(mask.sum()), mask.numel())
 

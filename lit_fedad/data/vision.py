@@ -104,7 +104,7 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
             )
             for image in content["images"]
         ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         problem = f"no key {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{file}: is no COCO annotation file ({problem}); download it again") from error
     missing = [image.path for image in images if not image.path.is_file()]

@@ -286,6 +286,7 @@ def preprocessing(transform: ImageTransform) -> dict[str, Any]:
         "interpolation": "bicubic",
         "mode": "RGB" if transform.channels == 3 else "L",
         "range": [0, 1],
+        **({} if transform.page is None else {"page": transform.page}),
     }
 
 

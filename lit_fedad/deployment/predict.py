@@ -18,7 +18,7 @@ from lightning.fabric import Fabric
 from lit_fedad.contracts import Client
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.text import csv_cell
+from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.image_files import SOME, LeftOut, find_images
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import decision_rule
@@ -263,21 +263,21 @@ class _Detect:
     def _draw(self, path: Path, anomaly_map: np.ndarray, p_value: float) -> str:
         """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
-        name = Path("heatmaps") / folder / _heatmap_name(path)
+        shown = f"{path.stem}_{path.suffix[1:]}" if path.suffix else path.name
+        name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown)}.png")
         image = self.transform.raw(path).numpy()
         span, caption = (self.rule.colour / 2, 2 * self.rule.colour), p_value_text(p_value)
         save_heatmap(self.destination / name, image, anomaly_map, *span, caption)
         return name.as_posix()
 
 
-def _heatmap_name(path: Path) -> str:
-    """Names a heatmap after its image; a name that is too long for a file is cut, and its hash tells it apart."""
-    name = f"{path.stem}_{path.suffix[1:]}" if path.suffix else path.name
-    content = os.fsencode(name)
-    if len(content) > _LONGEST_NAME:
-        name = os.fsdecode(content[:_LONGEST_NAME]).encode(errors="ignore").decode()
-        name += f"_{hashlib.sha256(content).hexdigest()[:12]}"
-    return f"{name}.png"
+def _named_after(name: str) -> str:
+    """Names a file after another; where its name is too long, or browsers refuse it, a hash tells it apart."""
+    shown = printable(name)
+    if shown == name and len(name.encode()) <= _LONGEST_NAME:
+        return name
+    cut = shown.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return f"{cut}_{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
 
 
 def image_files(root: Path, destination: Path, display: Display) -> list[Path]:

@@ -68,6 +68,11 @@ class ServedDetector:
             raise UserError(f"{folder / _FILE}: is no detector of lit-fedad; export it again")
 
     @property
+    def page(self) -> int | None:
+        """Page or frame, from 0, that is read of each file; None where files hold one alone."""
+        return self._transform.page
+
+    @property
     def localises(self) -> bool:
         """Tells whether it has heatmaps."""
         return "anomaly_map" in self._outputs
@@ -121,7 +126,9 @@ def _transform(folder: Path, sheet: DetectorSheet) -> ImageTransform:
     try:
         how = json.loads(sheet.content(folder, name))
         channels = {"RGB": 3, "L": 1}[how["mode"]]
-        return ImageTransform(how["size"], how["resize"], how["fit"], (0.0,), (1.0,), channels)
+        return ImageTransform(
+            how["size"], how["resize"], how["fit"], (0.0,), (1.0,), channels, how.get("page")
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / name}: cannot be read ({first_line(error)}); export it again") from error
 

@@ -79,7 +79,7 @@ class Desk:
             return await run_sync(self._work, content, form, draw, limiter=self._workers)
 
     def _work(self, content: bytes, form: str, draw: bool) -> tuple[Verdict, bytes | None]:
-        verdict = self.detector(read_upload(content, form, self.limits.pixels))
+        verdict = self.detector(read_upload(content, form, self.limits.pixels, self.detector.page))
         self.scored += 1
         return verdict, self.detector.heatmap(verdict) if draw else None
 

@@ -12,6 +12,7 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.content import content_hashes
+from lit_fedad.data.image_files import entries
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.pictures import read_picture
@@ -40,6 +41,8 @@ from lit_fedad.methods.parts.pooled_moments import HoldsMoments
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import metric_title
 from lit_fedad.tracking.tracker import amend
+
+_KNOWN = "are part of the detector already, or copies"
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         additions, display = folder.additions(), Display()
         clients = sorted(folder.calibration().clients)
         new = _NewImages(
-            options, clients, *grow(images, partition, additions), hashes_file(config), display
+            *(options, clients, *grow(images, partition, additions), hashes_file(config), display),
+            page=config["image"].get("page"),
         ).find()
         # A model of its own: loading a client changes it, and the round begins with one as built.
         judge = same_model(config, result)
@@ -209,6 +213,7 @@ class _NewImages:
     partition: Partition
     memo: Path | None
     display: Display
+    page: int | None
     unreadable: list[UserError] = field(default_factory=list)
 
     def find(self) -> Addition:
@@ -232,7 +237,7 @@ class _NewImages:
         if not found:
             if self.unreadable:
                 raise self.unreadable[0]
-            has = f"; the {old} there are part of the detector already" if old else ""
+            has = f"; the {old} there {_KNOWN}" if old else ""
             kind = (
                 "new image"
                 if reviews is None
@@ -240,7 +245,7 @@ class _NewImages:
             )
             raise UserError(f"images={self.options.images}: no {kind} there{has}")
         if old:
-            self.display.note(f"{old} images are part of the detector already")
+            self.display.note(f"{old} images {_KNOWN}")
         if fresh := {s.category for own in found.values() for s in own} - {s.category for s in held}:
             self.display.note(f"new products: {', '.join(sorted(fresh))}")
         return Addition(found)
@@ -273,7 +278,7 @@ class _NewImages:
     def _readable(self, path: Path) -> bool:
         """Whether training could read an image; warns where it could not."""
         try:
-            read_picture(path)
+            read_picture(path, self.page)
         except UserError as error:
             self.display.warn(f"{error}; it is left out")
             self.unreadable.append(error)
@@ -287,11 +292,11 @@ class _NewImages:
             raise UserError(f"images={root}: no such folder")
         if client is not None:
             return {client: root}
-        entries = sorted(path for path in root.iterdir() if not path.name.startswith("."))
-        for path in entries:
+        folders = entries(root)
+        for path in folders:
             if not (path.is_dir() and path.name.isdecimal()):
                 raise UserError(f"{path}: is no client's folder, whose name is its number; or give client=N")
-        return {int(path.name): path for path in entries}
+        return {int(path.name): path for path in folders}
 
     def _product(self, path: Path, folder: Path) -> str:
         """Returns the product that an image shows: the given one, else its folder's name, else the only one."""

@@ -90,13 +90,14 @@ def file_in(content: bytes, content_type: str) -> bytes:
     raise RefusedError(422, "the form holds no file: curl -F file=@IMAGE.png")
 
 
-def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
+def read_upload(content: bytes, form: str, most_pixels: int, page: int | None = None) -> Image.Image:
     """Decodes an upload; its size is read from its header before any memory is taken for its pixels.
 
     Args:
         content: The bytes.
         form: One of `FORMATS`, the only one that is tried.
         most_pixels: Largest width times height.
+        page: Page or frame that is read, from 0; None where it may hold one alone.
 
     Returns:
         The image in eight-bit RGB, upright; its ``info`` has nothing but ``caution``, what may be wrong with it.
@@ -107,15 +108,13 @@ def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
     try:
         if sniff(content) != form:
             raise RefusedError(422, f"is no {form} file")
-        picture = decode_upload(content, form, most_pixels)
+        picture = decode_upload(content, form, most_pixels, page)
         image = to_rgb(picture, Path("upload"))
         words = caution(picture)
         image.info = {"caution": words} if words else {}
         return image
     except RefusedError:
         raise
-    except Image.DecompressionBombError:  # Pillow's own limit
-        raise RefusedError(413, f"far more pixels than the {most_pixels} that are read") from None
     except OverflowError as error:
         raise RefusedError(413, str(error)) from error
     except UserError as error:

@@ -42,8 +42,8 @@ OWN = (
 NORMALISATION = ("data.mean", "data.std")
 """Keys by which a federation says how labelled images are normalised: models depend on it, wherever images lie."""
 
-_OPERATORS = ("calibration.group",)
-"""Keys that only a site's own operator may set: a regular expression over the names of its files."""
+OPERATORS = ("calibration.group", "image.page")
+"""Keys that only a site's own operator may set: a regular expression over the names of its files, and their page."""
 
 _LISTED: Mapping[str, tuple[str, ...]] = {
     "image.fit": ("squeeze", "pad", "crop"),
@@ -81,7 +81,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         if key in NORMALISATION:
             _number(override, value)
             continue
-        if re.split("[./]", key)[0] in OWN or key in _OPERATORS:
+        if re.split("[./]", key)[0] in OWN or key in OPERATORS:
             raise UserError(f"'{override}' is not taken from a federation: each site sets {key} for itself")
         if key in groups and value not in (*choices(key), "null"):
             raise UserError(f"'{override}' is not taken from a federation: {key} has no choice {value} here")
@@ -216,5 +216,8 @@ def _number(override: str, value: str) -> None:
 
 def agreed(config: Config) -> str:
     """Computes the hash of what all machines of a federation must have in common."""
-    calibration = {**config["calibration"], "group": None}
-    return identity({**config, "calibration": calibration, "data": None, "partition": None, "public": None})
+    own = {
+        "calibration": {**config["calibration"], "group": None},
+        "image": {**config["image"], "page": None},
+    }
+    return identity({**config, **own, "data": None, "partition": None, "public": None})

@@ -18,7 +18,7 @@ class SiteSettings:
         name: Name of the site.
         folder: Folder of its states.
         data: Words that describe its images: ``data=folders``, ``data.root=...``.
-        own: Words of ``cache`` and ``fabric``, and ``calibration.group``.
+        own: Words of ``cache`` and ``fabric``, ``calibration.group`` and ``image.page``.
         apart: Whether its products are its own, even where those of another site have the same name.
         key_registry: The keys for secure sums; a site that has some answers in runs of secure sums alone.
         epsilon: Largest budget of differential privacy of all runs together, whose sites draw the noise; None for any,

@@ -61,6 +61,7 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
     "products": (lambda root: [mvtec(root / p) for p in "ab"], "2 products in the layout", (10, 10, 10, 10)),
     "collections": (lambda root: [mvtec(root / p) for p in ("x/a", "y/b")], "2 products", (10, 10, 10, 10)),
     "train only": (lambda root: images(root, "train/good"), "no normal test images", (4, 1, 0, 0)),
+    "no normal tests": (lambda root: images(root, "train/good", "test/bad"), "so a share is kept", (4, 1, 5, 0)),
     "train flat": (lambda root: images(root, "train", "test/good", "test/bad"), "images in train", (5, 5, 5, 0)),
     "test/OK": (lambda root: images(root, "train/OK", "test/OK", "test/NG"), "train/OK", (5, 5, 5, 0)),
     "kaggle": (
@@ -147,6 +148,8 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
     [
         (lambda root: images(root, "cat", "dog"), r"none is called as normal images are .* data\.train_normal=\[cat\]"),
         (lambda root: images(root, ".", "bad"), "images beside folders of images"),
+        (lambda root: images(root, "train/bad", "test/good"), "holds test, train, and no folder there says which"),
+        (lambda root: images(root, "ground_truth/dent"), "holds ground_truth, and no folder there says which"),
         (lambda root: root.mkdir(), "holds no images; check data.root"),
         (lambda root: None, "no such folder"),
         (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),

@@ -5,7 +5,7 @@ import pytest
 
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.dicom import read_dicom
+from lit_fedad.data.dicom import read_dicom, read_native_dicom
 from lit_fedad.data.image_files import images_in
 from lit_fedad.data.transform import ImageTransform
 
@@ -84,7 +84,7 @@ def test_other_files_are_one_line(tmp_path):
 
     (tmp_path / "text.dcm").write_text("no DICOM")
     refused("cannot be read as an image", tmp_path / "text.dcm")
-    refused("several frames", write(tmp_path / "a.dcm", NumberOfFrames=2))
+    refused("several pages or frames", write(tmp_path / "a.dcm", NumberOfFrames=2))
     refused("is no grey image", write(tmp_path / "b.dcm", PhotometricInterpretation="PALETTE COLOR"))
     refused("pixels, and at most", write(tmp_path / "c.dcm", Rows=60000, Columns=60000))
     refused("window of centre 5 and width 0", write(tmp_path / "d.dcm", WindowCenter=5, WindowWidth=0))
@@ -124,13 +124,20 @@ def test_signed_values_and_what_lies_above_the_stored_bits(tmp_path):
     )
 
 
-def test_the_window_of_a_single_frame_is_applied(tmp_path):
-    item, group = pydicom.Dataset(), pydicom.Dataset()
-    item.WindowCenter, item.WindowWidth = 500, 1000
-    group.FrameVOILUTSequence = [item]
-    path = write(tmp_path / "enhanced.dcm", NumberOfFrames=1, SharedFunctionalGroupsSequence=[group])
-    windowed = write(tmp_path / "plain.dcm", WindowCenter=500, WindowWidth=1000)
-    assert np.array_equal(np.asarray(read_dicom(path)), np.asarray(read_dicom(windowed)))
+def test_a_frame_is_chosen_with_its_own_window(tmp_path):
+    groups = [pydicom.Dataset(), pydicom.Dataset()]
+    for group, width in zip(groups, (3000, 1000), strict=True):
+        item = pydicom.Dataset()
+        item.WindowCenter, item.WindowWidth = 500, width
+        group.FrameVOILUTSequence = [item]
+    frames = np.concatenate([STORED[:, ::-1], STORED])
+    words = {"PerFrameFunctionalGroupsSequence": groups, "NumberOfFrames": 2, "Rows": 2}
+    path = write(tmp_path / "enhanced.dcm", frames, **words)
+    windowed = np.asarray(read_dicom(write(tmp_path / "plain.dcm", WindowCenter=500, WindowWidth=1000)))
+    assert np.array_equal(np.asarray(read_dicom(path, 1)), windowed)
+    assert np.array_equal(np.asarray(read_native_dicom(path.read_bytes(), 6, 1)), windowed)
+    with pytest.raises(ValueError, match="has no page 2"):
+        read_dicom(path, 2)
 
 
 def test_it_is_told_by_its_content_and_a_picture_called_dicom_is_a_picture(tmp_path):

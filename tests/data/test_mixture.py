@@ -43,10 +43,10 @@ def test_limits_hold_for_each_product_and_depend_on_no_other(tmp_path):
         assert sum(sample.category == product for sample in some.train) == 2
         defects = [sample.defect for sample in some.test if sample.category == product]
         assert sorted(defects) == ["dent", "good", "good", "hole"]
-    alone = mixture(tmp_path, {"B": reader("z")}, "z", 2, 4, 5)
+    alone = mixture(tmp_path, {"B": reader("z")}, "z", train_per_product=2, test_per_product=4, seed=5)
     assert alone.train == tuple(sample for sample in some.train if sample.category == "z")
     assert alone.test == tuple(sample for sample in some.test if sample.category == "z")
-    assert some != mixture(tmp_path, parts, "mix", 2, 4, seed=6)
+    assert some != mixture(tmp_path, parts, "mix", train_per_product=2, test_per_product=4, seed=6)
     with pytest.raises(UserError, match="test_per_product=0: give at least 1"):
         mixture(tmp_path, parts, "mix", test_per_product=0)
 

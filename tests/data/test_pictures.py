@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.pictures import caution, decode_upload, open_picture, read_picture, sniff
 from lit_fedad.data.transform import ImageTransform
@@ -182,11 +183,80 @@ def test_what_is_not_one_picture_is_one_line(tmp_path, content, said):
             read_upload(content, sniff(content), 10_000)
 
 
+PAGES = {
+    "TIFF": tiff(np.stack([255 - GREY, GREY]), photometric="minisblack"),
+    **{
+        form: pillow(255 - GREY, form, save_all=True, append_images=[Image.fromarray(GREY)], **options)
+        for form, options in [("PNG", {}), ("GIF", {}), ("WEBP", {"lossless": True})]
+    },
+}
+
+
+@pytest.mark.parametrize("form", PAGES)
+def test_a_page_is_chosen_at_every_door_with_its_mask(tmp_path, form):
+    path, mask, content = tmp_path / "a.png", tmp_path / "a_mask.png", PAGES[form]
+    path.write_bytes(content)
+    mask.write_bytes(pillow(GREY, "PNG"))
+    transform = ImageTransform((24, 32), page=1)
+    expected = np.dstack([GREY] * 3)
+    assert np.array_equal(transform.raw(path), expected)
+    assert np.array_equal(transform.mask(mask, path), GREY > 0)  # of one page, whatever the image's
+    assert np.array_equal(transform.mask(path, path), GREY > 0)
+    if form in FORMATS:
+        assert np.array_equal(read_upload(content, form, 10_000, 1), expected)
+    assert np.array_equal(ImageTransform((24, 32), page=0).raw(path), 255 - expected)
+    for file, page in ((path, 2), (mask, 1)):
+        with pytest.raises(UserError, match=f"{file.name}: .*has no page {page}; image.page counts from 0"):
+            read_picture(file, page)
+
+
+def test_the_larger_page_behind_a_small_one_is_refused_before_it_is_decoded():
+    file = BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        writer.write(GREY[:4, :4], photometric="minisblack")
+        writer.write(GREY, photometric="minisblack")
+    with pytest.raises(OverflowError, match="32x24 pixels, and at most 100"):
+        decode_upload(file.getvalue(), "TIFF", 100, 1)
+
+
+@pytest.mark.parametrize(
+    "shown", [GREY, COLOUR, WIDE, WIDE_COLOUR], ids=["grey", "colour", "16 bit", "16 bit colour"]
+)
+def test_compressions_that_pillow_lacks_are_read_with_their_extra(tmp_path, shown):
+    pytest.importorskip("imagecodecs")
+    path, kind = tmp_path / "a.tif", "rgb" if shown.ndim == 3 else "minisblack"
+    with tifffile.TiffWriter(path) as file:
+        for pixels in (shown, shown[::-1]):
+            file.write(pixels, photometric=kind, compression="jpeg2000")
+    expected = COLOUR if shown.ndim == 3 else np.dstack([GREY] * 3)
+    assert np.array_equal(np.asarray(read_picture(path, 0)), expected)
+    assert np.array_equal(np.asarray(read_picture(path, 1)), expected[::-1])
+    with pytest.raises(UserError, match="several pages"):
+        read_picture(path)
+
+
+def test_compressions_that_pillow_lacks_name_their_extra(tmp_path, monkeypatch):
+    path = tmp_path / "a.tif"
+    content = tiff(GREY, byteorder="<").replace(
+        b"\x03\x01\x03\0\x01\0\0\0\x01\0", b"\x03\x01\x03\0\x01\0\0\0\x98\x87"
+    )
+    path.write_bytes(content)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"TIFF of compression 34712 needs .* pip install 'lit-fedad\[codecs\]'"
+    ):
+        read_picture(path)
+    with pytest.raises(RefusedError, match="is TIFF of a kind that is not read"):
+        read_upload(content, "TIFF", 10_000)
+
+
 def test_small_copies_in_a_tiff_are_no_pages(tmp_path):
     with tifffile.TiffWriter(tmp_path / "a.tif") as file:
         file.write(COLOUR, photometric="rgb")
         file.write(COLOUR[::2, ::2], photometric="rgb", subfiletype=1)
-    assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif")), COLOUR)
+        file.write(COLOUR[::-1], photometric="rgb")
+    assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif", 0)), COLOUR)
+    assert np.array_equal(np.asarray(read_picture(tmp_path / "a.tif", 1)), COLOUR[::-1])
     tifffile.imwrite(
         tmp_path / "raw.tif", COLOUR, photometric="rgb", subfiletype=1
     )  # as camera raw files begin

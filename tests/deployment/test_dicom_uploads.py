@@ -49,7 +49,7 @@ def test_it_is_read_as_in_training(tmp_path):
     [
         ({"Rows": 60000, "Columns": 2}, 413, "2x60000 pixels, and at most 48"),
         ({"SamplesPerPixel": 3}, 422, "no grey image"),
-        ({"NumberOfFrames": 2}, 422, "several frames"),
+        ({"NumberOfFrames": 2}, 422, "several pages or frames"),
         ({"WindowWidth": 0}, 422, "window"),
         ({"syntax": "1.2.840.10008.1.2.5"}, 422, "compressed"),
         ({"syntax": "1.2.840.10008.1.2.4.90"}, 422, "compressed"),

@@ -337,7 +337,10 @@ def test_names_that_are_formulas_or_no_text_are_written_safely(tiny_run, tmp_pat
     with pytest.raises(UserError, match="1 of 5 images could not be read"):
         predict(str(tiny_run), ".", out="out")
     with (tmp_path / "out/scores.csv").open(newline="", errors="surrogateescape") as file:
-        names = [row["path"] for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
+    names, heatmaps = [row["path"] for row in rows], {row["heatmap"] for row in rows} - {""}
+    assert len(heatmaps) == 4
+    assert all(name.isprintable() and (tmp_path / "out" / name).is_file() for name in heatmaps)
     assert {"'=1+1.png", "'@SUM(A1).png", os.fsdecode(b"b\xff.png")} <= set(names)
     captured = capsys.readouterr()
     assert "\x1b" not in captured.out + captured.err

@@ -213,7 +213,7 @@ def test_requests_beyond_the_queue_are_told_to_try_again(detector):
     entered, go = threading.Event(), threading.Event()
 
     class Slow:
-        sheet, localises, heatmap = detector.sheet, True, detector.heatmap
+        sheet, localises, page, heatmap = detector.sheet, True, None, detector.heatmap
 
         def __call__(self, image):
             entered.set()

@@ -187,6 +187,7 @@ def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
     (image,) = images.rglob("016.*")
     hidden = folder / ".ipynb_checkpoints"
     hidden.mkdir()
+    (images / "@eaDir").mkdir()
     shutil.copy(image, hidden / "n1-checkpoint.png")
     shutil.copy(image, folder / "copy.png")
     (folder / "damaged.png").write_text("no image")

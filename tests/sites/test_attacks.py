@@ -70,7 +70,7 @@ def test_settings_that_ask_for_images_are_refused(folder, tmp_path, site, overri
 
 
 OVERRIDES = [
-    "backbone.weights=..", "backbone.name=../x", "calibration.group=a+", "image.fit=/etc/passwd",
+    "backbone.weights=..", "backbone.name=../x", "calibration.group=a+", "image.page=1", "image.fit=/etc/passwd",
     "federation.privacy.seed=1", "method.client.init=/etc/hostname", "simulation.address=auto", "task=../task",
     "evaluation.client_test=/dev/zero", "calibration.by=file", "partition=file", "debug=/tmp/x",
     "backbone.weights=https://x", "hydra.searchpath=file:///tmp",

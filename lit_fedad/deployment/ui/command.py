@@ -110,7 +110,7 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
             loaded.append(ServedDetector(folders[0]))
         (detector,) = loaded
         try:
-            verdict = detector(read_upload(content, image_format(content), _MOST_PIXELS))
+            verdict = detector(read_upload(content, image_format(content), _MOST_PIXELS, detector.page))
         except RefusedError as error:
             raise UserError(f"{name}: {error.reason}") from error
         picture = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None

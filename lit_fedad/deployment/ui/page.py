@@ -15,7 +15,7 @@ import pandas as pd
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable
-from lit_fedad.data.pictures import open_picture, to_rgb
+from lit_fedad.data.pictures import read_picture
 from lit_fedad.deployment.reviews import Review, Reviews, add_review
 from lit_fedad.deployment.ui.reading import (
     Row,
@@ -212,7 +212,13 @@ class OperatorPage:
             # What was called normal can only have been missed, and what was not only be a false alarm.
             wrong = {"false alarm": image.decision != "normal", "missed": image.decision == "normal"}
             usable = [gr.Button(interactive=wrong.get(what, True)) for what in buttons]
-            return event.index, words, _original(Path(image.path)), str(image.heatmap), *usable
+            return (
+                event.index,
+                words,
+                _original(Path(image.path), self.view.page),
+                str(image.heatmap),
+                *usable,
+            )
 
         def review(table: str, how: str, index: int, what: Review) -> str:
             if index < 0:
@@ -305,10 +311,10 @@ def _named(product: str) -> str | None:
     return None if product == _ALL else product
 
 
-def _original(path: Path) -> Any:
+def _original(path: Path, page: int | None) -> Any:
     """Reads the picture that was scored; None where it no longer is where its table says."""
     try:
-        return to_rgb(open_picture(path), path)
+        return read_picture(path, page)
     except (UserError, OSError):
         return None
 

@@ -96,6 +96,7 @@ class RunView:
         result: Content of ``result.json``; empty while the run is not complete.
         status: Content of ``status.json``, which a federation of sites writes; empty without one.
         calibration: Scores of normal images; None where there are none.
+        page: Page or frame, from 0, that is read of each file; None where files hold one alone.
     """
 
     path: Path
@@ -103,6 +104,7 @@ class RunView:
     result: Mapping[str, Any]
     status: Mapping[str, Any]
     calibration: Calibration | None
+    page: int | None = None
 
     @classmethod
     def open(cls, run: str) -> RunView:
@@ -119,7 +121,8 @@ class RunView:
         status = read_status(home) if (home / STATUS).exists() else {}
         calibrated = (folder.path / "calibration.json").exists()
         calibration = folder.calibration() if calibrated else None
-        return cls(folder.path, folder.alpha(), result, status, calibration)
+        page = folder.config()["image"].get("page")
+        return cls(folder.path, folder.alpha(), result, status, calibration, page)
 
     @property
     def names(self) -> ClientNames:
