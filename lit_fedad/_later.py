@@ -129,10 +129,11 @@ class _Unexecuted(Loader):
 
 
 class _Loaded(Loader):
-    """Returns a module that was imported with the package that it lies in."""
+    """Returns a module that was imported with the package that it lies in, so that it is not executed again."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module, self.spec = module, module.__spec__
+        module.__spec__ = None  # the import system would go by it, whatever a finder returns
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self.module
