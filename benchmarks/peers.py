@@ -1,4 +1,4 @@
-"""This library beside others: ``python -m benchmarks peers cache=DIR [data=DIR] [images=20] [pairs=3]``.
+"""This library beside others: ``python -m benchmarks peers cache=DIR [data=DIR] [images=20] [pairs=3] [tasks=...]``.
 
 Installs anomalib into an environment of its own in ``cache``, and runs each pair in turn: PatchCore and PaDiM (fit and
 test; ResNet-18 with the same random weights, 224 pixels, a coreset of 10 %), pixel metrics, `predict` of 100 images,
@@ -34,6 +34,8 @@ from lit_fedad.data.textures import textures
 
 Seconds = tuple[float, float]
 """Of the processor and of the clock."""
+
+Work = Callable[[], Seconds]
 
 MAPS = 60
 
@@ -75,8 +77,11 @@ def seconds_of(command: list[str]) -> Seconds:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
 
-def latency(model: Path) -> Seconds:
-    """Measures one image through an ONNX file, one thread: the mean of twenty, after two."""
+def latency(exported: Path) -> Seconds:
+    """Measures one image through a folder's ONNX file, one thread: the mean of twenty, after two."""
+    model = next(exported.glob("**/*.onnx"), None)
+    if model is None:
+        raise UserError(f"{exported}: holds no ONNX file")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -91,75 +96,86 @@ def latency(model: Path) -> Seconds:
     return (time.process_time() - cpu) / 20, (time.perf_counter() - wall) / 20
 
 
-def compare(name: str, ours: Callable[[], Seconds], theirs: Callable[[], Seconds], pairs: int) -> None:
+def compare(name: str, ours: Work, theirs: Work, pairs: int) -> None:
     """Runs a pair in turn, and prints a line of medians, their ratio (least and largest) and the load."""
     try:
         found = [(ours(), theirs()) for _ in range(pairs)]
     except UserError as error:
-        print(f"{name:<22} left out: {error}", flush=True)
+        print(f"{name:<14}left out: {error}", flush=True)
         return
     cpu = [statistics.median(one[side][0] for one in found) for side in (0, 1)]
     wall = [statistics.median(one[side][1] for one in found) for side in (0, 1)]
     ratios = sorted(other[0] / own[0] for own, other in found)
     print(
-        f"{name:<22}{cpu[0]:9.3f}{cpu[1]:9.3f}{statistics.median(ratios):8.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        f"{name:<14}{cpu[0]:9.3f}{cpu[1]:9.3f}{statistics.median(ratios):8.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         f"{wall[0]:9.3f}{wall[1]:9.3f}{os.getloadavg()[0]:7.1f}",
         flush=True,
     )
 
 
+def anomalib_pairs(folder: Path, python: Path) -> dict[str, tuple[Work, Work]]:
+    """Returns what is compared with anomalib, whose programs lie beside its Python; some need earlier files."""
+    script = str(Path(__file__).parent / "_peers" / "anomalib_side.py")
+    command = [OWN, "-m", "lit_fedad"]
+    scoring = [f"run={folder}/own_patchcore", f"images={folder}/hundred", f"out={folder}/scores"]
+
+    def here(task: str) -> Work:
+        return lambda: seconds_of([OWN, "-m", "benchmarks._peers.own_side", task, str(folder)])
+
+    def there(task: str) -> Work:
+        return lambda: seconds_of([str(python), script, task, str(folder)])
+
+    return {
+        "patchcore": (here("patchcore"), there("patchcore")),
+        "padim": (here("padim"), there("padim")),
+        "pixel metrics": (here("pixel metrics"), there("pixel metrics")),
+        "predict": (lambda: seconds_of([*command, "predict", *scoring]), there("predict")),
+        "export": (here("export"), there("export")),
+        "latency": (lambda: latency(folder / "own_export"), lambda: latency(folder / "anomalib_export")),
+        "help": (
+            lambda: seconds_of([*command, "--help"]),
+            lambda: seconds_of([str(python.with_name("anomalib")), "--help"]),
+        ),
+    }
+
+
+def fedavg_pair(folder: Path) -> tuple[Work, Work]:
+    """Returns FedAvg's round and that of a bare PyTorch loop."""
+    ours, bare = fedavg_round.contestants(folder)
+    return lambda: timed(ours), lambda: timed(bare)
+
+
 def main() -> None:
     """Prints one table: seconds of both sides, and how many times ours theirs are."""
     keys = dict(word.partition("=")[::2] for word in sys.argv[1:])
-    if "cache" not in keys or (unknown := keys.keys() - {"cache", "data", "images", "pairs"}):
-        sys.exit(
-            f"peers cache=DIR [data=DIR] [images=20] [pairs=3]; not {', '.join(sorted(unknown)) or 'without cache'}"
-        )
-    pairs, data = int(keys.get("pairs", 3)), Path(keys["data"]) if "data" in keys else None
+    if unknown := keys.keys() - {"cache", "data", "images", "pairs", "tasks"}:
+        sys.exit(f"peers has no key {', '.join(sorted(unknown))}")
+    if "cache" not in keys:
+        sys.exit("peers needs cache=DIR, a folder for the environments of other libraries")
+    data = Path(keys["data"]) if "data" in keys else None
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     )
-    print(f"here: {versions(OWN, ['torch', 'timm', 'lightning', 'onnxruntime'])}")
+    print(
+        f"here: torch, timm, lightning, onnxruntime {versions(OWN, ['torch', 'timm', 'lightning', 'onnxruntime'])}"
+    )
     python = python_of(Path(keys["cache"]), "anomalib", ["anomalib", "onnx", "onnxscript", "onnxruntime"])
-    if python:
-        print(f"anomalib: {versions(python, ['anomalib', 'torch', 'timm', 'lightning'])}")
-    print(f"{'':22}{'ours':>9}{'theirs':>9}{'ratio':>8} (spread){'clock':>13}{'theirs':>9}{'load':>7}")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder, pairs = Path(name), {}
         if python:
+            print(f"peer: {versions(python, ['anomalib', 'torch', 'timm', 'lightning'])}")
             prepare(folder, data, int(keys.get("images", 20)))
-            beside_anomalib(folder, python, pairs)
-        ours, bare = fedavg_round.contestants(folder)
-        compare("FedAvg, bare loop", lambda: timed(ours), lambda: timed(bare), pairs)
-
-
-def beside_anomalib(folder: Path, python: Path, pairs: int) -> None:
-    """Compares with anomalib, whose programs lie beside its Python."""
-
-    def here(task: str) -> Callable[[], Seconds]:
-        return lambda: seconds_of([OWN, "-m", "benchmarks._peers.own_side", task, str(folder)])
-
-    def there(task: str) -> Callable[[], Seconds]:
-        script = Path(__file__).parent / "_peers" / "anomalib_side.py"
-        return lambda: seconds_of([str(python), str(script), task, str(folder)])
-
-    for task in ("patchcore", "padim", "pixel metrics"):
-        compare(task, here(task), there(task), pairs)
-    command = [OWN, "-m", "lit_fedad"]
-    predict = [
-        *command,
-        "predict",
-        f"run={folder}/own_patchcore",
-        f"images={folder}/hundred",
-        f"out={folder}/scores",
-    ]
-    compare("predict 100 images", lambda: seconds_of(predict), there("predict"), pairs)
-    compare("export to ONNX", here("export"), there("export"), pairs)
-    own, other = (next(folder.glob(f"{side}_export/**/*.onnx"), None) for side in ("own", "anomalib"))
-    if own and other:
-        compare("ONNX, one image", lambda: latency(own), lambda: latency(other), pairs)
-    program = [str(python.with_name("anomalib")), "--help"]
-    compare("start (--help)", lambda: seconds_of([*command, "--help"]), lambda: seconds_of(program), pairs)
+            pairs = anomalib_pairs(folder, python)
+        tasks = keys["tasks"].split(",") if "tasks" in keys else [*pairs, "fedavg"]
+        if "fedavg" in tasks:
+            pairs["fedavg"] = fedavg_pair(folder)
+        if unknown := {*tasks} - pairs.keys():
+            sys.exit(f"no task {', '.join(sorted(unknown))}; one of {', '.join(pairs)}")
+        print(
+            f"{'seconds':<14}{'ours':>9}{'theirs':>9}{'ratio':>8}  spread{'clock':>17}{'theirs':>9}{'load':>7}"
+        )
+        for task in tasks:
+            compare(task, *pairs[task], int(keys.get("pairs", 3)))
 
 
 def timed(work: Callable[[], None]) -> Seconds:
