@@ -4,6 +4,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from lightning.fabric import Fabric
 
@@ -28,8 +29,7 @@ def main() -> None:
         finally:
             trained[0] += time.process_time() - began
 
-    local_training.fit = timed_fit
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.object(local_training, "fit", timed_fit):
         write_images(Path(folder))
         config = compose([*settings(folder), f"out={folder}/run", "rounds=1000"])
         run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))

@@ -115,7 +115,6 @@ def compare(name: str, ours: Work, theirs: Work, pairs: int) -> None:
 
 def anomalib_pairs(folder: Path, python: Path) -> dict[str, tuple[Work, Work]]:
     """Returns what is compared with anomalib, whose programs lie beside its Python; some need earlier files."""
-    script = str(Path(__file__).parent / "_peers" / "anomalib_side.py")
     command = [OWN, "-m", "lit_fedad"]
     scoring = [f"run={folder}/own_patchcore", f"images={folder}/hundred", f"out={folder}/scores"]
 
@@ -123,7 +122,7 @@ def anomalib_pairs(folder: Path, python: Path) -> dict[str, tuple[Work, Work]]:
         return lambda: seconds_of([OWN, "-m", "benchmarks._peers.own_side", task, str(folder)])
 
     def there(task: str) -> Work:
-        return lambda: seconds_of([str(python), script, task, str(folder)])
+        return lambda: seconds_of([str(python), "-m", "benchmarks._peers.anomalib_side", task, str(folder)])
 
     return {
         "patchcore": (here("patchcore"), there("patchcore")),

@@ -1,9 +1,10 @@
-"""anomalib's side, in its environment: ``python anomalib_side.py TASK FOLDER``."""
+"""anomalib's side, in its environment: ``python -m benchmarks._peers.anomalib_side TASK FOLDER``."""
 
 import logging
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from anomalib.metrics.aupro import _AUPRO
 from anomalib.metrics.auroc import _AUROC
 from anomalib.metrics.pimo.pimo import _AUPIMO
 from anomalib.models import Padim, Patchcore
-from stopwatch import report
+
+from benchmarks._peers.stopwatch import report
 
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
@@ -25,7 +27,7 @@ MODELS = {
 }
 
 
-def built(method, folder):
+def built(method: str, folder: Path) -> Any:
     """Builds an untrained model with the given weights, images of 224 pixels."""
     model = MODELS[method]()
     model.pre_processor = type(model).configure_pre_processor((224, 224))
@@ -35,7 +37,7 @@ def built(method, folder):
     return model
 
 
-def engine_of(folder, method):
+def engine_of(folder: Path, method: str) -> Any:
     """Makes an engine that runs on the processor, in silence."""
     return Engine(
         accelerator="cpu",
@@ -47,7 +49,7 @@ def engine_of(folder, method):
     )
 
 
-def detect(method, folder):
+def detect(method: str, folder: Path) -> None:
     """Builds a detector, scores the test images and measures it."""
     product = folder / "data" / "product"
     defects = [path.name for path in sorted((product / "test").iterdir()) if path.name != "good"]
@@ -64,7 +66,7 @@ def detect(method, folder):
     )
     model, engine = built(method, folder), engine_of(folder, method)
 
-    def run():
+    def run() -> None:
         engine.fit(model=model, datamodule=data)
         engine.test(model=model, datamodule=data)
 
@@ -72,13 +74,13 @@ def detect(method, folder):
     engine.trainer.save_checkpoint(folder / f"anomalib_{method}.ckpt")
 
 
-def pixel_metrics(folder):
+def pixel_metrics(folder: Path) -> None:
     """Computes AUROC, AUPRO and AUPIMO of given maps."""
     given = np.load(folder / "maps.npz")
     maps, masks = torch.from_numpy(given["maps"]), torch.from_numpy(given["masks"])
     maps = (maps - maps.min()) / (maps.max() - maps.min())
 
-    def measure():
+    def measure() -> None:
         for metric in (_AUROC(), _AUPRO(), _AUPIMO(num_thresholds=10_000)):
             for scores, truth in zip(maps.split(16), masks.split(16), strict=True):
                 metric.update(scores, truth.int())
@@ -87,7 +89,7 @@ def pixel_metrics(folder):
     report(measure)
 
 
-def main():
+def main() -> None:
     """Runs the task that the first argument names."""
     task, folder = sys.argv[1], Path(sys.argv[2])
     if task in MODELS:
