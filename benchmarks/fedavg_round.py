@@ -7,7 +7,9 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +29,10 @@ CLIENTS, IMAGES, PAIRS, LEARNING_RATE = 10, 100, 5, 0.01
 
 def build(folder: Path) -> Run:
     """Builds a federation of noise images in a folder."""
-    count = CLIENTS * IMAGES
-    images = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-    np.savez(folder / "images.npz", images=images, labels=np.arange(count) % 10)
-    (folder / "owned.json").write_text(json.dumps(np.arange(count).reshape(CLIENTS, IMAGES).tolist()))
+    total = CLIENTS * IMAGES
+    images = np.random.default_rng(0).integers(0, 256, (total, 32, 32, 3), dtype=np.uint8)
+    np.savez(folder / "images.npz", images=images, labels=np.arange(total) % 10)
+    (folder / "owned.json").write_text(json.dumps(np.arange(total).reshape(CLIENTS, IMAGES).tolist()))
     words = [
         "experiment=cifar10",
         "method=fedavg",
@@ -74,24 +76,38 @@ def bare_round(model: nn.Module, run: Run, round: int) -> dict[str, Tensor]:
     return {name: (value / CLIENTS).to(value.dtype) for name, value in total.items()}
 
 
+def contestants(folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Returns what plays the next round of either, from the same weights at first; images are drawn in a folder."""
+    run = build(folder)
+    task = deepcopy(run.model.task)
+    assert isinstance(task, Classifier)
+    model = nn.Sequential(task.encoder, task.classifier)
+    rounds, bare_rounds = count(2), count(2)
+
+    def bare() -> None:
+        model.load_state_dict(bare_round(model, run, next(bare_rounds)))
+
+    def ours() -> None:
+        run.federation.play(next(rounds))
+
+    return ours, bare
+
+
 def main() -> None:
     """Prints processor seconds of both, their ratio (median of pairs, least and largest)."""
+    pairs = []
     with tempfile.TemporaryDirectory() as folder:
-        run = build(Path(folder))
-        task = deepcopy(run.model.task)
-        assert isinstance(task, Classifier)
-        model = nn.Sequential(task.encoder, task.classifier)
-        pairs = []
-        for round in range(2, PAIRS + 2):
+        ours, bare = contestants(Path(folder))
+        for _ in range(PAIRS):
             began = time.process_time()
-            run.federation.play(round)
+            ours()
             middle = time.process_time()
-            model.load_state_dict(bare_round(model, run, round))
+            bare()
             pairs.append((middle - began, time.process_time() - middle))
-    ours, bare = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-    ratios = sorted(one / other for one, other in pairs)
+    own, other = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+    ratios = sorted(one / another for one, another in pairs)
     print(
-        f"{CLIENTS} clients of {IMAGES} images: round {ours:.2f} s, bare loop {bare:.2f} s of the processor"
+        f"{CLIENTS} clients of {IMAGES} images: round {own:.2f} s, bare loop {other:.2f} s of the processor"
     )
     print(
         f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) in {PAIRS} pairs",

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._runs import PLAIN
+
 CLIENTS, A_ROUND, IMAGES, SIDE = 1000, 10, 20, 16
 
 CODE = """
 import sys
 import psutil
-from benchmarks._runs import PLAIN, seconds_a_round
+from benchmarks._runs import seconds_a_round
+from benchmarks.simulation import settings
 from lit_fedad.core.config import compose
 from lit_fedad.experiment.train import train
 
@@ -27,17 +30,30 @@ class Workers:
         self.most = max(self.most, sum(held))
 
 workers_memory = Workers()
-config = compose([
-    *PLAIN, f"out={folder}/{workers}", "method=fedavg", "task=classifier_convnet", "encoder.channels=8",
-    "image.size=16", "image.resize=null", "data=packed", f"data.root={folder}", "data.train=train.npz",
-    "data.test=test.npz", "partition=file", f"partition.path={folder}/parts.json", "rounds=8", "federation=partial",
-    "federation.sampler.fraction=0.01", "federation.sampler.min_clients=10", "fabric.accelerator=cpu",
-    f"simulation.workers={workers}",
-])
+config = compose([*settings(folder), f"out={folder}/{workers}", "rounds=8", f"simulation.workers={workers}"])
 result = train(config, quiet=True, callbacks=[workers_memory])
 accuracy = result["last"]["accuracy"]["mean"]
 print(seconds_a_round(result), result["peak_rss_bytes"] / 2**30, workers_memory.most / 2**30, repr(accuracy))
 """
+
+
+def settings(folder: str) -> list[str]:
+    """Returns the configuration of the images that `write_images` wrote in a folder."""
+    words = [*PLAIN, "method=fedavg", "task=classifier_convnet", "encoder.channels=8", "image.size=16"]
+    words += [
+        "image.resize=null",
+        "data=packed",
+        f"data.root={folder}",
+        "data.train=train.npz",
+        "data.test=test.npz",
+    ]
+    words += ["partition=file", f"partition.path={folder}/parts.json", "federation=partial"]
+    return [
+        *words,
+        f"federation.sampler.fraction={A_ROUND / CLIENTS}",
+        f"federation.sampler.min_clients={A_ROUND}",
+        "fabric.accelerator=cpu",
+    ]
 
 
 def write_images(folder: Path) -> None:

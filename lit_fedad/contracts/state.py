@@ -28,8 +28,10 @@ def state_of(holder: object) -> dict[str, Any]:
 def load_state(holder: object, state: Mapping[str, Any]) -> None:
     """Sets the declared attributes from a state that `state_of` returned; properties are set by their setters."""
     for name in all_state_names(holder):
-        value, current = state[name], getattr(holder, name)
-        if isinstance(current, nn.Module):
+        value = state[name]
+        # A property is not asked for what it gathers from the task.
+        given = isinstance(getattr(type(holder), name, None), property)
+        if not given and isinstance(current := getattr(holder, name), nn.Module):
             current.load_state_dict(value)
         else:
             setattr(holder, name, dict(value) if isinstance(value, dict) else value)

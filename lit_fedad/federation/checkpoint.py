@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,15 +69,13 @@ class Checkpoints:
             UserError: If the state holds an object that could not be read again.
         """
         partial, final = self.partial(round), self.folder / _name(round)
-        history = [asdict(report) for report in state["history"]]
+        # `asdict` copies each number of each round; what clients were scored with may be of classes.
+        history = [asdict(report) if report.trained else vars(report) for report in state["history"]]
         write_state({**state, "history": history}, partial / _SERVER)
-        meta = {
-            "round": round,
-            "identity": self.identity,
-            "images": self.images,
-            "files": self._digests(partial, self.latest()),
-        }
-        return self._complete(partial, final, meta)
+        linked = _linked(partial, self.latest())
+        files = {name: linked.get(name) or sha256(partial / name) for name in sorted(_names(partial))}
+        meta = {"round": round, "identity": self.identity, "images": self.images, "files": files}
+        return self._complete(partial, final, meta, linked)
 
     def adopt(self, other: Checkpoints) -> tuple[Path, dict[str, Any]]:
         """Takes over the last checkpoint of another run, under this run's configuration and images.
@@ -103,11 +102,15 @@ class Checkpoints:
         meta = {"round": round, "identity": self.identity, "images": self.images, "files": files}
         return self._complete(partial, self.folder / _name(round), meta), state
 
-    def _complete(self, partial: Path, final: Path, meta: Mapping[str, Any]) -> Path:
+    def _complete(
+        self, partial: Path, final: Path, meta: Mapping[str, Any], on_disk: Collection[str] = ()
+    ) -> Path:
         """Gives a checkpoint its name when all of its files are on disk, and removes older ones."""
         (partial / _META).write_text(json.dumps(meta))
         for path in partial.iterdir():
-            sync(path)
+            if path.name not in on_disk:
+                sync(path)
+        sync(partial)
         if final.exists():
             shutil.rmtree(final)
         partial.replace(final)
@@ -165,18 +168,6 @@ class Checkpoints:
         """Returns the folder of a checkpoint that is not yet complete."""
         return self.folder / f".partial_{round + _FIRST:06d}"
 
-    def _digests(self, partial: Path, previous: Path | None) -> dict[str, str]:
-        """Hashes the files of a checkpoint; a file that is linked to the previous one has the hash that it had."""
-        known: dict[str, str] = {}
-        if previous is not None:
-            files = read_meta(previous)["files"]
-            known = {
-                name: files[name]
-                for name in _names(partial) & files.keys()
-                if _linked(name, partial, previous)
-            }
-        return {name: known.get(name) or sha256(partial / name) for name in sorted(_names(partial))}
-
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Reads what a checkpoint says of itself: round, identity, images, and SHA-256 by name of file.
@@ -212,5 +203,17 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.name != _META and not path.name.startswith(".")}
 
 
-def _linked(name: str, folder: Path, other: Path) -> bool:
-    return (other / name).exists() and (folder / name).samefile(other / name)
+def _linked(folder: Path, previous: Path | None) -> dict[str, str]:
+    """Finds files that are links to those of the previous checkpoint: their SHA-256 by name."""
+    if previous is None:
+        return {}
+    files, before = read_meta(previous)["files"], _inodes(previous)
+    return {
+        name: files[name]
+        for name, inode in _inodes(folder).items()
+        if name in files and before[name] == inode
+    }
+
+
+def _inodes(folder: Path) -> dict[str, int]:
+    return {entry.name: entry.inode() for entry in os.scandir(folder)}

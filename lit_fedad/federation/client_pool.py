@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lit_fedad.core.bounds import at_least
@@ -41,11 +42,26 @@ def detached(state: Any) -> Any:
     return state
 
 
+def same(state: Any, other: Any) -> bool:
+    """Tells whether two nested states hold the same values."""
+    if isinstance(state, Tensor):
+        return (
+            isinstance(other, Tensor) and state.dtype == other.dtype and torch.equal(state.cpu(), other.cpu())
+        )
+    if type(state) is not type(other):
+        return False
+    if isinstance(state, dict):
+        return state.keys() == other.keys() and all(same(value, other[key]) for key, value in state.items())
+    if isinstance(state, (list, tuple)):
+        return len(state) == len(other) and all(map(same, state, other))
+    return bool(state == other)
+
+
 class ClientPool:
     """A store of personal states, in host memory and, above a size, on disk.
 
-    Clients without a stored state have the initial state, which is kept once for all of them. A new state is
-    held beside the one before it, until the server has said whether the message counts (`settle`).
+    Clients in the initial state, which is kept once for all of them, take no room. A new state is held beside the one
+    before it, until the server has said whether the message counts (`settle`).
 
     Args:
         initial: The state of a client before its first exchange.
@@ -100,6 +116,8 @@ class ClientPool:
 
     def _store(self, name: str, state: State) -> None:
         self._drop(name)
+        if same(state, self.initial):
+            return
         self._memory[name] = detached(state)
         self._bytes += size_of(self._memory[name])
         # A full disk is not this client's failure: the state stays in memory, and the next checkpoint ends the run.
@@ -111,7 +129,7 @@ class ClientPool:
         self._drop(new)
         if old in self._memory:
             self._memory[new] = self._memory.pop(old)
-        else:
+        elif old in self._files:
             self._files[new] = self._files.pop(old).replace(self.folder / new)
 
     def _drop(self, name: str) -> None:
@@ -133,10 +151,10 @@ class ClientPool:
             folder: The checkpoint being written.
             previous: The last complete checkpoint.
         """
+        there = {path.name for path in previous.iterdir()} if previous else set()
         for name in sorted({*self._memory, *self._files}):
-            old = previous / name if previous else None
-            if name not in self._unsaved and old and old.exists():
-                _link(old, folder / name)
+            if name not in self._unsaved and previous and name in there:
+                _link(previous / name, folder / name)
             elif name in self._memory:
                 write_state(self._memory[name], folder / name)
             else:

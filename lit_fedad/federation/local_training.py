@@ -53,7 +53,7 @@ def fit(client: Client, loader: Iterable[Any], fabric: Fabric) -> dict[str, floa
     ``16-mixed`` leaves out, because gradients have overflowed.
 
     Args:
-        client: The live client.
+        client: The live client, on the Fabric's device.
         loader: Its training batches.
         fabric: Moves batches, scales precision and runs the backward pass.
 
@@ -70,7 +70,7 @@ def fit(client: Client, loader: Iterable[Any], fabric: Fabric) -> dict[str, floa
     configured = client.configure_optimizers()
     if client.optimizer_state is not None:
         resume_optimizer(configured, client.optimizer_state)
-    module, optimizer = fabric.setup(client, configured)
+    module, optimizer = fabric.setup(client, configured, move_to_device=False)
     module.mark_forward_method("training_step")
     totals: dict[str, float] = {}
     steps: Counter[str] = Counter()

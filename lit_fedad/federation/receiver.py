@@ -233,6 +233,8 @@ def _check_sum(validate: Callable[[], None], context: Context) -> None:
 
 def _same(message: Message, other: Message) -> bool:
     """Returns whether two messages hold the very same tensors."""
+    if message is other:
+        return True
     return message.keys() == other.keys() and all(message[name] is other[name] for name in message)
 
 

@@ -119,7 +119,8 @@ class FedAvgClient(Client):
 
     @own_entries.setter
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
-        self.task.load_state_dict(entries, strict=False)
+        if entries:
+            self.task.load_state_dict(entries, strict=False)
 
     def receive(self, message: Message) -> None:
         """Loads the averaged weights."""

@@ -12,7 +12,6 @@ from matplotlib import colormaps
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
-from sklearn.manifold import TSNE
 
 from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, legend_mark
 
@@ -29,6 +28,8 @@ def tsne_layout(features: ArrayLike) -> np.ndarray:
     Returns:
         Places [n, 2].
     """
+    from sklearn.manifold import TSNE  # takes long to import; few runs draw a layout
+
     points = np.asarray(features, dtype=np.float32)
     perplexity = min(30.0, len(points) / 4)
     init = "pca" if np.ptp(points, axis=0).any() else "random"  # equal features have no principal component

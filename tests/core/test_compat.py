@@ -18,10 +18,16 @@ from torchvision.transforms.v2 import functional
 assert hasattr(torch.ops.torchvision, "nms")
 image = functional.resize(torch.zeros(3, 8, 8), [4, 4])
 assert image.shape == (3, 4, 4)
+import lit_fedad.deployment.predict
+heavy = {"matplotlib", "mlflow", "optuna", "pandas", "scipy.optimize", "scipy.stats", "sklearn", "sympy"}
+assert not heavy & {*sys.modules}, heavy & {*sys.modules}
+import lit_fedad.experiment.train
+heavy = {"mlflow", "optuna", "pandas", "scipy.optimize", "scipy.stats", "sklearn", "sympy"}
+assert not heavy & {*sys.modules}, heavy & {*sys.modules}
 """
 
 
-def test_torchvision_can_be_imported_after_the_package():
+def test_torchvision_can_be_imported_and_commands_import_what_they_need_alone():
     outcome = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
 

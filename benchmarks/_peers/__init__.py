@@ -1,0 +1,1 @@
+"""Parts of ``python -m benchmarks peers``: environments, and what each side runs in a process of its own."""

@@ -1,0 +1,191 @@
+"""This library beside others: ``python -m benchmarks peers cache=DIR [data=DIR] [images=20] [pairs=3] [tasks=...]``.
+
+Installs anomalib into an environment of its own in ``cache``, and runs each pair in turn: PatchCore and PaDiM (fit and
+test; ResNet-18 with the same random weights, 224 pixels, a coreset of 10 %), pixel metrics, `predict` of 100 images,
+export to ONNX and its latency, the start of the command; FedAvg's round beside a bare PyTorch loop. ``data`` is a
+product in the layout of MVTec AD; without it images are drawn. Seconds are the processor's, user and system, and the
+clock's.
+"""
+
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import timm
+import torch
+
+from benchmarks import fedavg_round
+from benchmarks._peers.environments import OWN, python_of, versions
+from benchmarks.pixel_metrics import synthetic_maps
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.textures import textures
+
+Seconds = tuple[float, float]
+"""Of the processor and of the clock."""
+
+Work = Callable[[], Seconds]
+
+MAPS = 60
+
+
+def prepare(folder: Path, data: Path | None, images: int) -> None:
+    """Writes what both sides read: images, weights and maps."""
+    if data is None:
+        drawn = textures(folder / "drawn", train_per_product=images, test_per_product=20)
+        data = drawn.train[0].path.parents[2]
+    product = folder / "data" / "product"
+    for split in sorted(path for path in [*data.glob("test/*"), data / "train" / "good"] if path.is_dir()):
+        files = sorted(split.iterdir())[: images if split.parent.name == "train" else 10]
+        (product / split.relative_to(data)).mkdir(parents=True)
+        for file in files:
+            shutil.copy(file, product / split.relative_to(data))
+            if (mask := data / "ground_truth" / split.name / f"{file.stem}_mask.png").exists():
+                (product / "ground_truth" / split.name).mkdir(parents=True, exist_ok=True)
+                shutil.copy(mask, product / "ground_truth" / split.name)
+    (folder / "hundred").mkdir()
+    for number, file in enumerate(islice(cycle(sorted(product.glob("test/*/*"))), 100)):
+        shutil.copy(file, folder / "hundred" / f"{number:03d}{file.suffix}")
+    torch.manual_seed(0)
+    torch.save(timm.create_model("resnet18").state_dict(), folder / "resnet18.pth")
+    maps, masks = synthetic_maps(MAPS)
+    np.savez(folder / "maps.npz", maps=maps.numpy(), masks=masks.numpy())
+
+
+def seconds_of(command: list[str]) -> Seconds:
+    """Runs a command; returns the seconds that its last line tells, or else those of the whole process."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began
+    if outcome.returncode:
+        raise UserError(f"{' '.join(command[-3:])}: {(outcome.stderr.strip() or 'failed').splitlines()[-1]}")
+    try:
+        told = json.loads(outcome.stdout.strip().splitlines()[-1])
+        return told["cpu"], told["wall"]
+    except (ValueError, TypeError, IndexError):
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+
+
+def latency(exported: Path) -> Seconds:
+    """Measures one image through a folder's ONNX file, one thread: the mean of twenty, after two."""
+    model = next(exported.glob("**/*.onnx"), None)
+    if model is None:
+        raise UserError(f"{exported}: holds no ONNX file")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    given = session.get_inputs()[0]
+    count = (
+        given.shape[0] if isinstance(given.shape[0], int) else 1
+    )  # a file may take batches of one size alone
+    image = np.random.default_rng(0).random((count, 3, 224, 224), dtype=np.float32)
+    fed = {given.name: image if given.type == "tensor(float)" else (255 * image).astype(np.uint8)}
+    for _ in range(2):
+        session.run(None, fed)
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(20):
+        session.run(None, fed)
+    return (time.process_time() - cpu) / (20 * count), (time.perf_counter() - wall) / (20 * count)
+
+
+def compare(name: str, ours: Work, theirs: Work, pairs: int) -> None:
+    """Runs a pair in turn, and prints a line of medians, their ratio (least and largest) and the load."""
+    try:
+        found = [(ours(), theirs()) for _ in range(pairs)]
+    except UserError as error:
+        print(f"{name:<14}left out: {error}", flush=True)
+        return
+    cpu = [statistics.median(one[side][0] for one in found) for side in (0, 1)]
+    wall = [statistics.median(one[side][1] for one in found) for side in (0, 1)]
+    ratios = sorted(other[0] / own[0] for own, other in found)
+    print(
+        f"{name:<14}{cpu[0]:9.3f}{cpu[1]:9.3f}{statistics.median(ratios):8.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        f"{wall[0]:9.3f}{wall[1]:9.3f}{os.getloadavg()[0]:7.1f}",
+        flush=True,
+    )
+
+
+def anomalib_pairs(folder: Path, python: Path) -> dict[str, tuple[Work, Work]]:
+    """Returns what is compared with anomalib, whose programs lie beside its Python; some need earlier files."""
+    command = [OWN, "-m", "lit_fedad"]
+    scoring = [f"run={folder}/own_patchcore", f"images={folder}/hundred", f"out={folder}/scores"]
+
+    def here(task: str) -> Work:
+        return lambda: seconds_of([OWN, "-m", "benchmarks._peers.own_side", task, str(folder)])
+
+    def there(task: str) -> Work:
+        return lambda: seconds_of([str(python), "-m", "benchmarks._peers.anomalib_side", task, str(folder)])
+
+    return {
+        "patchcore": (here("patchcore"), there("patchcore")),
+        "padim": (here("padim"), there("padim")),
+        "pixel metrics": (here("pixel metrics"), there("pixel metrics")),
+        "predict": (lambda: seconds_of([*command, "predict", *scoring]), there("predict")),
+        "export": (here("export"), there("export")),
+        "latency": (lambda: latency(folder / "own_export"), lambda: latency(folder / "anomalib_export")),
+        "help": (
+            lambda: seconds_of([*command, "--help"]),
+            lambda: seconds_of([str(python.with_name("anomalib")), "--help"]),
+        ),
+    }
+
+
+def fedavg_pair(folder: Path) -> tuple[Work, Work]:
+    """Returns FedAvg's round and that of a bare PyTorch loop."""
+    ours, bare = fedavg_round.contestants(folder)
+    return lambda: timed(ours), lambda: timed(bare)
+
+
+def main() -> None:
+    """Prints one table: seconds of both sides, and how many times ours theirs are."""
+    keys = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    if unknown := keys.keys() - {"cache", "data", "images", "pairs", "tasks"}:
+        sys.exit(f"peers has no key {', '.join(sorted(unknown))}")
+    if "cache" not in keys:
+        sys.exit("peers needs cache=DIR, a folder for the environments of other libraries")
+    data = Path(keys["data"]) if "data" in keys else None
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
+    )
+    print(
+        f"here: torch, timm, lightning, onnxruntime {versions(OWN, ['torch', 'timm', 'lightning', 'onnxruntime'])}"
+    )
+    python = python_of(Path(keys["cache"]), "anomalib", ["anomalib", "onnx", "onnxscript", "onnxruntime"])
+    with tempfile.TemporaryDirectory() as name:
+        folder, pairs = Path(name), {}
+        if python:
+            print(f"peer: {versions(python, ['anomalib', 'torch', 'timm', 'lightning'])}")
+            prepare(folder, data, int(keys.get("images", 20)))
+            pairs = anomalib_pairs(folder, python)
+        tasks = keys["tasks"].split(",") if "tasks" in keys else [*pairs, "fedavg"]
+        if "fedavg" in tasks:
+            pairs["fedavg"] = fedavg_pair(folder)
+        if unknown := {*tasks} - pairs.keys():
+            sys.exit(f"no task {', '.join(sorted(unknown))}; one of {', '.join(pairs)}")
+        print(
+            f"{'seconds':<14}{'ours':>9}{'theirs':>9}{'ratio':>8}  spread{'clock':>17}{'theirs':>9}{'load':>7}"
+        )
+        for task in tasks:
+            compare(task, *pairs[task], int(keys.get("pairs", 3)))
+
+
+def timed(work: Callable[[], None]) -> Seconds:
+    """Runs a piece of work in this process, and returns its seconds."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+if __name__ == "__main__":
+    main()
