@@ -1,7 +1,6 @@
 """Federated anomaly detection in PyTorch Lightning."""
 
 from lit_fedad import _compat as _compat  # must run before anything imports torchvision
-from lit_fedad import _later as _later  # must run before anything imports Lightning
 from lit_fedad.core.lazy_names import lazy_names
 
 __version__ = "0.3.0"

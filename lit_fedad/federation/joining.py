@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from lit_fedad.contracts import Context
+from lit_fedad.contracts import Context, Method
+from lit_fedad.federation.collecting import Collecting
 from lit_fedad.federation.processes import on_first
-
-if TYPE_CHECKING:
-    from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.round_report import RoundReport
 
 
-def catch_up(federation: Federation, before: int) -> dict[int, str]:
+def catch_up(
+    collecting: Collecting,
+    method: Method,
+    context: Context,
+    holders: Sequence[int],
+    history: Sequence[RoundReport],
+) -> dict[int, str]:
     """Has clients do what later rounds need of the exchanges before round 1 that they were not in.
 
     Afterwards all clients take part but those that fail in it, which try again before the next round.
 
     Args:
-        federation: The federation.
-        before: The round that is about to begin.
+        collecting: The way to clients and back.
+        method: The method.
+        context: Seed, and the round that is about to begin.
+        holders: All clients that hold images.
+        history: Reports of the rounds before; those before round 1 take the clients that have caught up.
 
     Returns:
         Causes by client that failed, in every process.
@@ -28,24 +37,24 @@ def catch_up(federation: Federation, before: int) -> dict[int, str]:
         UserError: If the policy for failures is to stop.
     """
     failed: dict[int, str] = {}
-    played = [report for report in federation.history if report.round <= 0]
+    fabric, sender, server = collecting.fabric, collecting.sender, method.server
+    played = [report for report in history if report.round <= 0]
     there = {report.round: {*report.participants, *report.refused} for report in played}
     # The first process alone has the history of this command.
-    for round, known in federation.fabric.broadcast(there).items():
-        exchange, context = federation.exchanges.of_round(round)[0], Context(federation.seed, round)
-        late = [client for client in federation.holders if client not in {*known, *failed}]
+    for round, known in fabric.broadcast(there).items():
+        exchange, past = method.exchanges.of_round(round)[0], replace(context, round=round)
+        late = [client for client in holders if client not in {*known, *failed}]
         if not late or exchange.joining != "play":
             continue
-        federation.server.context = context
-        blobs = federation.sender.messages(exchange, late, context)
-        outcome = federation.transport.play(exchange, context, blobs, ())
-        federation.sender.forget()
-        done, causes = federation.fabric.broadcast((list(outcome.values), outcome.failures))
-        federation.transport.settle(done)
+        server.context = past
+        blobs = sender.messages(exchange, late, past)
+        outcome = collecting.transport.play(exchange, past, blobs, ())
+        sender.forget()
+        done, causes = fabric.broadcast((list(outcome.values), outcome.failures))
+        collecting.transport.settle(done)
         failed |= causes
         for report in played:
             report.participants += done if report.round == round else []
-    named = federation.names.titled(failed)
-    on_first(federation.fabric, partial(federation.sampler.check_failures, named, before))
-    federation.clients = [client for client in federation.holders if client not in failed]
+    named = collecting.names.titled(failed)
+    on_first(fabric, partial(collecting.sampler.check_failures, named, context.round))
     return failed

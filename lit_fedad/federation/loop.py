@@ -144,7 +144,10 @@ class Federation:
         """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
-        failed = catch_up(self, round) if round > 0 and self.joinable else {}
+        failed: dict[int, str] = {}
+        if round > 0 and self.joinable:
+            failed = catch_up(self.collecting, self.method, context, self.holders, self.history)
+            self.clients = [client for client in self.holders if client not in failed]
         self.server.context = context
         exchanges = self.exchanges.of_round(round)
         noised_sums = self.plan.released_in(exchanges, self.client) if self.plan else 0

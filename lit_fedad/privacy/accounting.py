@@ -8,8 +8,9 @@ where each was chosen by those before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 
@@ -53,7 +54,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         return 0.0
     # The epsilon of the tail bound P(Z > t) <= exp(-t^2 / 2) is never too small.
     most = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    return _root(lambda epsilon: delta_of(epsilon, mu) - delta, most)
+    return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, most, xtol=1e-12, rtol=1e-12))
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -70,13 +71,5 @@ def mu_of(epsilon: float, delta: float) -> float:
     most = 1.0
     while delta_of(epsilon, most) < delta:
         most *= 2
-    return _root(lambda mu: delta_of(epsilon, mu) - delta, most) * (
-        1 - 1e-9
-    )  # the root may lie a last digit too high
-
-
-def _root(function: Callable[[float], float], most: float) -> float:
-    """Finds where a function is 0, between 0 and the largest candidate."""
-    from scipy.optimize import brentq  # takes long to import; most commands account for nothing
-
-    return float(brentq(function, 0.0, most, xtol=1e-13, rtol=1e-13))
+    found = float(brentq(lambda mu: delta_of(epsilon, mu) - delta, 0.0, most, xtol=1e-13, rtol=1e-13))
+    return found * (1 - 1e-9)  # the root may lie a last digit too high

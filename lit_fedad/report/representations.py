@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
+from scipy.stats import gaussian_kde
 
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.style import COLOURS, FONT_SIZE, LEGEND, blank_figure, legend_mark
@@ -103,8 +104,6 @@ def _by_client(
 
 def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequence[int]) -> None:
     """Draws contours of the kernel density of each client's normal images."""
-    from scipy.stats import gaussian_kde  # takes long to import; few runs draw densities
-
     for index, client in enumerate(clients):
         own = places[owners == client]
         if len(own) < 3:  # in the plane, a kernel's covariance takes three points
