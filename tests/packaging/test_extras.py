@@ -98,7 +98,7 @@ def test_scoring_and_sites_import_nothing_of_training():
     assert "torch" in found
     assert {package: found[package] for package in TRAINING & found.keys()} == {}
     # The walk does find what is there.
-    assert {"matplotlib", "sklearn"} <= reached(["lit_fedad.experiment.figures.predictions"], files).keys()
+    assert {"matplotlib", "scipy"} <= reached(["lit_fedad.experiment.figures.predictions"], files).keys()
 
 
 def test_every_extra_holds_what_its_modules_need():

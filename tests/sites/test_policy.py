@@ -66,7 +66,7 @@ ASK_FOR_IMAGES = [
     (["method=prototype_statistics"], Code.NOT_ALLOWED, STATISTICS),
 ]
 ASK_FOR_PATCHES = [
-    (["method=feddymem"], Code.NOT_ALLOWED, PATCHES),
+    (["method=feddymem", "calibration.share=0.2"], Code.NOT_ALLOWED, PATCHES),
     (["method=federated_bank"], Code.NOT_ALLOWED, PATCHES),
     (["method=federated_bank", "method.client.min_images=1"], Code.FLOOR, 2),
     (["method=federated_patchcore"], Code.NOT_ALLOWED, PATCHES),
