@@ -117,16 +117,17 @@ class Tally:
 
 
 def upper_triangle(matrix: Tensor) -> Tensor:
-    """Packs a symmetric matrix [C, C] as its upper triangle, row by row [C (C + 1) / 2]."""
-    return matrix[tuple(torch.triu_indices(*matrix.shape))]
+    """Packs symmetric matrices [..., C, C] as their upper triangles, row by row [..., C (C + 1) / 2]."""
+    rows, columns = torch.triu_indices(*matrix.shape[-2:])
+    return matrix[..., rows, columns]
 
 
 def symmetric(triangle: Tensor, channels: int) -> Tensor:
-    """Unpacks `upper_triangle` to the symmetric matrix [C, C]."""
+    """Unpacks `upper_triangle` to the symmetric matrices [..., C, C]."""
     rows, columns = torch.triu_indices(channels, channels)
-    matrix = torch.empty(channels, channels, dtype=triangle.dtype)
-    matrix[rows, columns] = triangle
-    matrix[columns, rows] = triangle
+    matrix = triangle.new_empty(*triangle.shape[:-1], channels, channels)
+    matrix[..., rows, columns] = triangle
+    matrix[..., columns, rows] = triangle
     return matrix
 
 

@@ -94,9 +94,10 @@ class PaDiM(PatchTask):
             shift = rows.mean(1) if count == 0 else shift
             rows = rows - shift[:, None]
             count += rows.shape[1]
-            total, square = total + rows.sum(1), square + rows.mT @ rows
+            total = total + rows.sum(1)
+            square.baddbmm_(rows.mT, rows)  # in place: at 56 x 56 positions of 100 channels it has 251 MB
         offset = total / max(count, 1)
-        covariance = (square / max(count, 1) - offset[:, :, None] * offset[:, None]).cpu()
+        covariance = square.div_(max(count, 1)).baddbmm_(offset[:, :, None], offset[:, None], alpha=-1).cpu()
         means = (shift + offset).cpu()
         return [Moments(count, mean, part) for mean, part in zip(means, covariance, strict=True)]
 

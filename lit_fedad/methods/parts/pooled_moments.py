@@ -75,28 +75,24 @@ def new_moments(client: MeasuresOnce, loader: DataLoader) -> Message:
 
 def packed(sets: Sequence[Moments], channels: int) -> Message:
     """Packs moments by set as `new_moments` describes; of no set, the message of a client with nothing new."""
-    message = {
-        "count": torch.tensor([part.count for part in sets], dtype=torch.int64),
-        "mean": torch.zeros(sum(part.count > 0 for part in sets), channels),
-        "covariance": torch.zeros(sum(part.count > 0 for part in sets), channels * (channels + 1) // 2),
-    }
-    for row, part in enumerate(part for part in sets if part.count):
-        message["mean"][row] = part.mean
-        message["covariance"][row] = upper_triangle(part.covariance)
-    return message
+    held = [part for part in sets if part.count]
+    means, triangles = torch.zeros(0, channels), torch.zeros(0, channels * (channels + 1) // 2)
+    if held:
+        means = torch.stack([part.mean for part in held]).float()
+        triangles = upper_triangle(torch.stack([part.covariance.float() for part in held]))
+    count = torch.tensor([part.count for part in sets], dtype=torch.int64)
+    return {"count": count, "mean": means, "covariance": triangles}
 
 
 def unpacked(message: Mapping[str, Tensor]) -> list[Moments]:
     """Unpacks `packed`: the moments by set, float64 on the CPU."""
-    rows = zip(message["mean"].double().cpu(), message["covariance"].double().cpu(), strict=True)
-    sets = []
-    for count in message["count"].tolist():
-        if count:
-            mean, triangle = next(rows)
-            sets.append(Moments(count, mean, symmetric(triangle, len(mean))))
-        else:
-            sets.append(Moments.none(message["mean"].shape[1]))
-    return sets
+    means, channels = message["mean"].double().cpu(), message["mean"].shape[1]
+    covariances = symmetric(message["covariance"].double().cpu(), channels)
+    held = zip(means, covariances, strict=True)
+    return [
+        Moments(count, *next(held)) if count else Moments.none(channels)
+        for count in message["count"].tolist()
+    ]
 
 
 def moments_disclosed(task: PatchTask) -> Disclosures:
