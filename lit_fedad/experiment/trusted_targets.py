@@ -24,12 +24,12 @@ from lit_fedad.core.errors import UserError
 _PACKAGES = "LIT_FEDAD_PACKAGES"
 
 # Their classes keep and compute; functions there may write files.
-_ROOMS = (
+_COMPUTING = (
     *("methods", "tasks", "models", "memory", "condensation"),
     *("federation.channel", "federation.sampling"),
     *("data.strategies", "data.stage_strategies", "data.partition"),
 )
-_OWN = tuple(f"lit_fedad.{room}." for room in _ROOMS)
+_OWN = tuple(f"lit_fedad.{module}." for module in _COMPUTING)
 _LIBRARIES = (
     "torch.nn.",
     "torch.optim.",
@@ -43,7 +43,7 @@ _LIBRARIES = (
 def check_targets(config: Mapping[str, Any], path: Path) -> None:
     """Checks every ``_target_`` of a stored configuration before any of them is called.
 
-    Allowed are those that the packaged configuration names, classes of this package's rooms that only compute, modules
+    Allowed are those that the packaged configuration names, classes of this package that only compute, modules
     and optimisers of torch, torchvision and timm, and what lies in a package that ``LIT_FEDAD_PACKAGES`` names.
 
     Args:

@@ -1,4 +1,4 @@
 """Sites over Flower: identity, TLS, queue and run control are Flower's; what is learnt, and how, is not its business.
 
-Only this room imports flwr (``pip install 'lit-fedad[flower]'``).
+Only this package imports flwr (``pip install 'lit-fedad[flower]'``).
 """
