@@ -1,1 +1,1 @@
-"""What all rooms build on: configuration, options, errors, names of clients, checks of what users give."""
+"""What all packages build on: configuration, options, errors, names of clients, checks of what users give."""

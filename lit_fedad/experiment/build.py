@@ -209,9 +209,13 @@ def build_server_labelled(config: Config, images: Images, partition: Partition) 
 
 
 def tells_products(config: Config) -> bool:
-    """Tells whether the task has a subspace for each product of the data, which the configuration does not name."""
-    task = config["task"]
-    return takes(task, "products") and task["products"] is None and task.get("subspace", True) is not None
+    """Tells whether the task has a subspace for each product of the data, which the configuration does not name.
+
+    Not under secure sums: of a product that one client alone holds, the sum would be this client's message.
+    """
+    task, secure = config["task"], config["federation"].get("secure_sum") is not None
+    told = takes(task, "products") and task["products"] is None and task.get("subspace", True) is not None
+    return told and not secure
 
 
 def build_model(
