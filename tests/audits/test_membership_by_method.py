@@ -39,6 +39,7 @@ def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
 )
 def test_methods_that_share_banks_or_moments(tmp_path, method, sent):
     overrides = [f"method={method}", "debug=seconds", "tracking=off", "cache.enabled=false"]
+    overrides += ["calibration.share=0"]  # a client needs two images of a product
     train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
     findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
     assert f"{sent}: together" in {found.statistic for found in findings if found.side == "sent"}
@@ -83,6 +84,7 @@ def test_fedavg_shares_no_bank_to_score_with(tmp_path):
         "method=fedavg",
         "tracking=off",
         "cache.enabled=false",
+        "calibration.share=0",
         f"out={tmp_path / 'run'}",
     ]
     train(compose([*overrides, f"data.root={tmp_path / 'data'}"]), quiet=True)

@@ -49,7 +49,8 @@ def test_products_come_in_turn(lab, method):
         *RATES,
     ]
     counts = np.array(result["partition"]["counts"])
-    assert [(counts > 0).sum(), counts.sum()] == [4, 8]
+    # Of two images a surface, clients with models of their own hold one out.
+    assert [(counts > 0).sum(), counts.sum()] == [4, 8 if method == "federated_bank" else 4]
     assert set(json.loads((out / "calibration.json").read_text())["clients"]) == {"0", "1"}
 
 
