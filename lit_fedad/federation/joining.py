@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from lit_fedad.contracts import Context, Method
+from lit_fedad.contracts import Context, Exchanges, Server
 from lit_fedad.federation.collecting import Collecting
 from lit_fedad.federation.processes import on_first
 from lit_fedad.federation.round_report import RoundReport
@@ -14,7 +14,8 @@ from lit_fedad.federation.round_report import RoundReport
 
 def catch_up(
     collecting: Collecting,
-    method: Method,
+    exchanges: Exchanges,
+    server: Server,
     context: Context,
     holders: Sequence[int],
     history: Sequence[RoundReport],
@@ -25,7 +26,8 @@ def catch_up(
 
     Args:
         collecting: The way to clients and back.
-        method: The method.
+        exchanges: The federation's exchanges.
+        server: The server.
         context: Seed, and the round that is about to begin.
         holders: All clients that hold images.
         history: Reports of the rounds before; those before round 1 take the clients that have caught up.
@@ -37,12 +39,12 @@ def catch_up(
         UserError: If the policy for failures is to stop.
     """
     failed: dict[int, str] = {}
-    fabric, sender, server = collecting.fabric, collecting.sender, method.server
+    fabric, sender = collecting.fabric, collecting.sender
     played = [report for report in history if report.round <= 0]
     there = {report.round: {*report.participants, *report.refused} for report in played}
     # The first process alone has the history of this command.
     for round, known in fabric.broadcast(there).items():
-        exchange, past = method.exchanges.of_round(round)[0], replace(context, round=round)
+        exchange, past = exchanges.of_round(round)[0], replace(context, round=round)
         late = [client for client in holders if client not in {*known, *failed}]
         if not late or exchange.joining != "play":
             continue

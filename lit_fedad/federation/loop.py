@@ -146,7 +146,9 @@ class Federation:
         context = Context(self.seed, round)
         failed: dict[int, str] = {}
         if round > 0 and self.joinable:
-            failed = catch_up(self.collecting, self.method, context, self.holders, self.history)
+            failed = catch_up(
+                self.collecting, self.exchanges, self.server, context, self.holders, self.history
+            )
             self.clients = [client for client in self.holders if client not in failed]
         self.server.context = context
         exchanges = self.exchanges.of_round(round)
