@@ -22,6 +22,7 @@ def test_images_have_the_declared_size_and_range():
     assert 0 <= float(images.min()) <= float(images.max()) <= 1
 
 
+@pytest.mark.slow
 def test_a_trained_decoder_shows_where_things_are():
     """An image that is dark in one half, and no scene: its features give that half back."""
     decoder, losses = train_decoder(small, (4, 4), (16, 16), 40, 0, drawn_scenes((16, 16), 0))

@@ -100,6 +100,7 @@ def private(folder, client):
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255
 
 
+@pytest.mark.slow
 def test_a_bank_is_inverted_judged_and_drawn(copied, capsys):
     invert(reopen(str(copied)), InversionOptions(images=2, steps=4, client=1))
     found = report(copied)

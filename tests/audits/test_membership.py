@@ -148,6 +148,7 @@ def test_complete_shadow_runs_serve_the_offline_attack(audited, spy, tmp_path):
     assert findings != audited.findings
 
 
+@pytest.mark.slow
 def test_a_pair_of_which_noise_hid_one_is_left_out_and_another_takes_its_place(
     audited, tmp_path, monkeypatch
 ):

@@ -18,6 +18,9 @@ from torchvision.transforms.v2 import functional
 assert hasattr(torch.ops.torchvision, "nms")
 image = functional.resize(torch.zeros(3, 8, 8), [4, 4])
 assert image.shape == (3, 4, 4)
+"""
+_IMPORTS = """
+import sys
 import lit_fedad.deployment.predict
 import lit_fedad.experiment.train
 heavy = {"mlflow", "optuna", "pandas", "sklearn"}
@@ -25,8 +28,9 @@ assert not heavy & {*sys.modules}, heavy & {*sys.modules}
 """
 
 
-def test_torchvision_can_be_imported_and_commands_import_what_they_need_alone():
-    outcome = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("script", [_SCRIPT, pytest.param(_IMPORTS, marks=pytest.mark.slow)])
+def test_torchvision_and_what_commands_need_alone_are_imported(script):
+    outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
 
 

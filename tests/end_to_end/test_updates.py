@@ -256,6 +256,7 @@ def test_a_refused_update_is_one_line_and_changes_nothing(lab, desk, tmp_path):
         assert list(folder.glob("versions/.*")) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_update_left_is_no_version(desk):
     run = desk.train("run", *SUBSPACE, clients=BASE)
     (run / "versions" / ".partial_1").mkdir(parents=True)
@@ -265,6 +266,7 @@ def test_what_a_killed_update_left_is_no_version(desk):
     assert not (run / "versions").exists()
 
 
+@pytest.mark.slow
 def test_a_changed_or_missing_image_of_an_update_is_one_line(desk):
     run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15, 16]})
     version = fold(run, images)

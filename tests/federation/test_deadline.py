@@ -62,6 +62,7 @@ def test_a_client_that_hangs_is_left_out(toy, monkeypatch):
     assert report.failures == {1: "took longer than federation.sampler.deadline=0.3 seconds"}
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_interrupted_is_ended_in_one_line():
     code = """
         import signal, time
