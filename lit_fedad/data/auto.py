@@ -20,8 +20,11 @@ from lit_fedad.data.mvtec import MASK_NAMES
 from lit_fedad.data.sample import ImageSet
 
 NORMAL = frozenset(
-    "good goods normal normals ok okfront healthy negative intact clean pass passed gut io undamaged nodamage nodefect"  # noqa: SIM905
-    " defectfree nondefective notdefective notumor nofinding nocrack uncracked nonanomalous noanomaly".split()
+    (
+        *("good", "goods", "normal", "normals", "ok", "okfront", "healthy", "negative", "intact", "clean"),
+        *("pass", "passed", "gut", "io", "undamaged", "nodamage", "nodefect", "defectfree", "nondefective"),
+        *("notdefective", "notumor", "nofinding", "nocrack", "uncracked", "nonanomalous", "noanomaly"),
+    )
 )
 """What folders and labels of normal images are called, in lower case, without blanks, ``-`` and ``_``."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from lit_fedad.core.extras import require
-from lit_fedad.data.input_files import check_pixels, check_regular
+from lit_fedad.data.input_files import check_pixels, check_regular, chosen_page
 
 _DEFLATED = "1.2.840.10008.1.2.1.99"  # would be inflated as a whole before anything can be checked
 _NATIVE = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")
@@ -22,12 +22,6 @@ _WORDS = (
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
 )
-
-
-SEVERAL = (
-    "holds several pages or frames; choose one by image.page (from 0), or save each as a file of its own"
-)
-NO_PAGE = "has no page {0}; image.page counts from 0"
 
 
 def read_dicom(path: Path, page: int | None = None) -> Image.Image:
@@ -56,8 +50,7 @@ def read_dicom(path: Path, page: int | None = None) -> Image.Image:
     if str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
         raise ValueError("is a deflated DICOM file; save it with another transfer syntax")
     file = pydicom.dcmread(path)
-    _check(file, page)
-    return Image.fromarray(_eight_bits(file, page or 0), "L")
+    return Image.fromarray(_eight_bits(file, _checked_frame(file, page)), "L")
 
 
 def read_native_dicom(content: bytes, most_pixels: int, page: int | None = None) -> Image.Image:
@@ -91,22 +84,20 @@ def read_native_dicom(content: bytes, most_pixels: int, page: int | None = None)
     if len(content) > frames * width * height * int(words.BitsAllocated) // 8 + _MOST_WORDS:
         raise ValueError(f"holds more than its pixels and {_MOST_WORDS} bytes beside them")
     file = pydicom.dcmread(BytesIO(content))
-    _check(file, page)
-    return Image.fromarray(_eight_bits(file, page or 0), "L")
+    return Image.fromarray(_eight_bits(file, _checked_frame(file, page)), "L")
 
 
-def _check(file: Any, page: int | None) -> None:
+def _checked_frame(file: Any, page: int | None) -> int:
+    """Returns which frame is read of a file, from 0, after all checks that come before its pixels are decoded."""
     if "PixelData" not in file:
         raise ValueError("holds no pixels")
     if not (frames := int(file.get("NumberOfFrames") or 0)):
         frames = file.NumberOfFrames = 1  # pydicom warns of an empty one
-    if page is None and frames != 1:
-        raise ValueError(SEVERAL)
-    if page is not None and page >= frames:
-        raise ValueError(NO_PAGE.format(page))
+    frame = chosen_page(frames, page)
     if int(file.get("SamplesPerPixel") or 1) != 1 or file.get("PhotometricInterpretation") not in _GREY:
         raise ValueError("is no grey image (MONOCHROME1 or MONOCHROME2)")
     check_pixels(int(file.Columns), int(file.Rows))
+    return frame
 
 
 def _prepare(file: Any, page: int) -> None:

@@ -114,6 +114,32 @@ def require_files(samples: Sequence[Sample], source: Path, advice: str) -> None:
         )
 
 
+def chosen_page(pages: int, page: int | None, alone: bool = False) -> int:
+    """Returns the page or frame, from 0, that is read of a file; where none is chosen it must hold one alone.
+
+    Args:
+        pages: How many the file holds.
+        page: Which one was chosen; None for none.
+        alone: Whether a file of one is read whatever ``page`` says, as masks are.
+
+    Raises:
+        ValueError: The file holds several and none is chosen, or lacks the chosen one.
+
+    Example:
+        >>> chosen_page(1, None), chosen_page(3, 2), chosen_page(1, 2, alone=True)
+        (0, 2, 0)
+    """
+    if pages == 1 and (page is None or alone):
+        return 0
+    if page is None:
+        raise ValueError(
+            "holds several pages or frames; choose one by image.page (from 0), or save each as a file of its own"
+        )
+    if page >= pages:
+        raise ValueError(f"has no page {page}; image.page counts from 0")
+    return page
+
+
 def check_pixels(width: int, height: int, most: int | None = None) -> None:
     """Refuses an image of too many pixels, before memory is taken for it.
 

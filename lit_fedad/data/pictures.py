@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.dicom import NO_PAGE, SEVERAL, read_dicom, read_native_dicom
-from lit_fedad.data.input_files import check_pixels, check_regular
+from lit_fedad.data.dicom import read_dicom, read_native_dicom
+from lit_fedad.data.input_files import check_pixels, check_regular, chosen_page
 from lit_fedad.data.sample import DICOM_SUFFIXES
 from lit_fedad.data.tiff_codecs import NO_PICTURE, other_compression, uncompressed
 
@@ -267,16 +267,11 @@ def _decoded(image: Any) -> Picture:
 def _turn_to(image: Any, page: int | None, alone: bool) -> None:
     """Turns to a page or frame; where none is chosen there may be one alone, for none is guessed."""
     pages = list(islice(_pages(image), 2 if page is None else max(page + 1, 2)))
-    if len(pages) == 1 and (page is None or alone):
-        page = 0
-    if page is None:
-        raise ValueError(SEVERAL)
-    if page >= len(pages):
-        raise ValueError(NO_PAGE.format(page))
+    place = pages[chosen_page(len(pages), page, alone)]
     try:
-        image.seek(pages[page])
+        image.seek(place)
     except EOFError:
-        raise ValueError(NO_PAGE.format(page)) from None
+        chosen_page(place, page)  # refuses it: places of other formats than TIFF may be more than there are
 
 
 def _pages(image: Any) -> Iterator[int]:

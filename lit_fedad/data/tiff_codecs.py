@@ -9,8 +9,7 @@ from pathlib import Path
 from PIL import TiffImagePlugin
 
 from lit_fedad.core.extras import require
-from lit_fedad.data.dicom import NO_PAGE, SEVERAL
-from lit_fedad.data.input_files import check_pixels
+from lit_fedad.data.input_files import check_pixels, chosen_page
 
 NO_PICTURE = 1 | 4
 """Kinds of a TIFF's pages (tag 254) that are no pictures of their own: a reduced copy, a transparency mask."""
@@ -58,12 +57,7 @@ def uncompressed(path: Path, page: int | None, alone: bool) -> BytesIO:
             for number in range(len(file.pages))
             if not (one := file.pages[number].aspage()).subfiletype & NO_PICTURE
         ]
-        page = 0 if len(pages) == 1 and (page is None or alone) else page
-        if page is None:
-            raise ValueError(SEVERAL)
-        if page >= len(pages):
-            raise ValueError(NO_PAGE.format(page))
-        chosen = pages[page]
+        chosen = pages[chosen_page(len(pages), page, alone)]
         check_pixels(chosen.imagewidth, chosen.imagelength)
         if (
             chosen.photometric > 2

@@ -2,7 +2,7 @@
 
 from lit_fedad.core.lazy_names import lazy_names
 
-# Imported when they are asked for: most modules of this room need one another, and few need all.
+# Imported when they are asked for: most modules of this package need one another, and few need all.
 _NAMES = {
     "covering_radius": "coreset.covering_radius",
     "estimate_densities": "density.estimate_densities",
