@@ -117,10 +117,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         "",
     ]
     if config["federation"].get("secure_sum"):
-        lines.append(
-            "Messages are masked: the coordinator sees the sum over all sites alone. Where sums are of each product,"
-            " those of a product that no other site has are this site's own."
-        )
+        lines.append("Messages are masked: the coordinator sees the sum over all sites alone.")
     if noise:
         lines.append(f"Noise: {noise}.")
     if any(part.disclosed.kind is Kind.WEIGHTS for part in taken):
