@@ -27,7 +27,7 @@ import timm
 import torch
 
 from benchmarks import fedavg_round
-from benchmarks._peers.environments import OWN, python_of, versions
+from benchmarks._peers.environments import python_of, versions
 from benchmarks.pixel_metrics import synthetic_maps
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
@@ -88,7 +88,7 @@ def latency(exported: Path) -> Seconds:
     given = session.get_inputs()[0]
     count = (
         given.shape[0] if isinstance(given.shape[0], int) else 1
-    )  # a file may take batches of one size alone
+    )  # a file may take one size of batch alone
     image = np.random.default_rng(0).random((count, 3, 224, 224), dtype=np.float32)
     fed = {given.name: image if given.type == "tensor(float)" else (255 * image).astype(np.uint8)}
     for _ in range(2):
@@ -118,11 +118,11 @@ def compare(name: str, ours: Work, theirs: Work, pairs: int) -> None:
 
 def anomalib_pairs(folder: Path, python: Path) -> dict[str, tuple[Work, Work]]:
     """Returns what is compared with anomalib, whose programs lie beside its Python; some need earlier files."""
-    command = [OWN, "-m", "lit_fedad"]
+    command = [sys.executable, "-m", "lit_fedad"]
     scoring = [f"run={folder}/own_patchcore", f"images={folder}/hundred", f"out={folder}/scores"]
 
     def here(task: str) -> Work:
-        return lambda: seconds_of([OWN, "-m", "benchmarks._peers.own_side", task, str(folder)])
+        return lambda: seconds_of([sys.executable, "-m", "benchmarks._peers.own_side", task, str(folder)])
 
     def there(task: str) -> Work:
         return lambda: seconds_of([str(python), "-m", "benchmarks._peers.anomalib_side", task, str(folder)])
@@ -158,9 +158,7 @@ def main() -> None:
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     )
-    print(
-        f"here: torch, timm, lightning, onnxruntime {versions(OWN, ['torch', 'timm', 'lightning', 'onnxruntime'])}"
-    )
+    print(f"here: {versions(sys.executable, ['torch', 'timm', 'lightning', 'onnxruntime'])}")
     python = python_of(Path(keys["cache"]), "anomalib", ["anomalib", "onnx", "onnxscript", "onnxruntime"])
     with tempfile.TemporaryDirectory() as name:
         folder, pairs = Path(name), {}

@@ -1,7 +1,6 @@
 """Virtual environments of other libraries, each in a folder of its own."""
 
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
@@ -36,6 +35,3 @@ def versions(python: Path | str, packages: list[str]) -> str:
     code = "import sys; from importlib.metadata import version; print(*(f'{n} {version(n)}' for n in sys.argv[1:]))"
     command = [str(python), "-c", code, *packages]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-OWN = sys.executable

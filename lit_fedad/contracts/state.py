@@ -29,7 +29,7 @@ def load_state(holder: object, state: Mapping[str, Any]) -> None:
     """Sets the declared attributes from a state that `state_of` returned; properties are set by their setters."""
     for name in all_state_names(holder):
         value = state[name]
-        # A property is not asked for what it gathers from the task.
+        # Reading a property may gather all weights of the task, for nothing.
         given = isinstance(getattr(type(holder), name, None), property)
         if not given and isinstance(current := getattr(holder, name), nn.Module):
             current.load_state_dict(value)

@@ -69,7 +69,7 @@ class Checkpoints:
             UserError: If the state holds an object that could not be read again.
         """
         partial, final = self.partial(round), self.folder / _name(round)
-        # `asdict` copies each number of each round; what clients were scored with may be of classes.
+        # `asdict` copies every number, and turns what `trained` holds into plain values; few rounds have that.
         history = [asdict(report) if report.trained else vars(report) for report in state["history"]]
         write_state({**state, "history": history}, partial / _SERVER)
         linked = _linked(partial, self.latest())

@@ -101,7 +101,7 @@ class ClientRunner:
         load_state(client, state)
         message = self.channel.down.unpack(blob, exchange.broadcast_spec(client), "the server")
         exchange.receive(client, message)
-        if self.fabric.device.type != "cpu":  # where all that arrives lies
+        if self.fabric.device.type != "cpu":  # states and messages are loaded there
             client.to(self.fabric.device)
         client.eval()
         return message

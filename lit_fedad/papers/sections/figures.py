@@ -134,7 +134,7 @@ def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
     url = links.run(run.tracked)
     for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
         means = [judged.get(rate, {}).get("mean") for rate in _RATES]
-        rates = judged.get("promised")  # runs of before lack them
+        rates = judged.get("promised")  # what was stored may lack it
         promised = promised_text([rates["lowest"], rates["highest"]]) if rates else alpha
         yield Line([Cell(text, url) for text in (label, promised, *map(_share, means))])
         sides = judged.get("products", {}) if number == 0 else {}
