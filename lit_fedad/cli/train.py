@@ -44,7 +44,7 @@ def train(overrides: Sequence[str]) -> None:
     if (heatmaps := run / "figures" / "heatmaps.png").exists():
         lines.insert(0, ("heatmaps", str(heatmaps)))
     if config["tracking"]["enabled"]:
-        lines.append(("compare runs", "mlflow ui"))
+        lines.append(("compare runs", "mlflow ui (Views: results)"))
     if config["data"]["_target_"] == _PAINTED:
         own = f"lit-fedad train method={config['method']['name']} data=mvtec_mixture data.root=DIR"
         lines.append(("own images", f"{own} (layout of MVTec AD; any other: lit-fedad data init DIR)"))

@@ -142,7 +142,7 @@ def application(desk: Desk) -> FastAPI:
 
     @app.post("/score", openapi_extra=upload)
     async def score(request: Request, heatmap: bool = False) -> dict[str, Any]:
-        """Scores the image in the body; with ``heatmap=true`` the answer holds a PNG file in base64."""
+        """Scores the image in the body; with heatmap=true the answer holds a PNG file in base64."""
         verdict, drawn = await desk.score(request, draw=heatmap)
         return verdict.words | ({"heatmap": b64encode(drawn).decode()} if drawn else {})
 

@@ -25,6 +25,30 @@ FOLDER_TAG = "lit_fedad.out"
 RUN_ID = "{run_id}"
 """What stands in a tag's value for the id of its MLflow run, which the server gives and may not have given yet."""
 
+_COLUMNS = (
+    "metrics.`i_auroc/mean`",
+    "metrics.`miss_rate/mean`",
+    "metrics.`false_alarm_rate/mean`",
+    "metrics.`pro/mean`",
+    "metrics.`accuracy/mean`",
+    "metrics.`bytes/up`",
+    "tags.`method`",
+    "tags.`data`",
+)
+_EXPERIMENT_TAGS = {
+    # MLflow's pages open as those of model training, not of language models.
+    "mlflow.experimentKind": "custom_model_development",
+    # A view that the page of runs offers under "Views": by itself it shows no metric.
+    "mlflow.sharedViewState.lit_fedad": json.dumps(
+        {
+            "name": "results",
+            "createdAt": 0,
+            "updatedAt": 0,
+            "state": json.dumps({"selectedColumns": _COLUMNS}),
+        }
+    ),
+}
+
 _JOURNAL_TAG = "lit_fedad.journal"
 _PROBE_TAG = "lit_fedad.probe"
 
@@ -240,9 +264,9 @@ def _find_or_create(client: Any, start: Record) -> str:
     name, identity = start["values"]["experiment"], start["values"]["journal"]
     experiment = client.get_experiment_by_name(name)
     # Where two runs create it at once, the one that fails finds it at its next try.
-    # The tag makes MLflow's pages open as those of model training, not of language models.
-    tags = {"mlflow.experimentKind": "custom_model_development"}
-    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, tags=tags)
+    experiment_id = (
+        experiment.experiment_id if experiment else client.create_experiment(name, tags=_EXPERIMENT_TAGS)
+    )
     found = client.search_runs([experiment_id], f"tags.`{_JOURNAL_TAG}` = '{identity}'")
     if found:
         return found[0].info.run_id

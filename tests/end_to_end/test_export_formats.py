@@ -32,13 +32,10 @@ STREAM = (
     "method.client.base_epochs=1", "method.client.head_epochs=2",
 )  # fmt: skip
 RUNS = {
-    "feddymem": ("method=federated_bank",),
-    "feddymem_cosine": ("method=federated_bank", "task.distance=cosine"),
+    "federated_bank": ("method=federated_bank",),
     "feddymem_literal": ("method=feddymem_literal",),
     "federated_patchcore": ("method=federated_patchcore",),
-    "nearest_neighbour": ("method=nearest_neighbour", "partition=pooled", "~partition.clients"),
     "dbe": ("method=dbe",),
-    "apfl": ("method=apfl",),
     "autoencoder": ("method=fedavg", "task=autoencoder", "cache.enabled=false"),
     "padim": ("method=federated_padim", "task.channels=5"),
     "efficient_ad": ("method=fedavg", "task=efficient_ad", "task.width=8", "task.latent=4"),

@@ -33,10 +33,8 @@ FEDVCK = (
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(("partition.clients=3",), id="odd-number-of-clients"),
+        pytest.param(("federation=partial", "partition.clients=3"), id="an-odd-number-take-part-in-turn"),
         pytest.param(("partition=by_product", "partition.clients=1"), id="fewer-clients-than-processes"),
-        pytest.param(("federation=partial", "partition.clients=4"), id="partial-participation"),
-        pytest.param(("method=local", "partition.clients=3"), id="local"),
     ],
 )
 def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome, overrides):

@@ -14,7 +14,7 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.feddymem import FedDyMemClient
 
-KILLED_RUNS = int(os.environ.get("LIT_FEDAD_KILLED_RUNS", "3"))
+KILLED_RUNS = int(os.environ.get("LIT_FEDAD_KILLED_RUNS", "1"))
 
 
 class PowerCut(BaseException):

@@ -59,7 +59,7 @@ def histogram_svg(rows: Sequence[dict[str, Any]], threshold: float) -> str:
     if math.isfinite(threshold):
         parts.append(
             f'<path d="M{x(threshold):.1f} {_MARGIN - 14}V{base}" stroke="#D55E00" stroke-width="2"/>'
-            + _text(x(threshold), _MARGIN - 18, f"threshold {threshold:.4g}", "middle")
+            + _text(x(threshold), _MARGIN - 18, f"threshold {threshold:.4g}", _anchor(x(threshold)))
         )
     parts += [_text(x(score), base + 16, f"{score:.4g}", "middle") for score in (low, high)]
     parts.append(_text(_WIDTH / 2, _HEIGHT - 4, "score", "middle"))
@@ -73,6 +73,11 @@ def histogram_svg(rows: Sequence[dict[str, Any]], threshold: float) -> str:
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="histogram of scores"'
         f' style="width:100%;max-width:760px;height:auto">{"".join(parts)}</svg>'
     )
+
+
+def _anchor(x: float) -> str:
+    """Where a text at a place begins, so that it stays within the picture."""
+    return "start" if x < _WIDTH / 4 else "end" if x > 3 * _WIDTH / 4 else "middle"
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
