@@ -15,6 +15,7 @@ from lit_fedad.data.auto import recognise
 from lit_fedad.data.cards import CARDS, Counts
 from lit_fedad.data.check import Problem, check, count
 from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.strategies import even_split
 from lit_fedad.report.console import Display
 
 _SHOWN = 20  # problems printed one by one
@@ -68,11 +69,14 @@ def init_data(folder: Path, display: Display) -> None:
     """
     layout = recognise(folder)
     images = layout.read()
+    # One product, or few images: the default deals products unevenly, of which nothing would come here.
+    few = len(images.categories) == 1 or len(images.train) < 100
+    dealt = f" {even_split(len(images.train))}" if few else ""
     display.note(f"{folder}: {layout.seen}")
     display.table(_products(images, {}, []))
     display.where_next(
         [
-            ("train", f"lit-fedad train method=feddymem {layout.command}"),
+            ("train", f"lit-fedad train method=feddymem {layout.command}{dealt}"),
             ("check", "lit-fedad data check " + layout.command.removeprefix("data=")),
         ]
     )

@@ -302,7 +302,8 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         key = found[1]
         if key == "experiment":
             return _NO_PRESET
-        known = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key])
+        # A preset may choose another file of the group after this key was looked up: not suggested again.
+        known = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
         leaf = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
     if found := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):

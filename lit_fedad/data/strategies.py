@@ -61,7 +61,8 @@ class Dirichlet:
         else:
             raise UserError(
                 f"partition: no draw with alpha={self.alpha} gave each of {self.clients} clients"
-                f" min_size={self.min_size} of the {totals.sum()} images; lower min_size or clients"
+                f" min_size={self.min_size} of the {totals.sum()} images; lower them, or deal evenly:"
+                f" {even_split(int(totals.sum()), self.clients)}"
             )
         pieces = [np.split(indices, np.cumsum(row)[:-1]) for indices, row in zip(piles, counts, strict=True)]
         return Partition.of_clients(np.concatenate(own) for own in zip(*pieces, strict=True))
@@ -263,3 +264,14 @@ class Pooled:
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Takes all training images; nothing is random."""
         return Partition.of_clients([range(len(image_set.train))])
+
+
+def even_split(images: int, clients: int = 5) -> str:
+    """Returns the words of a partition that any set of images allows: at least ten images a client, dealt evenly.
+
+    Args:
+        images: Number of training images.
+        clients: Largest number of clients.
+    """
+    possible = min(clients, images // 10)
+    return f"partition=iid partition.clients={possible}" if possible > 1 else "partition=pooled"

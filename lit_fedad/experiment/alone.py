@@ -41,8 +41,8 @@ def alone(run: Run) -> dict[str, Any]:
 
     Returns:
         ``metrics`` with their values over clients, and ``found`` (`found_defects`), ``alone`` and ``together``. Empty
-        where the configuration asks for none (``evaluation.alone``), there is one client, images come in stages, or
-        sums are masked or noised.
+        where the configuration asks for none (``evaluation.alone``), there is one client, images come in stages, no
+        test image is anomalous, or sums are masked or noised.
     """
     config, data, clients = run.config, run.local, run.federation.clients
     federation = config["federation"]
@@ -50,6 +50,7 @@ def alone(run: Run) -> dict[str, Any]:
         not config["evaluation"]["alone"]
         or len(clients) == 1
         or not isinstance(data.images, ImageSet)
+        or not any(sample.label for sample in data.images.test)
         or isinstance(data.module, StreamDataModule)
         or run.fabric.world_size > 1
         or federation.get("privacy")

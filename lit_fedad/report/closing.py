@@ -68,13 +68,15 @@ of a client's own products 82, a client alone 78
             + (f", at most {100 * promised['mean']:.2g} promised" if (promised := _promised(result)) else "")
         )
     if alone := result.get("alone"):
-        many, one = (
-            {of: _of_100(share) for of, share in alone["found"][who].items()} for who in ("together", "alone")
-        )
+        many, one = alone["found"]["together"], alone["found"]["alone"]
         lines.append(
-            f"compared at {_alarms(alone['at_false_alarms'])}: finds {many['all']} of 100 defects of all products, a"
-            f" client alone {one['all']}; of a client's own products {many['own']}, a client alone {one['own']}"
+            f"compared at {_alarms(alone['at_false_alarms'])}: finds {_of_100(many['all'])} of 100 defects of all"
+            f" products, a client alone {_of_100(one['all'])}"
         )
+        if _known(many["own"]) and _known(one["own"]):
+            lines[-1] += (
+                f"; of a client's own products {_of_100(many['own'])}, a client alone {_of_100(one['own'])}"
+            )
     return lines
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
 from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.decisions import EvaluatedImages
 from lit_fedad.experiment.alone import found_defects
 from lit_fedad.experiment.train import train
+from lit_fedad.report.closing import in_words
 
 
 def test_the_share_of_defects_that_are_found_at_five_false_alarms_in_100():
@@ -39,6 +44,26 @@ def test_clients_alone_are_measured_beside_all_together(tmp_path):
         "alone": {"all", "own"},
         "together": {"all", "own"},
     }
+
+
+@pytest.mark.slow
+def test_a_folder_of_normal_images_is_enough_for_a_run(tmp_path):
+    """What a newcomer has first: no defect, nothing to compare with, few images of one product."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    painted = textures(tmp_path / "painted", size=64, train_per_product=6, test_per_product=2)
+    for number, sample in enumerate(painted.train):
+        shutil.copy(sample.path, folder / f"{number}.png")
+    given = ["method=federated_bank", "debug=seconds", "data=auto", f"data.root={folder}", "tracking=off"]
+    with pytest.raises(UserError, match="deal evenly: partition=iid partition.clients=2$"):
+        train(
+            compose([*given, "partition=dirichlet", "partition.clients=3"]),
+            quiet=True,
+        )
+    evenly = ["partition=iid", "partition.clients=2", "evaluation.alone=true", f"out={tmp_path / 'run'}"]
+    result = train(compose([*given, *evenly]), quiet=True)
+    assert "alone" not in result
+    assert in_words(result) == []
 
 
 @pytest.mark.slow

@@ -41,6 +41,14 @@ def test_what_a_client_reaches_alone_stands_beside():
     assert rows[0]["together"] == "0.850"
 
 
+def test_where_nobody_holds_a_product_with_defects_nothing_is_said_of_own_products():
+    found = {"all": 0.6, "own": math.nan}
+    (line,) = in_words(
+        {"last": {}, "alone": {"found": dict.fromkeys(["together", "alone"], found), "at_false_alarms": 0}}
+    )
+    assert line.endswith("finds 60 of 100 defects of all products, a client alone 60")
+
+
 def test_without_masks_there_is_no_row_of_them():
     last = {**LAST, "pro": {"mean": math.nan, "worst": None}}
     assert [row["last round"] for row in closing_rows({"last": last})] == [
