@@ -33,7 +33,7 @@ from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.metrics.conformal import Calibration, DecisionRule
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import p_value_text, promised_text
-from lit_fedad.report.overlay import save_heatmap
+from lit_fedad.report.overlay import colour_ends, save_heatmap
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")
@@ -97,8 +97,8 @@ def predict(
 
     Tasks that do not localise get no heatmaps. Classifiers write the class of each image and its probability instead.
 
-    The run's training images need not exist any more. Colours of heatmaps range from half the threshold to twice the
-    threshold: one scale for all images, which does not depend on the other images of the folder.
+    The run's training images need not exist any more. Colours of heatmaps do not depend on the other images of the
+    folder (`colour_ends`).
 
     Args:
         run: MLflow run id, or the run's folder.
@@ -256,18 +256,18 @@ class _Detect:
                     "decision": NORMAL if score <= self.rule.threshold else ANOMALOUS,
                     "heatmap": ""
                     if maps is None
-                    else self._draw(path, maps[place].cpu().numpy(), float(p_values[place])),
+                    else self._draw(path, maps[place].cpu().numpy(), score, float(p_values[place])),
                 }
         return list(rows.values())
 
-    def _draw(self, path: Path, anomaly_map: np.ndarray, p_value: float) -> str:
+    def _draw(self, path: Path, anomaly_map: np.ndarray, score: float, p_value: float) -> str:
         """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
         shown = f"{path.stem}_{path.suffix[1:]}" if path.suffix else path.name
         name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown)}.png")
         image = self.transform.raw(path).numpy()
-        span, caption = (self.rule.colour / 2, 2 * self.rule.colour), p_value_text(p_value)
-        save_heatmap(self.destination / name, image, anomaly_map, *span, caption)
+        ends = colour_ends(anomaly_map, score, self.rule.colour)
+        save_heatmap(self.destination / name, image, anomaly_map, *ends, p_value_text(p_value))
         return name.as_posix()
 
 

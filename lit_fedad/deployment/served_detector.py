@@ -15,7 +15,7 @@ from PIL import Image
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector_sheet import DetectorSheet, read_sheet
-from lit_fedad.report.overlay import overlay
+from lit_fedad.report.overlay import colour_ends, overlay
 
 _FILE = "detector.onnx"
 _NEEDED = ({"image_score", "p_value", "decision"}, {"probabilities", "class"})  # of detectors, of classifiers
@@ -97,11 +97,11 @@ class ServedDetector:
             verdict: Of a detector that localises.
 
         Returns:
-            A PNG file of the size that is scored; colours range from half the threshold to twice the threshold.
+            A PNG file of the size that is scored, in the colours of `colour_ends`.
         """
         assert verdict.anomaly_map is not None
         assert self.sheet.colour is not None
-        ends = self.sheet.colour / 2, 2 * self.sheet.colour
+        ends = colour_ends(verdict.anomaly_map, verdict.words["score"] or 0.0, self.sheet.colour)
         file = BytesIO()
         Image.fromarray(overlay(verdict.image, verdict.anomaly_map, *ends)).save(file, "png")
         return file.getvalue()

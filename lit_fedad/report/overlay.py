@@ -66,6 +66,29 @@ def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float
     return np.rint((1 - opacity) * grey[..., None] + opacity * heat(strength)).astype(np.uint8)
 
 
+def colour_ends(anomaly_map: np.ndarray, score: float, threshold: float) -> tuple[float, float]:
+    """Computes which scores of a map have the first and the last colour, from what the image's score is.
+
+    Image scores and maps may have scales of their own. The map's highest value gets the colour of the image's score,
+    on a scale from half the threshold to twice the threshold, which is the same for all images; no score is above it.
+
+    Args:
+        anomaly_map: Anomaly scores [H, W].
+        score: Score of the image.
+        threshold: Score above which images are anomalous.
+
+    Returns:
+        Ends for `overlay`.
+
+    Example:
+        >>> colour_ends(np.array([[1.0, 3.0]]), score=30.0, threshold=20.0)
+        (1.0, 4.0)
+    """
+    highest, score = float(anomaly_map.max()), min(score, 2 * threshold)
+    unit = highest / score if score > 0 and highest > 0 else 1.0
+    return unit * threshold / 2, unit * 2 * threshold
+
+
 def save_heatmap(
     path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float, caption: str
 ) -> Path:

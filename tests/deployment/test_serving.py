@@ -116,9 +116,12 @@ def test_an_image_is_scored(ask):
 def test_the_heatmap_is_the_overlay_of_the_map(ask):
     status, headers, body = ask("POST", "/heatmap", png(), Content_Type="image/png")
     assert (status, headers["content-type"]) == (200, "image/png")
-    expected = overlay(resized(), resized().mean(2) / 255, THRESHOLD / 2, 2 * THRESHOLD)
-    np.testing.assert_allclose(np.asarray(Image.open(BytesIO(body))).astype(int), expected, atol=1)
     words = json.loads(ask("POST", "/score?heatmap=true", png(), Content_Type="image/png")[2])
+    anomaly_map = resized().mean(2) / 255
+    # The map's highest value has the colour of the image's score, which ends at twice the threshold.
+    unit = anomaly_map.max() / min(words["score"], 2 * THRESHOLD)
+    expected = overlay(resized(), anomaly_map, unit * THRESHOLD / 2, unit * 2 * THRESHOLD)
+    np.testing.assert_allclose(np.asarray(Image.open(BytesIO(body))).astype(int), expected, atol=1)
     assert base64.b64decode(words["heatmap"]) == body
 
 
