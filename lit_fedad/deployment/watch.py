@@ -323,7 +323,7 @@ class _Watcher:
             save_figure(figure, folder / "drift.png")
         self.display.note(
             f"{new} new of {found['images'] + found['unreadable']} images: {found['anomalous']} anomalous,"
-            f" {found['unreadable']} unreadable, {len(found['alarms'])} alarms of drift; last"
+            f" {found['unreadable']} unreadable, alarms of drift: {len(found['alarms'])}; last"
             f" {min(found['images'], self.stream.window)}: uniform p-values {found['ks_p_value']:.2g} (KS),"
             f" PSI {found['psi']:.2f} (below {found['psi_limit']:.2f} without drift)"
         )

@@ -188,8 +188,10 @@ class OperatorPage:
         with gr.Row():
             source = gr.Dropdown(tables, value=tables[0], label="images")
             order = gr.Radio([_WORST, _NEAR], value=_WORST, label="shown first")
+        # What is shown is what is reviewed, though `predict` may write other scores meanwhile.
+        pictured = gr.State(self._pictured(tables[0], _WORST))
         gallery = gr.Gallery(
-            self._pictures(tables[0], _WORST),
+            _pictures(pictured.value),
             columns=4,
             object_fit="contain",
             height="auto",
@@ -206,9 +208,12 @@ class OperatorPage:
             original = gr.Image(label="image", interactive=False, format="png", buttons=["fullscreen"])
             heatmap = gr.Image(label="heatmap", interactive=False, format="png", buttons=["fullscreen"])
 
-        def choose(table: str, how: str, event: gr.SelectData) -> tuple[Any, ...]:
-            image = self._pictured(table, how)[event.index]
+        def choose(images: list[Scored], event: gr.SelectData) -> tuple[Any, ...]:
+            image = images[event.index]
             words = f"{printable(image.path)}: {image.decision}, {p_value_text(image.p_value)}"
+            drawn = str(image.heatmap) if image.heatmap and image.heatmap.is_file() else None
+            if drawn is None:
+                words += "; its heatmap is gone: reload the page"
             # What was called normal can only have been missed, and what was not only be a false alarm.
             wrong = {"false alarm": image.decision != "normal", "missed": image.decision == "normal"}
             usable = [gr.Button(interactive=wrong.get(what, True)) for what in buttons]
@@ -216,25 +221,26 @@ class OperatorPage:
                 event.index,
                 words,
                 _original(Path(image.path), self.view.page),
-                str(image.heatmap),
+                drawn,
                 *usable,
             )
 
-        def review(table: str, how: str, index: int, what: Review) -> str:
+        def review(images: list[Scored], index: int, what: Review) -> str:
             if index < 0:
                 return "Choose an image first."
-            image = self._pictured(table, how)[index]
+            image = images[index]
             add_review(self.reviews, image, what, str(self.view.path))
             return f"{printable(image.path)}: {what}. {self._reviewed()} ({self.reviews})"
 
-        shown = [source, order]
-        gallery.select(choose, shown, [chosen, said, original, heatmap, *buttons.values()])
-        for changed in shown:
-            changed.change(
-                lambda table, how: (self._pictures(table, how), -1, _CHOOSE), shown, [gallery, chosen, said]
-            )
+        def show(table: str, how: str) -> tuple[Any, ...]:
+            images = self._pictured(table, how)
+            return images, _pictures(images), -1, _CHOOSE
+
+        gallery.select(choose, pictured, [chosen, said, original, heatmap, *buttons.values()])
+        for changed in (source, order):
+            changed.change(show, [source, order], [pictured, gallery, chosen, said])
         for what, button in buttons.items():
-            button.click(partial(review, what=what), [*shown, chosen], said)
+            button.click(partial(review, what=what), [pictured, chosen], said)
 
     def _reviewed(self) -> str:
         """Counts the reviews so far, in words."""
@@ -272,12 +278,6 @@ class OperatorPage:
             if image.heatmap and (how == _WORST or image.decision == "normal")
         ][:_SHOWN]
 
-    def _pictures(self, table: str, how: str) -> list[tuple[str, str]]:
-        return [
-            (str(image.heatmap), f"{image.decision}, {p_value_text(image.p_value)}")
-            for image in self._pictured(table, how)
-        ]
-
     def _range(self, client: int, product: str | None) -> tuple[float, float, float]:
         """Ends of the slider, and where it begins: at the shipped threshold."""
         rule = self.view.shipped(client, product)
@@ -298,7 +298,7 @@ class OperatorPage:
             return f"Drift: not watched. <code>{escape(command)}</code> does."
         if found["alarms"]:
             return _light(
-                "#D55E00", "Drift", f"{len(found['alarms'])} alarms, first at image {found['alarms'][0]}."
+                "#D55E00", "Drift", f"alarms: {len(found['alarms'])}, first at image {found['alarms'][0]}."
             )
         near = found["psi"] > found["psi_limit"]
         lamp = ("#E69F00", "Images may be changing") if near else ("#009E73", "No drift")
@@ -338,3 +338,8 @@ def _table(title: str, rows: Sequence[Row]) -> None:
     heads = list(rows[0])
     cells = [["-" if row[head] is None else printable(str(row[head])) for head in heads] for row in rows]
     gr.Dataframe(cells, headers=heads, label=title, interactive=False, wrap=True, max_height=360)
+
+
+def _pictures(images: Sequence[Scored]) -> list[tuple[str, str]]:
+    """Heatmaps and what is written below each."""
+    return [(str(image.heatmap), f"{image.decision}, {p_value_text(image.p_value)}") for image in images]
