@@ -35,6 +35,7 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
+from lit_fedad.tasks.patches import PatchTask
 
 _NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
 
@@ -269,6 +270,12 @@ def build_model(
     return Model(
         frozen.backbone if frozen else given.get("backbone"), task, Method(client, server, exchanges)
     )
+
+
+def name_products(task: Task, products: Sequence[str]) -> None:
+    """Names the products that a task tells apart, once they are known: its weights do not depend on them."""
+    if isinstance(task, PatchTask):
+        task.products = tuple(products)
 
 
 def start_from(task: Task, run: str) -> None:

@@ -159,15 +159,19 @@ class Approvals:
         """Notes an approval."""
         self.log.append(digest=digest, method=method, takes=[part.key for part in taken])
 
-    def of(self, digest: str) -> list[list[Any]] | None:
-        """Returns what an approved federation may take; None of one that is not approved."""
-        found = [line.get("takes") for line in self.log.entries() if line.get("digest") == digest]
-        return found[-1] if found and isinstance(found[-1], list) else None
+    def check(self, digest: str) -> list[list[Any]] | None:
+        """Returns what an approved federation may take; None where nothing was approved at all.
 
-    @property
-    def any(self) -> bool:
-        """Whether anything was approved: then nothing else is answered."""
-        return bool(self.log.entries())
+        Raises:
+            RefusalError: If others were approved, and not this one.
+        """
+        lines = self.log.entries()
+        found = [line.get("takes") for line in lines if line.get("digest") == digest]
+        if found and isinstance(found[-1], list):
+            return found[-1]
+        if lines:
+            raise RefusalError(Code.NOT_APPROVED)
+        return None
 
 
 def judge(policy: Policy, taken: Sequence[Taken], images: int, approved: list[list[Any]] | None) -> None:
@@ -187,15 +191,3 @@ def judge(policy: Policy, taken: Sequence[Taken], images: int, approved: list[li
             continue
         if policy.needs_more(part.disclosed) or not any(map(part.within, approved or ())):
             raise not_allowed(part.disclosed, part.round, part.index)
-
-
-def check_approval(policy: Policy, approvals: Approvals, digest: str) -> list[list[Any]] | None:
-    """Returns what was approved of a federation; None where nothing was approved at all.
-
-    Raises:
-        RefusalError: If others were approved, and not this one.
-    """
-    found = approvals.of(digest)
-    if found is None and approvals.any:
-        raise RefusalError(Code.NOT_APPROVED)
-    return found

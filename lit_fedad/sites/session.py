@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predictions import Predicted
-from lit_fedad.experiment.build import build_data, build_images, build_model, tells_products
+from lit_fedad.experiment.build import build_data, build_images, build_model, name_products, tells_products
 from lit_fedad.experiment.calibration import calibration_scores, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.decisions import evaluated_images
@@ -43,7 +43,7 @@ from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims
 from lit_fedad.sites.messages import Facts, Reply, Request, digest
-from lit_fedad.sites.offer import APPROVED, Approvals, check_approval, digest_of_offer, judge, taken_by
+from lit_fedad.sites.offer import APPROVED, Approvals, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import agreed, compose_offered
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
 from lit_fedad.sites.own_images import (
@@ -86,103 +86,116 @@ class Session:
     """
 
     def __init__(self, request: Request, settings: SiteSettings, display: Display) -> None:
-        policy, self.run = settings.policy, request.run
+        policy, number = settings.policy, request.client
+        self.settings, self.display = settings, display
+        self.run, self.number, self.classes = request.run, number, request.classes
         config = compose_offered(request.overrides, settings.own)
         policy.check_floors(config)
         offered = digest_of_offer(config, request.classes, policy.vary)
-        approved = check_approval(policy, Approvals(settings.folder / APPROVED), offered)
+        self.approved = Approvals(settings.folder / APPROVED).check(offered)
         check_promise(config, settings.epsilon)
         self.secure = build(config["federation"].get("secure_sum"))
-        self.summed = self.secure is not None
-        if self.summed != (settings.key_registry is not None):
-            raise RefusalError(Code.REGISTRY if self.summed else Code.SECURE)
-        known = bool(request.products) or not tells_products(config)
-        if request.kind != "hello" and not known:
-            raise RefusalError(Code.PRODUCT, detail="the request names none")
-        self.configuration = _hash(
-            [agreed(config), config["data"], request.classes, request.products, request.client]
-        )
-        self.claims = Claims(settings.folder / CLAIMS)
-        if known:
-            self.claims.check_run(request.run, self.configuration)
-        form, config["data"] = config["data"], compose([*settings.data])["data"]
-        fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
+        if (self.secure is not None) != (settings.key_registry is not None):
+            raise RefusalError(Code.SECURE if self.secure is None else Code.REGISTRY)
+        self.form, config["data"] = config["data"], compose([*settings.data])["data"]
+        self.config, self.claims = config, Claims(settings.folder / CLAIMS)
+        self.fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         read = build_images(config)
         # Whatever settings make of them: sums of other runs are of the same images.
         self.images = data_digest(read, Partition.of_clients([range(len(read.train))]))
-        images = own_images(read, form, request.classes, settings)
-        model = build_model(config, told_apart(request.classes, request.products, images))
-        whole = _whole(config, read, settings, request.client)
-        partition = with_calibration(config, images, whole, model.method)
+        images = self.own_images = own_images(read, self.form, request.classes, settings)
+        self.model = model = build_model(config, told_apart(request.classes, (), images))
+        self.method, self.client = model.method, model.client
+        whole = _whole(config, read, settings, number)
+        self.partition = with_calibration(config, images, whole, model.method)
         initial = state_of(model.client)
         begins = digest_of([initial, learned_state(model.task)])
-        states = States(
+        self.digest = data_digest(images, self.partition, hashes_file(config))
+        self.states = States(
             settings.folder / "states" / request.run,
             initial,
-            images=data_digest(images, partition, hashes_file(config)),
+            images=self.digest,
             model=f"{model.fingerprint[:16]} {begins}",
         )
-        data = build_data(config, images, partition, model, fabric, display)
-        size = len(partition.clients[request.client])
-        ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
-        self.noise = OwnNoise.of(config, model, states.folder, data.digest, request.client, size, ledger)
-        exchanges = model.method.exchanges
-        if self.noise is not None:
-            display.note(f"run {request.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
-            exchanges = self.noise.plan.noised(model.method, b"declared")
-        products = products_of(images)
-        stages = [by_product(images.train, products, own) for own in partition.by_stage[request.client]]
-        sizes = by_product(images.train, products, partition.clients[request.client])
-        least = min((len(own) for own in partition.by_stage[request.client]), default=0)
-        taken = taken_by(exchanges, model.client, config, fewest_of_a_product(stages))
-        judge(policy, taken, least, approved)
-        self.told_scalars = approved is not None or (
-            Kind.SUMS.value in policy.allow and least >= policy.images
-        )
-        self.config, self.data, self.states = config, data, states
-        self.settings, self.display = settings, display
-        self.method = model.method
-        self.client, self.module, self.fabric = model.client, data.module, fabric
-        channel = build(config["federation"]["channel"])
-        self.runner = ClientRunner(model.client, channel, fabric)
-        asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
-        specs = [exchange.broadcast_spec(model.client) for exchange in asked]
-        most = max(map(channel.down.largest, specs)) + (_SHARES if self.summed else 0)
-        self.largest = min(LARGEST_BLOB, most) if known else LARGEST_BLOB
-        self.key_registry = settings.key_registry
+        self.runner = ClientRunner(model.client, build(config["federation"]["channel"]), self.fabric)
         self.party: Party | None = None
         self.message = b""
         self.place, self.sites = (0, 0, ""), list[str]()
-        self.evaluator = build_evaluator(config, data, model.method, fabric, common=False)
-        # Predictions of its test images, and the round and message after which they were made.
-        self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
-        if self.evaluator.local:
-            raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
-        self.detector: OwnDetector | None = (
-            None
-            if model.client.predictors.shared
-            else OwnDetector(
-                settings.folder / "detectors" / request.run,
-                config,
-                type(model.task).__name__,
-                settings.name,
-                request.client,
-                {name: sizes.get(name, 0) for name in request.classes or request.products or sizes},
-                model.provenance,
-            )
-        )
+        own, products = self.partition.by_stage[number], products_of(images)
         self.facts = Facts(
             version=lit_fedad.__version__,
             torch=torch.__version__,
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
             initial=begins,
-            stages=stages,
-            held=by_product(images.train, products, whole.clients[request.client]),
+            stages=[by_product(images.train, products, indices) for indices in own],
+            held=by_product(images.train, products, whole.clients[number]),
             tested=by_product(images.test, images.categories, range(len(images.test))),
             anomalies=anomalies_of(images),
             form=form_of(images),
         )
+        self.least = min(map(len, own), default=0)
+        self.told_scalars = self.approved is not None or (
+            Kind.SUMS.value in policy.allow and self.least >= policy.images
+        )
+        self.products: Sequence[str] | None = None
+
+    def settle(self, products: Sequence[str]) -> None:
+        """Builds what depends on the products that the model tells apart, and judges what would leave the site.
+
+        Args:
+            products: Names of all sites' products; none before sites have named theirs, or where none are told apart.
+
+        Raises:
+            RefusalError: If the site takes no part in such a run.
+        """
+        if products == self.products:
+            return
+        config, client, images, settings = self.config, self.client, self.own_images, self.settings
+        told = tells_products(config)
+        self.known = bool(products) or not told
+        self.configuration = _hash([agreed(config), self.form, self.classes, products, self.number])
+        if self.known:
+            self.claims.check_run(self.run, self.configuration)
+        apart = told_apart(self.classes, products, images)
+        if told:
+            name_products(self.model.task, apart)
+        self.data = build_data(config, images, self.partition, self.model, self.fabric, self.display)
+        ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
+        size = self.facts.size
+        self.noise = OwnNoise.of(
+            config, self.model, self.states.folder, self.digest, self.number, size, ledger
+        )
+        exchanges = self.method.exchanges
+        if self.noise is not None:
+            self.display.note(
+                f"run {self.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}"
+            )
+            exchanges = self.noise.plan.noised(self.method, b"declared")
+        taken = taken_by(exchanges, client, config, fewest_of_a_product(self.facts.stages))
+        judge(settings.policy, taken, self.least, self.approved)
+        asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
+        specs = [exchange.broadcast_spec(client) for exchange in asked]
+        most = max(map(self.runner.channel.down.largest, specs)) + (_SHARES if self.secure else 0)
+        self.largest = min(LARGEST_BLOB, most) if self.known else LARGEST_BLOB
+        self.evaluator = build_evaluator(config, self.data, self.method, self.fabric, common=False)
+        # Predictions of its test images, and the round and message after which they were made.
+        self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
+        if self.evaluator.local:
+            raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
+        sizes = by_product(images.train, products_of(images), self.partition.clients[self.number])
+        self.detector: OwnDetector | None = None
+        if not client.predictors.shared:
+            self.detector = OwnDetector(
+                settings.folder / "detectors" / self.run,
+                config,
+                type(self.model.task).__name__,
+                settings.name,
+                self.number,
+                {name: sizes.get(name, 0) for name in self.classes or products or sizes},
+                self.model.provenance,
+            )
+        self.products = products
 
     def answer(self, request: Request) -> tuple[Reply, str]:
         """Carries out a request.
@@ -196,6 +209,8 @@ class Session:
         if request.kind == "hello":
             self._check((ENROLMENT,), request)
             return Reply(facts=self.facts), _told((ENROLMENT,))
+        if not self.known:
+            raise RefusalError(Code.PRODUCT, detail="the request names none")
         self.claims.begin(self.run, self.configuration, self.images, self._noised, self.settings.policy.runs)
         self.states.begin()
         if request.kind == "offer":
@@ -203,7 +218,7 @@ class Session:
         if request.kind == "reveal":
             return Reply(payload=self._reveal(request.payload)), "shares of keys"
         # A query after a round comes with the message of the next.
-        data = self.module.at(request.round - (request.kind == "ask"))
+        data = self.data.module.at(request.round - (request.kind == "ask"))
         stage = data.stages[request.client]
         context = Context(self.config["seed"], request.round, request.client, request.exchange, stage)
         envelopes, blob = request.payload[: request.sealed], self._message(request)
@@ -266,14 +281,15 @@ class Session:
 
     def _offer(self, request: Request) -> bytes:
         """Accepts the invitation to a secure sum."""
-        if self.key_registry is None:
+        registry = self.settings.key_registry
+        if registry is None:
             raise RefusalError(Code.REGISTRY)
-        keys = self.key_registry.numbered(request.names, request.client)
+        keys = registry.numbered(request.names, request.client)
         self.claims.fix(self.run, request.names)
         names, self.sites = ClientNames(dict(enumerate(request.names))), request.names
         if self.noise is not None:
             self.noise.share(self.secure, len(request.names))
-        self.party = Party(request.client, self.key_registry.pair, keys, names)
+        self.party = Party(request.client, registry.pair, keys, names)
         offer = self.party.offer(request.payload)
         images = self.party.invitation.members[request.client]
         if images != self.facts.size:
@@ -282,7 +298,7 @@ class Session:
 
     def _mask(self, exchange: Exchange, envelopes: bytes) -> Mask | None:
         """Returns what the message is masked with; in a run of secure sums nothing leaves the site without."""
-        if not self.summed or not exchange.upload_spec(self.client):
+        if self.secure is None or not exchange.upload_spec(self.client):
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)

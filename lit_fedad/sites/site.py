@@ -71,12 +71,15 @@ class Site:
         return answer
 
     def _take(self, request: Request) -> Session:
-        named = tuple(request.classes), tuple(request.products)
-        key = (request.run, tuple(request.overrides), request.client, named)
-        if self._session is None or self._session[0] != key:
-            self._session = None  # its memory is free before the next model is built
-            self._session = key, Session(request, self.settings, self.display)
-        return self._session[1]
+        """Returns the session of a request's run, with the products that it names; one that refuses is not kept."""
+        key = (request.run, tuple(request.overrides), request.client, tuple(request.classes))
+        before, self._session = self._session, None
+        if before is None or before[0] != key:
+            before = None  # its memory is free before the next model is built
+            before = key, Session(request, self.settings, self.display)
+        before[1].settle(request.products)
+        self._session = before
+        return before[1]
 
     def _refused(self, error: Exception, request: Request | None) -> Reply:
         """Returns the code of an error; what the operator has to decide about is kept for ``site review``."""
