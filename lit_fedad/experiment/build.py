@@ -35,7 +35,6 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
-from lit_fedad.tasks.patches import PatchTask
 
 _NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
 
@@ -224,6 +223,7 @@ def build_model(
     categories: Sequence[str],
     public: Tensor | None = None,
     server_labelled: LabelledDataset | None = None,
+    backbone: Backbone | None = None,
 ) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
@@ -233,13 +233,14 @@ def build_model(
         public: Images from `build_public`; without them a server that uses public images can predict, but not train.
         server_labelled: Images from `build_server_labelled`; without them a server that uses them can predict, but
             not train.
+        backbone: That of a model of the same configuration, which is built once; None for a new one.
     """
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}
         if takes(config["task"], "backbone"):
             if config.get("backbone") is None:
                 raise UserError("this task looks at images through a backbone: give backbone=resnet18")
-            given["backbone"] = tiled(config, build(config["backbone"]))
+            given["backbone"] = backbone or tiled(config, build(config["backbone"]))
         if takes(config["task"], "tile"):
             given["tile"] = config["image"].get("tile")
         if takes(config["task"], "classes"):
@@ -270,12 +271,6 @@ def build_model(
     return Model(
         frozen.backbone if frozen else given.get("backbone"), task, Method(client, server, exchanges)
     )
-
-
-def name_products(task: Task, products: Sequence[str]) -> None:
-    """Names the products that a task tells apart, once they are known: its weights do not depend on them."""
-    if isinstance(task, PatchTask):
-        task.products = tuple(products)
 
 
 def start_from(task: Task, run: str) -> None:

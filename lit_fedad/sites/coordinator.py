@@ -18,7 +18,7 @@ from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import decide_apart
-from lit_fedad.experiment.build import Model, build_model, name_products
+from lit_fedad.experiment.build import Model, build_model
 from lit_fedad.experiment.decisions import ship
 from lit_fedad.experiment.evaluators import TestsElsewhere, build_evaluator_of_answers
 from lit_fedad.experiment.federations import build_federation
@@ -183,7 +183,7 @@ class SiteClients:
         enrolled = folder.path / ENROLLED
         facts, warnings = enrol(sites, config, model, names, enrolled, open_to_all, known, begun)
         if sites.told_apart:
-            name_products(model.task, sites.told_apart)
+            model = build_model(config, sites.told_apart, drawn, backbone=model.backbone)
         self.known, self.refused = facts, self.refused | set(sites.left_out)
         for line in warnings:
             display.warn(line)

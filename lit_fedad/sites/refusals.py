@@ -20,12 +20,13 @@ class Code(IntEnum):
 
     text: str
 
-    def __new__(cls, number: int, text: str) -> Code:
+    def __new__(cls, number: int, text: str = "") -> Code:
+        """Builds a code of a number and a text."""
         code = int.__new__(cls, number)
         code._value_, code.text = number, text
         return code
 
-    NONE = 0, ""
+    NONE = 0
     FAILED = 1, "failed; entry {0} of its log (lit-fedad site log) says why"
     AGAIN = 2, "has not kept the server's message"
     REQUEST = 3, "cannot read the request: install the same version of lit_fedad at all sites"

@@ -24,7 +24,7 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predictions import Predicted
-from lit_fedad.experiment.build import build_data, build_images, build_model, name_products, tells_products
+from lit_fedad.experiment.build import build_data, build_images, build_model, tells_products
 from lit_fedad.experiment.calibration import calibration_scores, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.decisions import evaluated_images
@@ -104,8 +104,8 @@ class Session:
         # Whatever settings make of them: sums of other runs are of the same images.
         self.images = data_digest(read, Partition.of_clients([range(len(read.train))]))
         images = self.own_images = own_images(read, self.form, request.classes, settings)
-        self.model = model = build_model(config, told_apart(request.classes, (), images))
-        self.method, self.client = model.method, model.client
+        self.apart = told_apart(request.classes, request.products, images)
+        self.model = model = build_model(config, self.apart)
         whole = _whole(config, read, settings, number)
         self.partition = with_calibration(config, images, whole, model.method)
         initial = state_of(model.client)
@@ -117,7 +117,6 @@ class Session:
             images=self.digest,
             model=f"{model.fingerprint[:16]} {begins}",
         )
-        self.runner = ClientRunner(model.client, build(config["federation"]["channel"]), self.fabric)
         self.party: Party | None = None
         self.message = b""
         self.place, self.sites = (0, 0, ""), list[str]()
@@ -151,15 +150,18 @@ class Session:
         """
         if products == self.products:
             return
-        config, client, images, settings = self.config, self.client, self.own_images, self.settings
+        config, images, settings = self.config, self.own_images, self.settings
         told = tells_products(config)
         self.known = bool(products) or not told
         self.configuration = _hash([agreed(config), self.form, self.classes, products, self.number])
         if self.known:
             self.claims.check_run(self.run, self.configuration)
         apart = told_apart(self.classes, products, images)
-        if told:
-            name_products(self.model.task, apart)
+        if told and apart != self.apart:
+            self.model, self.apart = build_model(config, apart, backbone=self.model.backbone), apart
+        self.method, self.client = self.model.method, self.model.client
+        client, channel = self.client, build(config["federation"]["channel"])
+        self.runner = ClientRunner(client, channel, self.fabric)
         self.data = build_data(config, images, self.partition, self.model, self.fabric, self.display)
         ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
         size = self.facts.size
@@ -176,7 +178,7 @@ class Session:
         judge(settings.policy, taken, self.least, self.approved)
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
-        most = max(map(self.runner.channel.down.largest, specs)) + (_SHARES if self.secure else 0)
+        most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
         self.largest = min(LARGEST_BLOB, most) if self.known else LARGEST_BLOB
         self.evaluator = build_evaluator(config, self.data, self.method, self.fabric, common=False)
         # Predictions of its test images, and the round and message after which they were made.

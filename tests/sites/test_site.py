@@ -6,9 +6,9 @@ import pytest
 from helpers.sites import DEBUG, message_of, paint, settings
 from safetensors.torch import load
 
+from lit_fedad.experiment import build
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
-from lit_fedad.sites import session
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.refusals import Code
@@ -112,14 +112,15 @@ def test_products_apart_have_the_sites_name(folder):
     assert all(product.startswith("north.") for product in facts.held)
 
 
-def test_its_model_is_built_once_also_where_products_are_told_apart_later(folder, monkeypatch):
+def test_its_backbone_is_built_once_also_where_products_are_told_apart_later(folder, monkeypatch):
     built = []
-    monkeypatch.setattr(session, "build_model", lambda *given: built.append(build_model(*given)) or built[-1])
+    create = build.build
+    monkeypatch.setattr(build, "build", lambda section, **more: built.append(section) or create(section, **more))
     site = Site(settings(folder, "north"), Display(quiet=True))
     words = ["method=federated_subspace", *DEBUG]
     (own,) = ask(site, Request("hello", "b" * 16, words, 0)).facts.held
     play = Request("play", "b" * 16, words, 0, round=0, step=1)
     assert ask(site, play).code == Code.PRODUCT
     moments = load(ask(site, replace(play, products=["another", own])).payload)
-    assert len(built) == 1
+    assert sum("create_backbone" in str((section or {}).get("_target_")) for section in built) == 1
     assert [int(count) > 0 for count in moments["count"].unflatten(0, (3, -1)).sum(1)] == [False, True, False]
