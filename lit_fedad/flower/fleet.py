@@ -41,10 +41,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.flower.authentication import CLOCK
-from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
-from lit_fedad.flower.keys import read_private_key
-from lit_fedad.flower.messages import in_record, wrapped
+from lit_fedad.flower.keys import CLOCK, read_private_key
+from lit_fedad.flower.messages import BESIDE, TooLongError, in_record, unfolded, within, wrapped
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 2.0
 _POLL_SHARE = 0.05

@@ -19,8 +19,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
-from lit_fedad.flower.messages import KIND, unwrapped, wrapped
+from lit_fedad.flower.messages import BESIDE, KIND, TooLongError, unfolded, unwrapped, within, wrapped
 from lit_fedad.flower.signals import RequestSignal, SignOffs
 from lit_fedad.sites.remote import NoReply, too_long
 

@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lit_fedad.deployment.connections import PatientProtocol
-from lit_fedad.flower.authentication import CLOCK, Authenticator
+from lit_fedad.flower.keys import CLOCK, Authenticator
 from lit_fedad.flower.signals import RequestSignal, SignOffs
 
 _PREFIX = "/v1/fleet/"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,11 +33,11 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol
-from lit_fedad.sites.messages import Facts
+from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.overrides import compose_overrides, of_one_client
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.remote import Carrier, Sites
-from lit_fedad.sites.status import Contacts, Status, flat_status
+from lit_fedad.sites.status import Contact, Status, flat_status
 
 ENROLLED = "sites.json"
 """File in a run's folder: what sites said of themselves when it began."""
@@ -133,7 +134,7 @@ class SiteClients:
         self.plan, self.carrier, self.present = plan, carrier, present
         self.known: dict[int, Facts] = {}
         self.refused: set[int] = set()
-        self.contacts = Contacts()
+        self.contacts = defaultdict[int, Contact](Contact)
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
@@ -166,17 +167,9 @@ class SiteClients:
         def largest(exchange: Exchange) -> int:
             return up.largest(exchange.upload_spec(model.client))
 
-        sites = Sites(
-            self.carrier,
-            hashlib.sha256(f"{run_of}/{model.fingerprint}".encode()).hexdigest()[:16],
-            plan.overrides,
-            fabric,
-            names,
-            names=plan.names,
-            contacts=self.contacts,
-            largest=largest,
-            classes=plan.classes,
-        )
+        run_id = hashlib.sha256(f"{run_of}/{model.fingerprint}".encode()).hexdigest()[:16]
+        asked = Request("hello", run_id, list(plan.overrides), 0, list(plan.classes))
+        sites = Sites(self.carrier, asked, plan.names, fabric, self.contacts, largest)
         begun = any((folder.path / "checkpoints").glob("round_*"))
         open_to_all = joinable(config, model) or not begun
         known = {client: own for client, own in self.known.items() if own.size}
@@ -202,7 +195,7 @@ class SiteClients:
             images=None,
             transport=lambda _: sites,
             names=ClientNames(names),
-            key=noise_key(folder.path, None, sites.run) if central else b"",
+            key=noise_key(folder.path, None, run_id) if central else b"",
         )
         return Run(config, folder, model, data, federation, fabric, display)
 

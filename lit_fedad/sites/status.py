@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lit_fedad.report.naming import human_bytes, human_seconds
 
 @dataclass
 class Contact:
-    """What a coordinator knows of one site's answers.
+    """What a coordinator knows of one site's answers, those before its restart included.
 
     Attributes:
         last_seen: Time of its last answer in seconds since 1970; None before the first.
@@ -32,37 +32,11 @@ class Contact:
     answers: int = 0
     seconds: float = 0.0
 
-
-@dataclass
-class Contacts:
-    """The answers of all sites, those before a restart of the coordinator included.
-
-    Attributes:
-        sites: By client.
-    """
-
-    sites: dict[int, Contact] = field(default_factory=dict)
-
-    def of(self, client: int) -> Contact:
-        """Returns what is known of a site."""
-        return self.sites.setdefault(client, Contact())
-
-    def note(self, client: int, seconds: float) -> None:
+    def note(self, seconds: float) -> None:
         """Adds an answer that came just now, some seconds after its request."""
-        contact = self.of(client)
-        contact.last_seen = time.time()
-        contact.answers += 1
-        contact.seconds += seconds
-
-    def state(self) -> dict[int, dict[str, Any]]:
-        """Returns what `restore` takes."""
-        return {client: asdict(contact) for client, contact in self.sites.items()}
-
-    def restore(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Goes back to a state, but keeps when sites were seen since."""
-        for client, values in state.items():
-            seen = self.of(client).last_seen
-            self.sites[client] = Contact(**{**values, "last_seen": seen or values["last_seen"]})
+        self.last_seen = time.time()
+        self.answers += 1
+        self.seconds += seconds
 
 
 STATUS = "status.json"
@@ -73,12 +47,12 @@ class Status(RunCallback):
 
     Args:
         names: Names of the sites by client.
-        contacts: When they answered.
+        contacts: When they answered, by client.
     """
 
     _folder: Path
 
-    def __init__(self, names: Mapping[int, str], contacts: Contacts) -> None:
+    def __init__(self, names: Mapping[int, str], contacts: Mapping[int, Contact]) -> None:
         self.names, self.contacts = names, contacts
 
     def on_run_start(self, run: Run) -> None:
@@ -104,7 +78,7 @@ class Status(RunCallback):
         alarms = rates.get("false_alarm_rate", {}).get("per_client", {})
         found = {}
         for client, name in self.names.items():
-            contact = self.contacts.of(client)
+            contact = self.contacts[client]
             seen = {"last_seen": contact.last_seen, "seconds": contact.seconds}
             found[name] = {**_of(client, history), **seen, "false_alarm_rate": alarms.get(client)}
         return found

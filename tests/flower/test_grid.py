@@ -94,7 +94,7 @@ NOBODY = SimpleNamespace(gone=lambda key: False)
 """No site has signed off."""
 
 
-def carry(grid, timeout=2.0, most=1000):
+def carry(grid, timeout=60.0, most=1000):
     signal = SimpleNamespace(send=lambda: grid.signals.append(len(grid.pushed)))
     return dict(
         GridCarrier(grid, lambda: KEYS, timeout, signal, NOBODY).carry({0: b"to north", 1: b"to east"}, most)

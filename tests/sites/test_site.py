@@ -115,7 +115,9 @@ def test_products_apart_have_the_sites_name(folder):
 def test_its_backbone_is_built_once_also_where_products_are_told_apart_later(folder, monkeypatch):
     built = []
     create = build.build
-    monkeypatch.setattr(build, "build", lambda section, **more: built.append(section) or create(section, **more))
+    monkeypatch.setattr(
+        build, "build", lambda section, **more: built.append(section) or create(section, **more)
+    )
     site = Site(settings(folder, "north"), Display(quiet=True))
     words = ["method=federated_subspace", *DEBUG]
     (own,) = ask(site, Request("hello", "b" * 16, words, 0)).facts.held
