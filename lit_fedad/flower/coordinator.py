@@ -33,10 +33,6 @@ _FOLLOW_S = 2.0
 def start(folder: FederationFolder, display: Display) -> None:
     """Runs a federation: the SuperLink, the open port, and the run until its end.
 
-    Args:
-        folder: The coordinator's folder.
-        display: Output.
-
     Raises:
         UserError: If a key is missing, Flower does not start, or the run fails.
     """

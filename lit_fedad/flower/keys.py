@@ -109,9 +109,6 @@ class Authenticator:
     def check(self, headers: Mapping[str, str]) -> tuple[bytes, bool]:
         """Checks who sends a request.
 
-        Args:
-            headers: Its headers.
-
         Returns:
             The key, empty for nobody's; and whether the site's clock is right.
         """

@@ -20,8 +20,7 @@ from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
 from lit_fedad.sites.key_registry import PUBLIC, KeyRegistry, write_sum_key
 from lit_fedad.sites.offer import OFFERED, Offer
-from lit_fedad.sites.policy import Policy
-from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.settings import Policy, SiteSettings
 from lit_fedad.sites.site import AUDIT, Site
 
 KEY = "key"
@@ -39,7 +38,7 @@ class SiteFolder(SettingsFolder):
         apart: Whether its products are its own.
         epsilon: Largest budget of differential privacy of all runs that it takes part in; None for any.
         stages: Products of each stage in which images come, joined by ``+``; of none where all are there at once.
-        policy: What may leave the site (`lit_fedad.sites.policy.Policy`).
+        policy: What may leave the site (`lit_fedad.sites.settings.Policy`).
     """
 
     holds: ClassVar[str] = "site"
@@ -55,11 +54,6 @@ class SiteFolder(SettingsFolder):
     @classmethod
     def create(cls, path: Path, authority: Path, **given: Any) -> tuple[SiteFolder, str]:
         """Writes settings and a key pair to a new folder.
-
-        Args:
-            path: The folder.
-            authority: The coordinator's ``ca.crt``.
-            **given: The settings.
 
         Returns:
             The folder, and the fingerprint of its key.
@@ -180,10 +174,6 @@ class SiteFolder(SettingsFolder):
 
 def start(folder: SiteFolder, display: Display) -> None:
     """Answers the coordinator's requests until the process is ended.
-
-    Args:
-        folder: The site's folder.
-        display: Output.
 
     Raises:
         UserError: If the coordinator refuses the site, or is not who it should be.

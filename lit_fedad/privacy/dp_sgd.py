@@ -21,7 +21,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.federation.local_training import Train, resume_optimizer
-from lit_fedad.privacy.image_privacy import Course
+from lit_fedad.privacy.image_privacy import Course, terms
 from lit_fedad.privacy.secure_aggregation import sending
 
 
@@ -243,11 +243,10 @@ class TrainingPlan:
 
     def steps(self, images: int) -> Steps:
         """Computes the steps of a client with so many images, and the least noise that its budget asks for."""
-        share, number = _drawing(images, self.settings.batch_size)
-        assert self.settings.epsilon is not None
-        noise = _noise(
-            self.settings.epsilon, self.settings.delta, share, number * self.epochs * self.releases
-        )
+        settings = self.settings
+        share, number = min(1.0, settings.batch_size / images), math.ceil(images / settings.batch_size)
+        assert settings.epsilon is not None
+        noise = _noise(settings.epsilon, settings.delta, share, number * self.epochs * self.releases)
         return Steps(share, number, noise)
 
     def epsilon(self, releases: int) -> float:
@@ -258,10 +257,6 @@ class TrainingPlan:
 
     def check(self, releases: int, what: str) -> None:
         """Refuses what would overdraw the budget.
-
-        Args:
-            releases: Rounds in all, with those to come.
-            what: What asks for them, for the message.
 
         Raises:
             UserError: If their epsilon exceeds the budget.
@@ -277,12 +272,7 @@ class TrainingPlan:
         return sum(isinstance(exchange, TrainPrivately) for exchange in exchanges)
 
     def noised(self, method: Method, key: bytes) -> Exchanges:
-        """Puts private training in the place of training.
-
-        Args:
-            method: The method.
-            key: The secret that draws and noise follow from.
-        """
+        """Puts private training in the place of training."""
         rounds = tuple(
             TrainPrivately(self, key, one.sums) if type(one) is Train else one
             for one in method.exchanges.rounds
@@ -291,25 +281,13 @@ class TrainingPlan:
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what a run has spent, for its result."""
-        settings = self.settings
-        assert settings.epsilon is not None
-        return {
-            "epsilon": self.epsilon(releases) if releases else 0.0,
-            "budget": settings.epsilon,
-            "delta": settings.delta,
-            "unit": "image",
-            "noise": max(self.steps(images).noise for images in self.sizes.values()),
-            "clip": settings.clip,
-            "where": "every step's",
-            "sums": releases,
-            "of": "rounds of DP-SGD",
-            "secret": settings.seed is None,
-        }
-
-
-def _drawing(images: int, batch_size: int) -> tuple[float, int]:
-    """Computes the share of a client's images in a step, and the steps of an epoch."""
-    return min(1.0, batch_size / images), math.ceil(images / batch_size)
+        noise = max(self.steps(images).noise for images in self.sizes.values())
+        spent = {"epsilon": self.epsilon(releases) if releases else 0.0, "noise": noise, "sums": releases}
+        return (
+            terms(self.settings)
+            | spent
+            | {"unit": "image", "where": "every step's", "of": "rounds of DP-SGD"}
+        )
 
 
 @lru_cache(maxsize=4096)

@@ -98,11 +98,6 @@ class Ledger:
     def check(self, run: str, mechanism: str, epsilon: float) -> None:
         """Refuses a run that would spend more than is left.
 
-        Args:
-            run: Number of the run.
-            mechanism: Hash of its noise.
-            epsilon: What it spends in all.
-
         Raises:
             BudgetError: If that is more.
         """

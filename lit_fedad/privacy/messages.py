@@ -15,8 +15,7 @@ from typing import Any
 
 from lit_fedad.contracts.sums import Cohort
 from lit_fedad.core.errors import UserError
-from lit_fedad.privacy.keys import KEY_BYTES
-from lit_fedad.privacy.secret_sharing import SHARE_BYTES
+from lit_fedad.privacy.keys import KEY_BYTES, SHARE_BYTES
 
 ENVELOPE_BYTES = KEY_BYTES + 2 * SHARE_BYTES + 16
 """A public key, two shares, and the seal."""

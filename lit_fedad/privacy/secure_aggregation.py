@@ -32,9 +32,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Plain
 from lit_fedad.federation.message_check import check
 from lit_fedad.privacy.fixed_point import Words, decode, encode, fixed_points
-from lit_fedad.privacy.gathering import Gathering
 from lit_fedad.privacy.messages import Invitation
-from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.protocol import Gathering, Party
 from lit_fedad.robust.aggregation import RobustAggregation
 
 
@@ -61,12 +60,6 @@ class SecureSum:
 
     def check(self, method: Method, channel: Channel, robust: object | None, clients: int) -> None:
         """Checks, before anything runs, that all exchanges of a method are sums, and that nothing needs single uploads.
-
-        Args:
-            method: The method.
-            channel: The channel.
-            robust: The defence against lies; None for none.
-            clients: Number of clients.
 
         Raises:
             UserError: If an exchange needs each upload, or a setting does.

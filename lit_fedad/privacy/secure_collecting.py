@@ -19,9 +19,8 @@ from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Outcome, SumStep, Transport
 from lit_fedad.privacy.fixed_point import Words, fixed_points
-from lit_fedad.privacy.gathering import Gathering
 from lit_fedad.privacy.keys import KeyPair
-from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.protocol import Gathering, Party
 from lit_fedad.privacy.secure_aggregation import Mask, SecureSum, SumForm
 
 

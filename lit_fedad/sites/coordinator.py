@@ -119,8 +119,8 @@ def coordinate(
             clients.join()
 
 
-class SiteClients:
-    """The sites of a run (`Participants`).
+class SiteClients(RunCallback):
+    """The sites of a run (`Participants`), and the end of its rounds when others come.
 
     Args:
         plan: The run.
@@ -138,17 +138,23 @@ class SiteClients:
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
-        """The operator's view of the sites, and the end of rounds when others come."""
+        """The operator's view of the sites, and this."""
         self.status = Status(dict(enumerate(self.plan.names)), self.contacts)
-        return [self.status, Joining(self)]
+        return [self.status, self]
 
-    def newcomers(self) -> list[str]:
-        """Lists the sites that are there and take no part yet, but for those that were refused."""
-        return [
+    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
+        """Looks after each round but the last for sites that take no part yet, but for those that were refused.
+
+        Raises:
+            JoinError: If there are some.
+        """
+        names = [
             name
             for client, name in sorted(self.present().items())
             if client not in self.refused and not self.known.get(client, ABSENT).size
         ]
+        if names and 0 <= report.round < federation.rounds:
+            raise JoinError(f"sites join after round {report.round}: {', '.join(names)}")
 
     def join(self) -> None:
         """Takes the sites that have come into the run."""
@@ -159,8 +165,7 @@ class SiteClients:
         """Builds all parts of a run, once every site has said who it is; see `Participants.build`."""
         plan, names, folder = self.plan, dict(enumerate(self.plan.names)), RunFolder.of(config)
         run_of = f"{identity(config)}/{folder.path.name}"
-        public = takes(config["method"]["server"], "public") and config.get("public")
-        drawn = build(public) if public else None
+        drawn = build(config.get("public")) if takes(config["method"]["server"], "public") else None
         model = build_model(config, plan.classes, drawn)
         up = build(config["federation"]["channel"]).up
 
@@ -181,10 +186,8 @@ class SiteClients:
         for line in warnings:
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
-        privacy = promised(config)
-        central = (
-            isinstance(privacy, ImagePrivacy) and privacy.where == "central"
-        )  # all other noise sites draw
+        privacy = promised(config)  # all noise but central sites draw
+        central = isinstance(privacy, ImagePrivacy) and privacy.where == "central"
         federation = build_federation(
             config,
             folder.path,
@@ -224,26 +227,6 @@ def joinable(config: Config, model: Model) -> bool:
     """
     federation = config["federation"]
     return not (federation.get("secure_sum") or federation.get("privacy")) and model.method.joinable
-
-
-class Joining(RunCallback):
-    """A callback that ends a run's rounds when sites come, so that it goes on with them.
-
-    Args:
-        clients: The sites of the run.
-    """
-
-    def __init__(self, clients: SiteClients) -> None:
-        self.clients = clients
-
-    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
-        """Looks for sites after each round but the last.
-
-        Raises:
-            JoinError: If there are some.
-        """
-        if 0 <= report.round < federation.rounds and (names := self.clients.newcomers()):
-            raise JoinError(f"sites join after round {report.round}: {', '.join(names)}")
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,6 @@ class SiteSizes:
 def check_crosses(config: Config, classes: Sequence[str] = ()) -> None:
     """Checks that a federation's configuration works with sites.
 
-    Args:
-        config: The coordinator's configuration.
-        classes: Names of the classes that it learns.
-
     Raises:
         UserError: If its method or task needs what no site shares, or what is learnt has no names.
     """
@@ -121,12 +117,6 @@ def differences(
     config: Config, model: Model, facts: Mapping[int, Facts], names: Mapping[int, str]
 ) -> dict[int, str]:
     """Finds the sites that work with another configuration, version or weights than the server, or cannot train.
-
-    Args:
-        config: The server's configuration.
-        model: The server's model.
-        facts: What sites said of themselves, by client.
-        names: Names of the sites.
 
     Returns:
         A line for each of them, by client.

@@ -220,24 +220,17 @@ class Sites:
     ) -> Outcome[Reply]:
         """Gives every site that a message is for the next request; what it was sent in the last is not sent again."""
         self.step += 1
-        asked: dict[str, Any] = {}
         sealed = envelopes or {}
+        common = self._request(kind, 0, round=context.round, exchange=context.exchange, step=self.step)
         if query is not None and pose is not None:
-            asked = {"question": query.name, "numbers": dict(query.numbers), "names": self.products}
-            asked |= {"keep": pose.keep, "sums": pose.sums}
+            numbers, names = dict(query.numbers), self.products
+            common = replace(
+                common, question=query.name, numbers=numbers, names=names, keep=pose.keep, sums=pose.sums
+            )
 
         def request(client: int, **message: Any) -> Request:
-            return self._request(
-                kind,
-                client,
-                round=context.round,
-                exchange=context.exchange,
-                step=self.step,
-                base=self.bases[client],
-                settled=self.settled[client],
-                **message,
-                **asked,
-            )
+            base, settled = self.bases[client], self.settled[client]
+            return replace(common, client=client, base=base, settled=settled, **message)
 
         def whole(client: int) -> Request:
             own = sealed.get(client, b"")
@@ -256,13 +249,7 @@ class Sites:
         return outcome
 
     def _carry(self, requests: Mapping[int, Request], message: int, turns: bool = True) -> Outcome[Reply]:
-        """Has requests carried, and reads the replies.
-
-        Args:
-            requests: Requests by client.
-            message: Most bytes of the message in a reply.
-            turns: Whether they are turns of clients.
-        """
+        """Has requests carried, and reads the replies."""
         most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
         away = {c: f"left out until the next round: {cause}" for c, cause in self._away.items()}

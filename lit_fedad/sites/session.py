@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,8 @@ from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, compose
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
@@ -38,29 +38,26 @@ from lit_fedad.federation.processes import make_fabric
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.privacy.messages import read_survivors
-from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims
-from lit_fedad.sites.messages import Facts, Reply, Request, digest
+from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import agreed, compose_offered
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
 from lit_fedad.sites.own_images import (
-    anomalies_of,
     by_product,
+    facts_of,
     fewest_of_a_product,
-    form_of,
     own_images,
+    own_partition,
     products_of,
     told_apart,
-    training_indices,
-    training_stages,
 )
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
-from lit_fedad.sites.policy import not_allowed
 from lit_fedad.sites.refusals import Code, RefusalError
-from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.settings import SiteSettings, not_allowed
 from lit_fedad.sites.states import States, digest_of
 
 ENROLMENT = counted("numbers of images by product or class, with their names")
@@ -72,11 +69,6 @@ _SHARES = 64 << 20
 
 class Session:
     """A site's part in one run.
-
-    Args:
-        request: A request of the run; not trusted.
-        settings: What the site's operator says.
-        display: Output at the site.
 
     Raises:
         RefusalError: If the site takes no part in such a run.
@@ -106,7 +98,7 @@ class Session:
         images = self.own_images = own_images(read, self.form, request.classes, settings)
         self.apart = told_apart(request.classes, request.products, images)
         self.model = model = build_model(config, self.apart)
-        whole = _whole(config, read, settings, number)
+        whole = own_partition(config, read, settings, number)
         self.partition = with_calibration(config, images, whole, model.method)
         initial = state_of(model.client)
         begins = digest_of([initial, learned_state(model.task)])
@@ -120,20 +112,15 @@ class Session:
         self.party: Party | None = None
         self.message = b""
         self.place, self.sites = (0, 0, ""), list[str]()
-        own, products = self.partition.by_stage[number], products_of(images)
-        self.facts = Facts(
+        self.facts = replace(
+            facts_of(images, self.partition, whole, number),
             version=lit_fedad.__version__,
             torch=torch.__version__,
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
             initial=begins,
-            stages=[by_product(images.train, products, indices) for indices in own],
-            held=by_product(images.train, products, whole.clients[number]),
-            tested=by_product(images.test, images.categories, range(len(images.test))),
-            anomalies=anomalies_of(images),
-            form=form_of(images),
         )
-        self.least = min(map(len, own), default=0)
+        self.least = min(self.facts.stage_sizes, default=0)
         self.told_scalars = self.approved is not None or (
             Kind.SUMS.value in policy.allow and self.least >= policy.images
         )
@@ -257,7 +244,9 @@ class Session:
             self.predicted = (request.round, digest(blob)), self.evaluator.predicted(found)
         if request.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
-            self._check_calibration(sum(int(counts.counts.sum()) for counts in found.values()))
+            images, least = sum(int(own.counts.sum()) for own in found.values()), self.settings.policy.images
+            if images < least and not self.told_scalars:
+                raise RefusalError(Code.FEW, images, least)
         message = query.pack(found)
         payload = Link(Plain()).pack(message, query.spec(), context, "the client")
         return Reply(payload=payload), _told(query.discloses)
@@ -365,11 +354,6 @@ class Session:
         assert predicted is not None
         return predicted
 
-    def _check_calibration(self, images: int) -> None:
-        """Refuses to count the scores of fewer images than the policy asks for."""
-        if images < self.settings.policy.images and not self.told_scalars:
-            raise RefusalError(Code.FEW, images, self.settings.policy.images)
-
     def _keep(self, part: Callable[[OwnDetector], None]) -> None:
         """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
         if self.detector is None:
@@ -398,12 +382,3 @@ def _told(disclosed: Disclosures) -> str:
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _whole(config: Config, images: Images, settings: SiteSettings, client: int) -> Partition:
-    """Gives all training images to the client of this number, at once or in the site's stages."""
-    if not settings.stages:
-        return Partition.of_clients([*([()] * client), training_indices(images)])
-    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
-        raise RefusalError(Code.STAGES, detail="sums of stages are neither masked nor noised")
-    return Partition.in_stages([*([[()]] * client), training_stages(images, settings.stages)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +30,6 @@ class Site:
     """One site.
 
     It keeps the model of the run that it last took part in: building it takes longer than most requests.
-
-    Args:
-        settings: What its operator says of it.
-        display: Output of warnings and progress, at the site.
     """
 
     def __init__(self, settings: SiteSettings, display: Display) -> None:
@@ -56,18 +53,43 @@ class Site:
         request: Request | None = None
         told, why = "", ""
         try:
-            request = _read(blob)
+            request = Request.from_bytes(blob)
             reply, told = self._take(request).answer(request)
         except Exception as error:
-            why = cause_of(error)
-            reply = self._refused(error, request)
+            why, reply = cause_of(error), self._refused(error, request)
         reply = replace(reply, step=request.step if request else 0)
-        answer = reply.to_bytes()
+        answer, seconds = reply.to_bytes(), time.monotonic() - began
+        asked: Mapping[str, Any] = {"asked": "bytes that are no request"}
+        if request is not None:
+            what = request.question or request.kind
+            asked = {
+                "run": request.run, "round": request.round, "exchange": request.exchange, "asked": what,
+            }  # fmt: skip
         try:
-            self._note(request, blob, reply, answer, told, why, time.monotonic() - began)
+            line = self.log.append(
+                by=self.settings.coordinator,
+                **asked,
+                bytes_in=len(blob),
+                verdict="refused" if reply.code else "answered",
+                code=int(reply.code),
+                told=told,
+                bytes_out=len(reply.payload),
+                answer=hashlib.sha256(answer).hexdigest()[:16],
+                seconds=round(seconds, 3),
+                why=why,
+            )
         except UserError as error:
             self.display.warn(str(error))
             return Reply(step=reply.step, code=Code.LOG).to_bytes()
+        place = "" if request is None else f"round {request.round}: "
+        head = f"{line['time']} entry {line['entry']}: {place}{asked['asked']}"
+        if reply.code:
+            self.display.warn(f"{head}, refused: {why}")
+        else:
+            self.display.note(
+                f"{head}, {len(blob)} bytes in, {len(reply.payload)} bytes out ({told or 'nothing of images'}),"
+                f" {seconds:.1f} s"
+            )
         return answer
 
     def _take(self, request: Request) -> Session:
@@ -83,69 +105,18 @@ class Site:
 
     def _refused(self, error: Exception, request: Request | None) -> Reply:
         """Returns the code of an error; what the operator has to decide about is kept for ``site review``."""
+        if request is None:
+            return Reply(code=Code.REQUEST)
         if isinstance(error, BudgetError):
             return Reply(code=Code.BUDGET, numbers=[error.left, error.asked])
         if not isinstance(error, RefusalError):
-            return Reply(code=Code.FAILED, numbers=[float(self._entries + 1)])
-        numbers = list(map(float, error.numbers))
-        if request is not None and error.code in _TO_REVIEW:
+            numbers = [1.0]
+            with suppress(UserError):  # as it is written to, that is told
+                numbers = [float(len(self.log.entries()) + 1)]
+            return Reply(code=Code.FAILED, numbers=numbers)
+        if error.code in _TO_REVIEW:
             try:
                 Offer(request.overrides, request.classes).write(self.settings.folder / OFFERED)
             except OSError as failure:
                 self.display.warn(f"{self.settings.folder / OFFERED}: cannot be written ({failure.strerror})")
-        return Reply(code=error.code, numbers=numbers)
-
-    @property
-    def _entries(self) -> int:
-        try:
-            return len(self.log.entries())
-        except UserError:
-            return 0
-
-    def _note(
-        self,
-        request: Request | None,
-        blob: bytes,
-        reply: Reply,
-        answer: bytes,
-        told: str,
-        why: str,
-        seconds: float,
-    ) -> None:
-        """Writes a request and its answer to the log, and a line to the console."""
-        asked: Mapping[str, Any] = {"asked": "bytes that are no request"}
-        if request is not None:
-            asked = {
-                "run": request.run,
-                "round": request.round,
-                "exchange": request.exchange,
-                "asked": request.question or request.kind,
-            }
-        line = self.log.append(
-            by=self.settings.coordinator,
-            **asked,
-            bytes_in=len(blob),
-            verdict="refused" if reply.code else "answered",
-            code=int(reply.code),
-            told=told,
-            bytes_out=len(reply.payload),
-            answer=hashlib.sha256(answer).hexdigest()[:16],
-            seconds=round(seconds, 3),
-            why=why,
-        )
-        place = "" if request is None else f"round {request.round}: "
-        head = f"{line['time']} entry {line['entry']}: {place}{asked['asked']}"
-        if reply.code:
-            self.display.warn(f"{head}, refused: {why}")
-        else:
-            self.display.note(
-                f"{head}, {len(blob)} bytes in, {len(reply.payload)} bytes out ({told or 'nothing of images'}),"
-                f" {seconds:.1f} s"
-            )
-
-
-def _read(blob: bytes) -> Request:
-    try:
-        return Request.from_bytes(blob)
-    except UserError as error:
-        raise RefusalError(Code.REQUEST, detail=str(error)) from error
+        return Reply(code=error.code, numbers=list(map(float, error.numbers)))

@@ -43,12 +43,7 @@ STATUS = "status.json"
 
 
 class Status(RunCallback):
-    """A callback that writes ``status.json`` to a run's folder after every round, and adds it to its result.
-
-    Args:
-        names: Names of the sites by client.
-        contacts: When they answered, by client.
-    """
+    """A callback that writes ``status.json`` to a run's folder after every round, and adds it to its result."""
 
     _folder: Path
 
