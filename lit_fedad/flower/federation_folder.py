@@ -54,10 +54,8 @@ class FederationFolder(SettingsFolder):
         port: Its open port.
         link: Port of the SuperLink, on this machine alone.
         sites: Names of the sites, in the order of their client numbers.
-        overrides: The federation's configuration.
-        own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, for the coordinator.
+        overrides: The federation's configuration; with ``own`` and ``classes``, see `Plan`.
         timeout: Longest exchange in seconds: who has not answered then has failed.
-        classes: Names of the classes that the federation learns; of none where it looks for anomalies.
         out: Name of the run's folder below this one: another name begins another run, with the same keys.
     """
 

@@ -31,14 +31,9 @@ class SiteFolder(SettingsFolder):
     """A site's folder.
 
     Attributes:
-        name: Name of the site.
         address: The coordinator's host and port.
-        data: Words that describe its images.
-        own: Words of ``cache`` and ``fabric``, ``calibration.group`` and ``image.page``.
-        apart: Whether its products are its own.
-        epsilon: Largest budget of differential privacy of all runs that it takes part in; None for any.
         stages: Products of each stage in which images come, joined by ``+``; of none where all are there at once.
-        policy: What may leave the site (`lit_fedad.sites.settings.Policy`).
+        policy: What may leave the site (`Policy`); all else is as in `SiteSettings`.
     """
 
     holds: ClassVar[str] = "site"

@@ -8,16 +8,14 @@ from typing import Any
 from lightning.fabric import Fabric
 from safetensors.torch import load
 
-from lit_fedad.contracts import SUM, Client, Context, Exchange, Message, Update
-from lit_fedad.core.client_names import ClientNames
+from lit_fedad.contracts import SUM, Context, Exchange, Message, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import ClientResult
-from lit_fedad.federation.collecting import Cohort, Collected, Sender
+from lit_fedad.federation.collecting import Cohort, Collected
 from lit_fedad.federation.message_check import check
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts
-from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.transport import Outcome, SumStep, Transport
+from lit_fedad.federation.transport import Outcome, SumStep
 from lit_fedad.privacy.fixed_point import Words, fixed_points
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.privacy.protocol import Gathering, Party
@@ -53,30 +51,15 @@ class Summing:
 
     Args:
         secure: The settings.
-        client: The live client, for declared forms.
-        sender: Sends the server's messages.
-        transport: The way to clients.
-        sampler: The policy for failures.
-        names: What clients are called.
-        fabric: The processes.
+        collecting: The way to clients and back.
     """
 
     gathering: Gathering
     form: SumForm
     causes: dict[int, str]  # by client that dropped out, or whose message was refused
 
-    def __init__(
-        self,
-        secure: SecureSum,
-        client: Client,
-        sender: Sender,
-        transport: Transport,
-        sampler: ClientSampler,
-        names: ClientNames,
-        fabric: Fabric,
-    ) -> None:
-        self.secure, self.client, self.sender, self.transport = secure, client, sender, transport
-        self.sampler, self.names, self.fabric = sampler, names, fabric
+    def __init__(self, secure: SecureSum, collecting: Collecting) -> None:
+        self.secure, self.collecting = secure, collecting
 
     def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
         """Plays an exchange with the round's clients, and sums what they send; see `Collecting.collect`.
@@ -90,14 +73,14 @@ class Summing:
             UserError: If too few clients finish, or the policy is to stop at the first that fails.
         """
         updates: dict[int, Update] = {}
-        fabric, confer = self.fabric, self.transport.confer
-        blobs = self.sender.messages(exchange, report.participants, context)
+        fabric, transport = self.collecting.fabric, self.collecting.transport
+        blobs = self.collecting.sender.messages(exchange, report.participants, context)
         _count(report.bytes_down, blobs)
         members = {client: cohort.sizes[client] for client in blobs}
         invited = on_first(fabric, lambda: self._invite(exchange, context, members, report))
-        offers = confer("offer", invited)
+        offers = transport.confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
-        outcome = self.transport.play(
+        outcome = transport.play(
             exchange,
             context,
             {client: blobs[client] for client in envelopes},
@@ -105,7 +88,7 @@ class Summing:
             envelopes,
         )
         asked = on_first(fabric, lambda: self._take(outcome, report))
-        shares = confer("reveal", asked)
+        shares = transport.confer("reveal", asked)
         on_first(fabric, lambda: updates.update(self._finish(shares, report)))
         return updates, outcome.values
 
@@ -113,9 +96,12 @@ class Summing:
         self, exchange: Exchange, context: Context, sizes: Mapping[int, int], report: RoundReport
     ) -> dict[int, bytes]:
         """Begins a sum, and returns the invitations by client."""
-        self.gathering = self.secure.gather(exchange, context, sizes, self.names)
+        self.gathering = self.secure.gather(exchange, context, sizes, self.collecting.names)
         invitation = self.gathering.invitation
-        self.form, self.causes = SumForm.of(exchange, self.client, invitation), dict[int, str]()
+        self.form, self.causes = (
+            SumForm.of(exchange, self.collecting.sender.client, invitation),
+            dict[int, str](),
+        )
         return _count(report.bytes_down, dict.fromkeys(sorted(sizes), invitation.to_bytes()))
 
     def _pass_on(self, offers: Outcome[bytes], report: RoundReport) -> dict[int, bytes]:
@@ -164,7 +150,8 @@ class Summing:
 
     def _note(self, outcome: Outcome[Any], report: RoundReport) -> None:
         """Applies the policy for failures; a client whose masked sum has arrived is in it, whatever comes after."""
-        self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
+        named = self.collecting.names.titled(outcome.failures)
+        self.collecting.sampler.check_failures(named, report.round)
         arrived = self.gathering.survivors
         self.causes |= outcome.failures
         report.fail({client: cause for client, cause in outcome.failures.items() if client not in arrived})
@@ -176,7 +163,7 @@ class Summing:
     def _check_left(self, left: int, what: str) -> None:
         members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
         if left < quorum:
-            causes = self.names.titled(self.causes)
+            causes = self.collecting.names.titled(self.causes)
             cause = next((f"; {client}: {text}" for client, text in causes.items()), "")
             raise UserError(
                 f"{left} of {members} clients {what}, and a secure sum needs {quorum}: the round is lost{cause}"

@@ -120,13 +120,7 @@ def coordinate(
 
 
 class SiteClients(RunCallback):
-    """The sites of a run (`Participants`), and the end of its rounds when others come.
-
-    Args:
-        plan: The run.
-        carrier: The way to the sites.
-        present: Returns the sites that can be asked now, by number.
-    """
+    """The sites of a run (`Participants`), and the end of its rounds when others come; made as by `coordinate`."""
 
     fabric: Mapping[str, Any] = {"devices": 1, "num_nodes": 1}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,25 +109,27 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 def status_rows(sites: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
     """Writes what is known of sites (`Status.sites`) as rows of a table, by heading."""
-    rows = []
-    for name, own in sites.items():
-        seen, alarms = own.get("last_seen"), own["false_alarm_rate"]
-        rows.append(
-            {
-                "site": name,
-                "last seen": "-"
-                if seen is None
-                else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen)),
-                "rounds": str(own["rounds"]),
-                "last round": "-" if own["last_round"] is None else str(own["last_round"]),
-                "up": human_bytes(own["bytes_up"]),
-                "down": human_bytes(own["bytes_down"]),
-                "time": human_seconds(own.get("seconds", 0.0)),
-                "false alarms": "-" if alarms is None else f"{alarms:.3f}",
-                "troubles": str(len(own["troubles"])),
-            }
-        )
-    return rows
+
+    def cell(value: Any, write: Callable[[Any], str] = str) -> str:
+        return "-" if value is None else write(value)
+
+    def clock(seconds: float) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+    return [
+        {
+            "site": name,
+            "last seen": cell(own.get("last_seen"), clock),
+            "rounds": str(own["rounds"]),
+            "last round": cell(own["last_round"]),
+            "up": human_bytes(own["bytes_up"]),
+            "down": human_bytes(own["bytes_down"]),
+            "time": human_seconds(own.get("seconds", 0.0)),
+            "false alarms": cell(own["false_alarm_rate"], "{:.3f}".format),
+            "troubles": str(len(own["troubles"])),
+        }
+        for name, own in sites.items()
+    ]
 
 
 def _of(client: int, history: Sequence[RoundReport]) -> dict[str, Any]:
