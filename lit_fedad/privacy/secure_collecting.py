@@ -11,7 +11,7 @@ from safetensors.torch import load
 from lit_fedad.contracts import SUM, Context, Exchange, Message, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import ClientResult
-from lit_fedad.federation.collecting import Cohort, Collected
+from lit_fedad.federation.collecting import Cohort, Collected, Collecting
 from lit_fedad.federation.message_check import check
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts

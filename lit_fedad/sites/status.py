@@ -24,18 +24,15 @@ class Contact:
 
     Attributes:
         last_seen: Time of its last answer in seconds since 1970; None before the first.
-        answers: Number of its answers.
         seconds: Time from request to answer, over all answers.
     """
 
     last_seen: float | None = None
-    answers: int = 0
     seconds: float = 0.0
 
     def note(self, seconds: float) -> None:
         """Adds an answer that came just now, some seconds after its request."""
         self.last_seen = time.time()
-        self.answers += 1
         self.seconds += seconds
 
 
