@@ -54,21 +54,14 @@ class OwnNoise:
     def __init__(self, plan: Plan | TrainingPlan, folder: Path, images: str, ledger: Ledger) -> None:
         self.plan, self._folder, self._images, self._ledger = plan, folder, images, ledger
 
-    @classmethod
-    def of(
-        cls, config: Config, model: Model, folder: Path, images: str, client: int, size: int, ledger: Ledger
-    ) -> OwnNoise | None:
-        """Plans the noise of a run that a coordinator describes; None where it has none.
+    def check(self) -> None:
+        """Checks that the site has left what the whole run asks for.
 
         Raises:
-            UserError: If the run cannot keep its promise, or asks for more than the site has left.
+            BudgetError: If it has not.
         """
-        if (plan := planned(config, model, client, size)) is None:
-            return None
-        own = cls(plan, folder, images, ledger)
-        if own.drawn_here:
-            ledger.check(folder.name, own.mechanism, plan.epsilon(plan.releases))
-        return own
+        if self.drawn_here:
+            self._ledger.check(self._folder.name, self.mechanism, self.plan.epsilon(self.plan.releases))
 
     @property
     def mechanism(self) -> str:

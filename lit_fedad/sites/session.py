@@ -46,16 +46,8 @@ from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import agreed, compose_offered
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
-from lit_fedad.sites.own_images import (
-    by_product,
-    facts_of,
-    fewest_of_a_product,
-    own_images,
-    own_partition,
-    products_of,
-    told_apart,
-)
-from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
+from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart
+from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise, planned
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings, not_allowed
 from lit_fedad.sites.states import States, digest_of
@@ -150,17 +142,14 @@ class Session:
         client, channel = self.client, build(config["federation"]["channel"])
         self.runner = ClientRunner(client, channel, self.fabric)
         self.data = build_data(config, images, self.partition, self.model, self.fabric, self.display)
-        ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
-        size = self.facts.size
-        self.noise = OwnNoise.of(
-            config, self.model, self.states.folder, self.digest, self.number, size, ledger
-        )
         exchanges = self.method.exchanges
-        if self.noise is not None:
-            self.display.note(
-                f"run {self.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}"
-            )
-            exchanges = self.noise.plan.noised(self.method, b"declared")
+        self.noise: OwnNoise | None = None
+        if (plan := planned(config, self.model, self.number, self.facts.size)) is not None:
+            ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
+            self.noise = OwnNoise(plan, self.states.folder, self.digest, ledger)
+            self.noise.check()
+            self.display.note(f"run {self.run}: {in_words(plan.summary(plan.releases))}")
+            exchanges = plan.noised(self.method, b"declared")
         taken = taken_by(exchanges, client, config, fewest_of_a_product(self.facts.stages))
         judge(settings.policy, taken, self.least, self.approved)
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
@@ -172,7 +161,6 @@ class Session:
         self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
         if self.evaluator.local:
             raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
-        sizes = by_product(images.train, products_of(images), self.partition.clients[self.number])
         self.detector: OwnDetector | None = None
         if not client.predictors.shared:
             self.detector = OwnDetector(
@@ -181,7 +169,7 @@ class Session:
                 type(self.model.task).__name__,
                 settings.name,
                 self.number,
-                {name: sizes.get(name, 0) for name in self.classes or products or sizes},
+                {name: self.facts.of_product(name) for name in self.classes or products or self.facts.held},
                 self.model.provenance,
             )
         self.products = products
