@@ -103,8 +103,17 @@ def fit_privately(
         client.on_train_start()
         for _ in range(client.local_epochs):
             client.on_train_epoch_start()
-            drawn = [_places(images, steps.share, draw) for _ in range(steps.number)]
-            batches = iter(_loader(loader, [places for places in drawn if places]))
+            # Each step draws each image with the same probability.
+            chances = (torch.rand(images, generator=draw, device=draw.device) for _ in range(steps.number))
+            drawn = [(chance < steps.share).nonzero()[:, 0].tolist() for chance in chances]
+            batches = iter(
+                DataLoader(
+                    loader.dataset,
+                    batch_sampler=[places for places in drawn if places],
+                    collate_fn=loader.collate_fn,
+                    generator=torch.Generator(),
+                )
+            )
             for index, places in enumerate(drawn):
                 optimizer.zero_grad()
                 if places:
@@ -140,18 +149,6 @@ def _gradients_by_image(task: nn.Module) -> Iterator[None]:
         for parameter in task.parameters():
             parameter.__dict__.pop("grad_sample", None)
             parameter.__dict__.pop("summed_grad", None)
-
-
-def _places(images: int, share: float, draw: torch.Generator) -> list[int]:
-    """Draws each image with the same probability."""
-    chosen = torch.rand(images, generator=draw, device=draw.device) < share
-    return chosen.nonzero()[:, 0].tolist()
-
-
-def _loader(loader: DataLoader, batches: list[list[int]]) -> DataLoader:
-    return DataLoader(
-        loader.dataset, batch_sampler=batches, collate_fn=loader.collate_fn, generator=torch.Generator()
-    )
 
 
 def _generator(key: bytes, context: Context, what: str, device: Any) -> torch.Generator:

@@ -116,7 +116,8 @@ def coordinate(
         try:
             return train(config, clients, quiet)
         except JoinError:
-            clients.join()
+            names = dict(enumerate(clients.plan.names)) | dict(present())
+            clients.plan = replace(clients.plan, names=[names[client] for client in sorted(names)])
 
 
 class SiteClients(RunCallback):
@@ -149,11 +150,6 @@ class SiteClients(RunCallback):
         ]
         if names and 0 <= report.round < federation.rounds:
             raise JoinError(f"sites join after round {report.round}: {', '.join(names)}")
-
-    def join(self) -> None:
-        """Takes the sites that have come into the run."""
-        names = dict(enumerate(self.plan.names)) | dict(self.present())
-        self.plan = replace(self.plan, names=[names[client] for client in sorted(names)])
 
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
         """Builds all parts of a run, once every site has said who it is; see `Participants.build`."""

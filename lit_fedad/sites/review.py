@@ -81,6 +81,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     if (plan := planned(config, model, 0, size)) is not None:
         exchanges, noise = plan.noised(model.method, b"declared"), in_words(plan.summary(plan.releases))
     taken = taken_by(exchanges, model.client, config, fewest_of_a_product(facts.stages))
+    kinds = {Kind.COUNTS, Kind.SUMS, *(part.disclosed.kind for part in taken)}
     lines = [
         f"Method {config['method']['name']} ({config['method']['paper'].replace('none: ', 'of no paper: ')}),"
         f" {_times(config['rounds'], 'round')}, asked by {settings.coordinator or 'the coordinator'}.",
@@ -95,14 +96,14 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         f"- With each training: its loss and other means over all images. {_said(policy, Kind.SUMS)}",
         "",
         "What these words mean:",
-        *(f"- {kind.words}: {MEANINGS[kind]}." for kind in Kind if kind in {*_ALWAYS, *_kinds(taken)}),
+        *(f"- {kind.words}: {MEANINGS[kind]}." for kind in Kind if kind in kinds),
         "",
     ]
     if config["federation"].get("secure_sum"):
         lines.append("Messages are masked: the coordinator sees the sum over all sites alone.")
     if noise:
         lines.append(f"Noise: {noise}.")
-    if any(part.disclosed.kind is Kind.WEIGHTS for part in taken):
+    if Kind.WEIGHTS in kinds:
         lines.append(
             "Weights: a coordinator that does not keep to the method can choose weights so that what comes back tells"
             " more of single images; noise bounds that (federation/privacy)."
@@ -118,11 +119,8 @@ def described(part: Taken, rounds: int, images: int) -> str:
     behind = images if disclosed.images is None else min(disclosed.images, images)
     of = ""
     if disclosed.kind in COUNTED:
-        of = (
-            f", each value of at least {behind} images"
-            if behind > 1
-            else ", a value may be of one image alone"
-        )
+        many = f", each value of at least {behind} images"
+        of = many if behind > 1 else ", a value may be of one image alone"
     noise = "; noise hides single images" if disclosed.noised else ""
     what = f"{disclosed.kind.words}: {disclosed.what}{of}{noise}"
     return f"{when} ({part.exchange}): {what}; at most {human_bytes(part.largest)}."
@@ -135,13 +133,6 @@ def verdict(policy: Policy, part: Taken, images: int) -> str:
     if policy.needs_more(part.disclosed):
         return "REFUSED, unless policy.allow in site.yaml names images"
     return "NEEDS YOUR APPROVAL"
-
-
-_ALWAYS = (Kind.COUNTS, Kind.SUMS)
-
-
-def _kinds(taken: list[Taken]) -> set[Kind]:
-    return {part.disclosed.kind for part in taken}
 
 
 def _times(number: int, thing: str) -> str:
