@@ -96,11 +96,7 @@ class FederationFolder(SettingsFolder):
             write_certificates(self.path, self.host)
 
     def check(self) -> None:
-        """Checks the settings.
-
-        Raises:
-            UserError: If one is invalid.
-        """
+        """Checks the settings; see `SettingsFolder.check`."""
         if not self.sites or len(set(self.sites)) < len(self.sites):
             raise UserError("sites must name each site once: sites=north,south")
         for name in self.sites:

@@ -85,11 +85,7 @@ class SiteFolder(SettingsFolder):
             return (self.path / PUBLIC).read_text().strip()
 
     def check(self) -> None:
-        """Checks the settings.
-
-        Raises:
-            UserError: If one is invalid.
-        """
+        """Checks the settings; see `SettingsFolder.check`."""
         if not re.fullmatch(r"\w[\w-]{0,63}", self.name):
             raise UserError(f"name={self.name} must be letters, digits, '_' and '-'")
         if not re.fullmatch(r"[\w.-]+:\d{1,5}", self.address):

@@ -118,7 +118,9 @@ class ImagePrivacy:
                     " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
                 )
             carriers = course.secure_sum.quorum_of(len(course.sizes))
-        releases = count_releases(exchanges, client, course.rounds)
+        # Sampling of clients makes them no fewer for an image.
+        each_round = course.rounds * releases_of(exchanges.rounds, client)
+        releases = releases_of(exchanges.setup, client) + each_round
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)
@@ -207,11 +209,6 @@ def releases_of(exchanges: Sequence[Exchange], client: Client) -> int:
     """Counts the exchanges in which something of images is released."""
     sums = [image_sums_of(exchange, client) for exchange in exchanges]
     return sum(bool(one.shapes()) for one in sums if one is not None)
-
-
-def count_releases(exchanges: Exchanges, client: Client, rounds: int) -> int:
-    """Counts the noised sums that any image can be in, over a whole run; sampling of clients makes them no fewer."""
-    return releases_of(exchanges.setup, client) + rounds * releases_of(exchanges.rounds, client)
 
 
 def noise_key(folder: Path, seed: int | None, images: str) -> bytes:
