@@ -262,14 +262,7 @@ def export(
 
 
 def preprocessing(transform: ImageTransform) -> dict[str, Any]:
-    """Describes how an image file becomes the input: resizing is no operation of the graph.
-
-    Args:
-        transform: The run's transform.
-
-    Returns:
-        Content of ``preprocessing.json``.
-    """
+    """Describes, for ``preprocessing.json``, how a file becomes the input: resizing is no operation of the graph."""
     return {
         "size": transform.size,
         "fit": transform.fit,

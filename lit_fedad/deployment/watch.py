@@ -113,7 +113,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         log = WatchLog.open(destination, settings)
         test = DriftTest(like, options.run_length, opened.config["seed"])
         stream = _Stream(rule, like, test, options.window)
-        watcher = _Watcher(Path(options.images), log, stream, opened, Display(), folder, name)
+        watcher = _Watcher(Path(options.images), log, stream, opened, Display(), name)
         watcher.look(report=True)
         while not options.once:
             time.sleep(options.interval)
@@ -193,7 +193,6 @@ class _Watcher:
     stream: _Stream
     opened: OpenedClient
     display: Display
-    run: RunFolder
     place: str
     left_out: str | None = None
 
@@ -294,11 +293,11 @@ class _Watcher:
     def _track(self, found: Mapping[str, Any], summary: Path) -> None:
         """Adds counts and statistics to the run's record in MLflow."""
         numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
-        numbers["alarms"] = len(found["alarms"])
-        place, home = self.run.place(self.place), self.run.home.path
+        numbers["alarms"], folder = len(found["alarms"]), self.opened.folder
+        place, home = folder.place(self.place), folder.home.path
         metrics = {f"{place}/{name}": value for name, value in numbers.items()}
         try:
-            with self.run.home.locked():
+            with folder.home.locked():
                 delivery = amend(home, metrics, found["images"], [summary], place)
         except UserError as error:
             self.display.warn(f"not tracked before the next images: {error}")
