@@ -16,7 +16,7 @@ from lit_fedad.cli.main import main
 from lit_fedad.data.pictures import sniff
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.ui.command import trial
-from lit_fedad.deployment.ui.reading import RunView
+from lit_fedad.deployment.ui.reading import RunView, read_scored
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.uploads import FORMATS, Limits
 from lit_fedad.deployment.watch import WatchOptions, watch
@@ -141,12 +141,12 @@ def test_the_gallery_shows_each_file_as_its_picture(sides, tmp_path):
     from lit_fedad.deployment.ui.page import OperatorPage
 
     files, _ = sides
-    table = predict(str(files.run), str(files.place / "new"))
+    images = read_scored(predict(str(files.run), str(files.place / "new")))
     page = OperatorPage(RunView.open(str(files.run)), tmp_path / "reviews.csv", trial(files.run)).build()
     choose = next(one.fn for one in page.fns.values() if one.name == "choose")
-    for place in range(len(rows(table))):
-        _, words, original, *_ = choose("predictions", "most anomalous", SimpleNamespace(index=place))
-        assert np.array_equal(original, rgb(shown(Path(words.partition(":")[0])))), words
+    for place, image in enumerate(images):
+        _, words, original, *_ = choose(images, SimpleNamespace(index=place))
+        assert np.array_equal(original, rgb(shown(Path(image.path)))), words
 
 
 def test_updates_with_them_end_with_the_same_digits(lab, sides, differences):
