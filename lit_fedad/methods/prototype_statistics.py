@@ -36,7 +36,7 @@ from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import PrototypeSums
-from lit_fedad.methods.parts.image_moments import without_negative
+from lit_fedad.methods.parts.noised_subspace import from_triangle, triangle, without_negative
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -70,8 +70,7 @@ class ImagePrototypes:
     def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields label, feature and products of each image, and counts the client's own labels."""
         client, channels = self.client, self.task.num_features
-        rows, columns = torch.triu_indices(channels, channels)
-        double = torch.where(rows == columns, 1.0, math.sqrt(2)).double()
+        rows, columns, lengths = triangle(channels)
         counts = torch.zeros_like(client.own_counts)
 
         def features(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -83,7 +82,7 @@ class ImagePrototypes:
             yield {
                 "count": label / _ROOT,
                 "total": label[:, :, None] * vectors[:, None] / _ROOT,
-                "product": vectors[:, rows] * vectors[:, columns] * double / _ROOT,
+                "product": vectors[:, rows] * vectors[:, columns] * lengths.double() / _ROOT,
             }
         client.own_counts = counts
 
@@ -104,8 +103,7 @@ class ImagePrototypes:
         counts = torch.where(shown, counts, 0.0)
         mean = torch.where(shown[:, None], _ROOT * sums["total"] / counts.clamp(min=1e-9)[:, None], 0.0)
         images = counts.sum()
-        product = symmetric(_ROOT * sums["product"] / images, mean.shape[1]) / math.sqrt(2)
-        product += product.diag().diag() * (math.sqrt(2) - 1)
+        product = from_triangle(_ROOT * sums["product"] / images, mean.shape[1])
         within = without_negative(product - (mean.T * counts / images) @ mean)
         return {
             "count": counts.round().clamp(min=1).where(shown, 0.0).long()[None],

@@ -8,46 +8,30 @@ found as in `noised_subspace`, before the cells' means and the covariance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lit_fedad.contracts import Exchange, Message, MessageSpec, Sums, TensorSpec, Update
 from lit_fedad.contracts.sums import HiddenByNoiseError
-from lit_fedad.methods.parts.image_moments import CONSTANT, ImageProducts, ProjectedSums
 from lit_fedad.methods.parts.noised_subspace import (
-    SOFTNESS,
-    HoldsNoised,
+    CONSTANT,
+    ImageProducts,
     NoisedMean,
     NoisedProducts,
     Projected,
-    ProjectsFeatures,
+    ProjectedSums,
     held_frame,
     released,
     whitener,
 )
-from lit_fedad.tasks.padim import PaDiM
+from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer
 
 _LEAST = 1e-2
 """Variance that is added to each direction's, as a share of the mean variance."""
-
-
-class HoldsCells(HoldsNoised, Protocol):
-    """A server that estimates Gaussians; its ``moments`` have ``cells`` [cells, k] too, means in the frame.
-
-    Attributes:
-        cells: Cells along a side.
-    """
-
-    cells: int
-
-    @property
-    def task(self) -> PaDiM:
-        """Features."""
-
-    def tell(self, centres: Tensor, whiteners: Tensor) -> None:
-        """Sets what clients are sent."""
 
 
 def cell_of(grid: tuple[int, int], cells: int) -> Tensor:
@@ -65,16 +49,12 @@ class ImageCells(ProjectedSums):
     """The sums ``weight`` [1] and ``cells`` [cells * cells, k]: 1/2 and the mean of each cell, at length 1.
 
     Args:
-        task: Features.
-        directions: Number of directions k.
-        frame: See `ProjectedSums`.
-        cells: Cells along a side.
+        client: See `ProjectedSums`; its ``cells`` are those along a side.
     """
 
-    def __init__(self, task: PaDiM, directions: int, frame: Message, cells: int) -> None:
-        super().__init__(task, directions, frame)
-        at = cell_of(task.grid, cells)
-        shares = torch.nn.functional.one_hot(at, cells**2).float()
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        shares = F.one_hot(cell_of(self.task.grid, client.cells), client.cells**2).float()
         self.shares = shares / shares.sum(0)  # [H0 * W0, cells * cells]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -111,55 +91,49 @@ class ImageSpread(ImageProducts):
 
 
 class NoisedCells(Projected):
-    """The exchange that finds the means of cells."""
+    """The exchange that finds the means of cells [cells * cells, k], in the frame."""
 
-    sums = Sums(
-        by_image=lambda client: ImageCells(client.task, client.directions, client.frame, client.cells)
-    )
+    sums = Sums(by_image=ImageCells)
 
-    def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, server: MomentsServer, updates: Mapping[int, Update]) -> None:
         """Keeps the means."""
         server.moments = {**held_frame(server), "cells": released(updates)["cells"]}
 
 
+@dataclass(frozen=True)
 class NoisedSpread(Projected):
     """The exchange that finds the covariance around them, and with it the Gaussians.
 
-    Args:
+    Attributes:
         name: Name in reports.
         cells: Cells along a side.
     """
 
-    sums = Sums(by_image=lambda client: ImageSpread(client.task, client.directions, client.frame))
+    cells: int = 1
 
-    def __init__(self, name: str, cells: int) -> None:
-        super().__init__(name)
-        object.__setattr__(self, "cells", cells)  # `Projected` is frozen
+    sums = Sums(by_image=ImageSpread)
 
-    def broadcast(self, server: HoldsNoised, client_id: int) -> Message:
+    def broadcast(self, server: MomentsServer, client_id: int) -> Message:
         """Returns centre and frame, and the means of cells."""
         return {**super().broadcast(server, client_id), "cells": server.moments["cells"].float()}
 
-    def broadcast_spec(self, client: ProjectsFeatures) -> MessageSpec:
+    def broadcast_spec(self, client: MomentsClient) -> MessageSpec:
         """Declares centre and frame, and the means of cells."""
-        cells = TensorSpec((self.cells**2, client.directions))  # type: ignore[attr-defined]
+        cells = TensorSpec((self.cells**2, client.directions))
         return {**super().broadcast_spec(client), "cells": cells}
 
-    def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, server: Any, updates: Mapping[int, Update]) -> None:
         """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
-        held, found = server.moments, released(updates)
-        least = _LEAST * float(found["product"].trace()) / server.directions
-        factor = whitener(found["product"], least + SOFTNESS * float(found["noise"]))
-        frame = held["frame"] @ factor  # [d, k]
+        held = server.moments
+        frame = held["frame"] @ whitener(released(updates), _LEAST)  # [d, k]
         # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
         upper = torch.linalg.qr(frame.T, mode="r").R
         whole = upper.new_zeros(len(frame), len(frame))
         whole[: len(upper)] = upper
         back = torch.linalg.pinv(held["frame"])  # [k, d]
-        holder = cast("HoldsCells", server)
-        at = cell_of(holder.task.grid, holder.cells)
+        at = cell_of(server.task.grid, self.cells)
         centres = held["centre"] + held["cells"][at] @ back
-        holder.tell(centres.float(), whole.float().expand(len(at), -1, -1))
+        server.tell(centres.float(), whole.float().expand(len(at), -1, -1))
 
 
 def noised_padim(cells: int) -> tuple[Exchange, ...]:
