@@ -30,7 +30,6 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import with_weights
 from lit_fedad.tasks.classifier import Classifier
@@ -184,11 +183,7 @@ class CReFFServer(FedAvgServer):
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages weights, matches the features of the clients' classes, and re-trains the classifier."""
-        uploads = {
-            client: Update({n: update.message[n] for n in self.weights}, update.num_samples)
-            for client, update in updates.items()
-        }
-        self.weights = weighted_mean(uploads)
+        super().aggregate(updates)
         with one_thread():
             self._learn([update.message for update in updates.values()])
 
@@ -198,7 +193,7 @@ class CReFFServer(FedAvgServer):
             shape = (self.classes, self.features_per_class, self.num_features)
             self.features = torch.randn(shape, generator=self.context.generator("federated features"))
         held, gradients = mean_gradients(messages)
-        device = self.fabric.device if self.fabric else torch.device("cpu")
+        device = self.device
         classifier = torch.column_stack([self.retrained[WEIGHT], self.retrained[BIAS]]).to(device)
         matched, before, after = match(
             self.features[held].to(device),

@@ -79,9 +79,8 @@ class DBEClient(FedAvgClient):
 
     def receive(self, message: Message) -> None:
         """Loads the weights and g."""
-        weights = dict(message)
-        self.common = weights.pop(MEAN)
-        super().receive(weights)
+        self.common = message[MEAN]
+        super().receive(message)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares the weights and g."""

@@ -162,7 +162,7 @@ class DESAClient(FedAvgClient):
     def receive(self, message: Message) -> None:
         """Loads weights, and the other clients' logits of the anchors."""
         self.logits = message[LOGITS]
-        super().receive({name: entry for name, entry in message.items() if name != LOGITS})
+        super().receive(message)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights and logits of any number of anchors."""
@@ -241,7 +241,7 @@ class DESAServer(FedAvgServer):
         if not len(self.anchors):
             return
         images = self._normalised(self.anchors)
-        self.task.to(self.fabric.device if self.fabric else "cpu")
+        self.task.to(self.device)
         self.logits = {
             client: torch.cat(look(self.task, update.message, images, self._ask))
             for client, update in updates.items()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Exchange,
     Exchanges,
     Free,
     Message,
@@ -33,7 +32,7 @@ from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, Buffers, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, Buffers, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -108,20 +107,16 @@ class FADngsClient(FedAvgClient):
             super().refresh(loader, predicts)
             return
         if self.embedded is None or self.embedded[0] != self.context.round - 1:
-            self.embedded = self._embed(self.context.round - 1, loader)
+            self.embed(self.context.round - 1, loader)
+        assert self.embedded is not None
         _, z, index = self.embedded
         self.task.select(z, index)
 
-    def local_densities(self, loader: DataLoader) -> Message:
-        """Estimates densities of the client's images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
-        self.embedded = self._embed(self.context.round, loader)
-        found = self.task.estimate(self.embedded[1], self.context)
-        return {MEAN: found.mean, COVARIANCE: found.covariance}
-
-    def _embed(self, round: int, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
-        """Embeds the client's images; returns the round of the merged weights, embeddings and positions."""
+    def embed(self, round: int, loader: DataLoader) -> Tensor:
+        """Embeds the client's images [n, D] under the merged weights of a round, and keeps it with their positions."""
         z, index = self.task.embed(loader)
-        return round, z.cpu(), index
+        self.embedded = round, z.cpu(), index
+        return self.embedded[1]
 
 
 class LastMerge(NamedTuple):
@@ -180,8 +175,7 @@ class FADngsServer(FedAvgServer):
         """
         if self.distillation is None:
             return
-        device = self.fabric.device if self.fabric else torch.device("cpu")
-        InstanceQueues.check(len(sizes), self.distillation.queue, self.task.projected, device)
+        InstanceQueues.check(len(sizes), self.distillation.queue, self.task.projected, self.device)
         if self.public is None or len(self.public) < 2:
             raise UserError(
                 "distillation needs public images: give public=natural, synthetic, folder or packed,"
@@ -228,28 +222,10 @@ class FADngsServer(FedAvgServer):
         return self._report
 
 
-@dataclass(frozen=True)
-class ShareDensities(Exchange[FADngsClient, FADngsServer]):
-    """The exchange in which clients estimate densities under the merged weights, which the server keeps.
+class ShareDensities(AfterMerger):
+    """The exchange in which clients estimate densities under the merged weights, which the server keeps."""
 
-    Attributes:
-        initial: Whether the exchange is before round 1, where no weights are sent, since all clients have the same.
-    """
-
-    initial: bool = False
     name = "densities"
-
-    def broadcast(self, server: FADngsServer, client_id: int) -> Message:
-        """Returns the merged weights; an empty message before round 1."""
-        return {} if self.initial else server.weights
-
-    def broadcast_spec(self, client: FADngsClient) -> MessageSpec:
-        """Declares the weights."""
-        return {} if self.initial else client.shared_spec()
-
-    def receive(self, client: FADngsClient, message: Message) -> None:
-        """Loads the merged weights."""
-        client.receive(message)
 
     discloses = (
         Disclosure(
@@ -258,8 +234,9 @@ class ShareDensities(Exchange[FADngsClient, FADngsServer]):
     )
 
     def send(self, client: FADngsClient, loader: DataLoader) -> Message:
-        """Returns the client's densities."""
-        return client.local_densities(loader)
+        """Estimates densities of the client's images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
+        found = client.task.estimate(client.embed(client.context.round, loader), client.context)
+        return {MEAN: found.mean, COVARIANCE: found.covariance}
 
     def upload_spec(self, client: FADngsClient) -> MessageSpec:
         """Declares any number of densities."""

@@ -6,7 +6,7 @@ All methods that share parameters extend FedAvg.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -201,9 +201,22 @@ class FedAvgServer(Server):
         """Returns the weights, the same to every client."""
         return self.weights
 
+    @property
+    def device(self) -> torch.device:
+        """Where the server computes: the CPU where nothing was launched."""
+        return self.fabric.device if self.fabric else torch.device("cpu")
+
+    def mean(self, updates: Mapping[int, Update], equal: bool = False) -> Message:
+        """Averages the clients' weights, ``sum_n z_n W_n``, without what else is in their messages."""
+        weights = {
+            client: replace(update, message={name: update.message[name] for name in self.weights})
+            for client, update in updates.items()
+        }
+        return weighted_mean(weights, equal)
+
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages the clients' weights, ``sum_n z_n W_n``, and moves W to them, or towards them by an optimiser."""
-        merged = weighted_mean(updates)
+        """Moves W to the mean of the clients' weights, or towards it by an optimiser."""
+        merged = self.mean(updates)
         if self.server_optimizer is not None:
             before = {name: self.weights[name] for name in self.trained}
             moved, self.server_optimizer_state = stepped(
@@ -211,6 +224,29 @@ class FedAvgServer(Server):
             )
             merged |= moved
         self.weights = merged
+
+
+@dataclass(frozen=True)
+class AfterMerger(Exchange[Any, Any]):
+    """An exchange in which clients send something of their images under the merged weights.
+
+    Attributes:
+        initial: Whether it comes before round 1, where no weights are sent, since all clients have the same.
+    """
+
+    initial: bool = False
+
+    def broadcast(self, server: FedAvgServer, client_id: int) -> Message:
+        """Returns the merged weights; an empty message before round 1."""
+        return {} if self.initial else server.weights
+
+    def broadcast_spec(self, client: FedAvgClient) -> MessageSpec:
+        """Declares the weights."""
+        return {} if self.initial else client.shared_spec()
+
+    def receive(self, client: FedAvgClient, message: Message) -> None:
+        """Loads the weights."""
+        client.task.load_state_dict(message, strict=False)
 
 
 def exchanges(client: FedAvgClient) -> Exchanges:

@@ -93,7 +93,7 @@ class FedGANClient(FedAvgClient):
             network.load_state_dict(
                 {n.removeprefix(prefix): w for n, w in message.items() if n.startswith(prefix)}
             )
-        super().receive({n: w for n, w in message.items() if not n.startswith((GENERATOR, DISCRIMINATOR))})
+        super().receive(message)
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss on local and generated images together, which are augmented alike."""

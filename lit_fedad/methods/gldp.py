@@ -32,7 +32,6 @@ from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.memory.prototypes import Prototypes, class_means
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient
@@ -250,11 +249,7 @@ class GLDPServer(FedAvgServer):
         vectors, members = (torch.cat(parts) for parts in zip(*uploads, strict=True))
         mean, holders = class_means(vectors.double(), members, classes)
         self.prototypes = self.prototypes.moved(Prototypes(mean.float(), holders > 0), self.beta)
-        bases = {
-            client: Update({name: update.message[name] for name in self.weights}, update.num_samples)
-            for client, update in updates.items()
-        }
-        self.weights = weighted_mean(bases, equal=not self.weighted)
+        self.weights = self.mean(updates, equal=not self.weighted)
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the number of classes with a prototype."""
