@@ -300,14 +300,13 @@ class FedDyMemServer(MomentsServer):
         return torch.arange(self.slots)
 
     def _merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
-        memories = [m["memory"] for m in messages]
-        counts = [m.get("counts", torch.ones(len(m["memory"]))) for m in messages]
+        vectors = torch.cat([m["memory"] for m in messages])
+        counts = torch.cat([m.get("counts", torch.ones(len(m["memory"]))) for m in messages])
         generator = self.context.generator("aggregate")
-        memory = self.aggregation(memories, counts, self.slots, previous, generator).contiguous()
+        memory = self.aggregation(vectors, counts, self.slots, previous, generator).contiguous()
         spread = float(memory.var(0, correction=0).sum().sqrt())
         self.first_spread = self.first_spread or spread
-        moved = torch.cat(memories)[torch.cat(counts) > 0]
-        self.latest = {"memory_spread": spread, "client_agreement": agreement(moved, memory)}
+        self.latest = {"memory_spread": spread, "client_agreement": agreement(vectors[counts > 0], memory)}
         return memory
 
     def _merge_radii(self, messages: list[Message], memory: Tensor, place: Tensor | None) -> Tensor:

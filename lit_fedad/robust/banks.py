@@ -17,8 +17,7 @@ from torch import Tensor
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.receiver import Remark
-from lit_fedad.robust.aggregation import tolerated
+from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
 COUNTS = "counts"
 """Name of the number of patches of each vector."""
@@ -98,9 +97,7 @@ class BankSupport:
         at_least("federation.robust.banks", 1, holders=self.holders)
         within("federation.robust.banks", 0, 1, liars=self.liars)
 
-    def __call__(
-        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[Remark]]:
+    def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Leaves clients and vectors out; see `RobustAggregation`."""
         name = bank_name(spec)
         if name is None or len(updates) < 3:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.receiver import Remark
-from lit_fedad.robust.aggregation import tolerated
+from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
 _SPAN = 16_384  # weights at a time: the changes of ten clients stay in a core's cache
 
@@ -53,9 +53,7 @@ class WeightRule(ABC):
         at_least("federation.robust.weights", 1, far=far)
         self.far, self.against = far, against
 
-    def __call__(
-        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[Remark]]:
+    def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Combines weights; see `RobustAggregation`."""
         names = weight_names(spec, previous)
         if not names or len(updates) < 3:
@@ -66,9 +64,7 @@ class WeightRule(ABC):
         return combined, self.name_far(ratios, products)
 
     @abstractmethod
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Combines the weights.
 
         Args:
@@ -90,18 +86,11 @@ class WeightRule(ABC):
         found = []
         for client, ratio in ratios.items():
             if ratio > self.far:
-                found.append(
-                    (client, f"lies far out: it changes the weights {ratio:.3g} times as far as usual")
-                )
+                found.append((client, f"it changes the weights {ratio:.3g} times as far as usual"))
             elif client in opposed:
                 cosine = directions[client]
-                found.append(
-                    (
-                        client,
-                        f"lies far out: it moves the weights against the others (cosine {cosine:.2f})",
-                    )
-                )
-        return found
+                found.append((client, f"it moves the weights against the others (cosine {cosine:.2f})"))
+        return [(client, f"lies far out: {line}") for client, line in found]
 
 
 class NormClipping(WeightRule):
@@ -114,19 +103,15 @@ class NormClipping(WeightRule):
     As long as no change is longer, messages stay as they are.
     """
 
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Shortens changes that are too long."""
         ratios = lengths(products, {client: update.num_samples for client, update in updates.items()})
         combined = dict(updates)
         for client, ratio in ratios.items():
             if ratio > self.far:
+                message, share = updates[client].message, self.far / ratio
                 own = {
-                    name: (
-                        last.double() + (updates[client].message[name].double() - last) * (self.far / ratio)
-                    )
-                    for name, last in previous.items()
+                    n: last.double() + (message[n].double() - last) * share for n, last in previous.items()
                 }
                 combined[client] = _with(updates[client], own)
         return combined
@@ -139,9 +124,7 @@ class CoordinateMedian(WeightRule):
     is the mean of the middle two.
     """
 
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Replaces all weights by their median."""
         number = len(updates)
         middle = slice((number - 1) // 2, number // 2 + 1)
@@ -164,9 +147,7 @@ class TrimmedMean(WeightRule):
         within("federation.robust.weights", 0, 1, liars=liars)
         self.liars = liars
 
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Replaces all weights by their trimmed mean."""
         trimmed = tolerated(self.liars, len(updates))
         middle = slice(trimmed, len(updates) - trimmed)
@@ -194,16 +175,14 @@ class Krum(WeightRule):
         within("federation.robust.weights", 0, 1, liars=liars)
         self.chosen, self.liars = chosen, liars
 
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Leaves all but the chosen clients out."""
         scores = krum_scores(products, tolerated(self.liars, len(updates)))
         best = set(scores.argsort(stable=True)[: self.chosen].tolist())
         return {client: update for row, (client, update) in enumerate(updates.items()) if row in best}
 
 
-def inner_products(updates: Mapping[int, Update], names: list[str], previous: Message) -> Tensor:
+def inner_products(updates: Updates, names: list[str], previous: Message) -> Tensor:
     """Computes the inner products [N, N] of the clients' changes of all named entries, in double precision."""
     products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name in names:
@@ -259,12 +238,8 @@ def cosines(products: Tensor) -> Tensor:
     return (sums - own) / squares.clamp(min=1e-12).sqrt()
 
 
-def _stacked(updates: Mapping[int, Update], name: str) -> Tensor:
-    return torch.stack([update.message[name].double() for update in updates.values()])
-
-
-def _sorted(updates: Mapping[int, Update], name: str) -> Tensor:
-    return _stacked(updates, name).sort(0).values
+def _sorted(updates: Updates, name: str) -> Tensor:
+    return torch.stack([update.message[name].double() for update in updates.values()]).sort(0).values
 
 
 def _with(update: Update, weights: Message) -> Update:
@@ -273,5 +248,5 @@ def _with(update: Update, weights: Message) -> Update:
     return Update({**update.message, **own}, update.num_samples)
 
 
-def _shared(updates: Mapping[int, Update], weights: Message) -> dict[int, Update]:
+def _shared(updates: Updates, weights: Message) -> dict[int, Update]:
     return {client: _with(update, weights) for client, update in updates.items()}
