@@ -118,11 +118,8 @@ class DFRDServer(CountingServer):
         within("method.server", 0, 1, memory=memory)
         self.steps, self.generator_steps, self.distillation_steps = steps, generator_steps, distillation_steps
         self.batch_size, self.temperature = batch_size, temperature
-        self.generator_rate, self.learning_rate, self.weight_decay = (
-            generator_rate,
-            learning_rate,
-            weight_decay,
-        )
+        self.generator_rate, self.learning_rate = generator_rate, learning_rate
+        self.weight_decay = weight_decay
         self.transfer, self.spread, self.bound = transfer, spread, bound
         self.memory, self.replay = memory, replay
         self.task = deepcopy(client.task)
@@ -132,7 +129,6 @@ class DFRDServer(CountingServer):
         self.generator: Message = _state(self._network)
         self.average: Message = {}
         """The generator's moving average; empty before the first round."""
-        self._report: dict[str, float] = {}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages the weights, then distils the clients' models into the average.
@@ -167,7 +163,7 @@ class DFRDServer(CountingServer):
             with frozen(task):
                 generating = self._train_generator(network, ensemble)
             distilling = self._train_average(network, earlier, ensemble)
-        self._report = {"generator_loss": generating, "distillation_loss": distilling}
+        self.report = {"generator_loss": generating, "distillation_loss": distilling}
         self.generator, state = _state(network), task.to("cpu").state_dict()
         self.weights = {name: state[name].detach().clone() for name in self.weights}
         before = self.average or self.generator
@@ -229,10 +225,6 @@ class DFRDServer(CountingServer):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the last losses of generator and distillation."""
-        return self._report
 
 
 class Ensemble:

@@ -19,15 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Exchanges,
-    Free,
-    Message,
-    MessageSpec,
-    Predictors,
-    TensorSpec,
-    Update,
-)
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
@@ -76,12 +68,8 @@ class FADngsClient(FedAvgClient):
     @property
     def own_entries(self) -> dict[str, Tensor]:
         """Entries that are not sent, without the densities of all clients and what follows from them, by name."""
-        own = super().own_entries
-        return (
-            {n: e for n, e in own.items() if n not in self.task.local_buffers}
-            if self.share_densities
-            else own
-        )
+        shared = self.task.local_buffers if self.share_densities else ()
+        return {name: entry for name, entry in super().own_entries.items() if name not in shared}
 
     @own_entries.setter
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
@@ -165,7 +153,6 @@ class FADngsServer(FedAvgServer):
         self.density_set: Message = {}
         self.densities = {}
         self.last_merge: LastMerge | None = None
-        self._report: dict[str, float] = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Checks that distillation is possible, with all clients as teachers.
@@ -196,11 +183,8 @@ class FADngsServer(FedAvgServer):
         # Joined once: equal messages are serialised once only if they hold the same tensors.
         self._densities = dict(sorted(densities.items()))
         messages = self._densities.values()
-        self.density_set = (
-            {name: torch.cat([message[name] for message in messages]) for name in (MEAN, COVARIANCE)}
-            if messages
-            else {}
-        )
+        names = (MEAN, COVARIANCE) if messages else ()
+        self.density_set = {name: torch.cat([message[name] for message in messages]) for name in names}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages (FADngs Eq. 10), then distils into the average (FADngs Eq. 11, FADngs Eq. 12 and FADngs Eq. 13)."""
@@ -208,18 +192,14 @@ class FADngsServer(FedAvgServer):
         self.task.round = self.context.round
         if self.context.round == self.task.rounds:  # only then, to save memory in training
             self.last_merge = LastMerge(self.weights, {client: u.message for client, u in updates.items()})
-        self._report = {}
+        self.report = {}
         if self.distillation is None or self.public is None or self.task.warming_up:
             return
         teachers = {client: update.message for client, update in updates.items()}
         self.task.load_state_dict(self.density_set, strict=False)
-        self.weights, self._report = self.distillation(
+        self.weights, self.report = self.distillation(
             self.task, self.weights, teachers, self.public, self.context, self.fabric
         )
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the scalars of distillation."""
-        return self._report
 
 
 class ShareDensities(AfterMerger):
@@ -260,9 +240,7 @@ def exchanges(client: FADngsClient) -> Exchanges:
     """Densities under the initial weights; then, in every round, training and densities under merged weights."""
     if not client.share_densities:
         return fedavg.exchanges(client)
-    evidence = replace(WEIGHTS, densities=_densities_of)
+    evidence = replace(
+        WEIGHTS, densities=lambda server: {c: (m[MEAN], m[COVARIANCE]) for c, m in server.densities.items()}
+    )
     return Exchanges((ShareDensities(initial=True),), (Train(MEANS), ShareDensities()), evidence=evidence)
-
-
-def _densities_of(server: FADngsServer) -> dict[int, tuple[Tensor, Tensor]]:
-    return {client: (sent[MEAN], sent[COVARIANCE]) for client, sent in server.densities.items()}

@@ -16,15 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Exchanges,
-    Message,
-    MessageSpec,
-    Prediction,
-    Task,
-    TensorSpec,
-    Update,
-)
+from lit_fedad.contracts import Exchanges, Message, MessageSpec, Prediction, Task, TensorSpec, Update
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least

@@ -41,12 +41,7 @@ from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_r
 from lit_fedad.memory.reduce import PositionReduce, Reduced
 from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
-from lit_fedad.methods.parts.pooled_moments import (
-    MomentsClient,
-    MomentsServer,
-    PooledMoments,
-    subspace_spec,
-)
+from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments, subspace_spec
 from lit_fedad.methods.parts.pooled_statistics import (
     check_count,
     load_statistics,

@@ -168,13 +168,12 @@ class FedGenServer(CountingServer):
         at_least("method.server", 0, steps=steps, weight_decay=weight_decay, spread=spread)
         at_least("method.server", 2, batch_size=batch_size)  # of one, batch normalisation has no variance
         above("method.server", 0, learning_rate=learning_rate)
-        self.steps, self.batch_size, self.spread, self.local_epochs = (
-            steps,
-            batch_size,
-            spread,
+        self.steps, self.batch_size, self.spread = steps, batch_size, spread
+        self.local_epochs, self.learning_rate, self.weight_decay = (
             client.local_epochs,
+            learning_rate,
+            weight_decay,
         )
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
         self.counts = torch.zeros(client.task.classes, dtype=torch.int64)
         self.optimizer_state: dict[str, Any] | None = None
@@ -184,7 +183,6 @@ class FedGenServer(CountingServer):
         self._build = lambda: FeatureGenerator(
             client.task.classes, client.task.num_features, noise, first.out_features
         )
-        self._report: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns weights, generator, and the last round's numbers of images by class."""
@@ -234,11 +232,7 @@ class FedGenServer(CountingServer):
                 optimizer.step()
         self.generator = {name: entry.detach().cpu() for name, entry in generator.state_dict().items()}
         self.optimizer_state = optimizer.state_dict()
-        self._report = {"generator_loss": float(loss.detach()), "generator_teacher": float(teacher.detach())}
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the generator's last loss, and the part of it that the clients' output layers give."""
-        return self._report
+        self.report = {"generator_loss": float(loss.detach()), "generator_teacher": float(teacher.detach())}
 
 
 def generator_loss(

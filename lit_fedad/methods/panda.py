@@ -15,15 +15,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Exchanges,
-    Free,
-    Message,
-    MessageSpec,
-    Predictors,
-    TensorSpec,
-    Update,
-)
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, TensorSpec, Update
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosure, Disclosures, Kind, summed
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError

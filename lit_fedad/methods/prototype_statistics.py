@@ -40,15 +40,14 @@ from lit_fedad.methods.parts.noised_subspace import from_triangle, triangle, wit
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
-_ROOT = math.sqrt(
-    3
-)  # the label, the feature and its products have norm 1 each: together every image has norm 1
+_ROOT = math.sqrt(3)
 
 
 class ImagePrototypes:
     """The sums ``count`` [K], ``total`` [K, C] and ``product`` [C (C + 1) / 2], each divided by the root of 3.
 
-    Features have length 1, so that every image has norm 1: a clip of less shortens all alike, which changes nothing.
+    The label, the feature, which has length 1, and its products have norm 1 each: together every image has norm 1. A
+    clip of less shortens all alike, which changes nothing.
 
     Args:
         client: Features and classes; it keeps its own counts of labels.
@@ -204,9 +203,8 @@ class PrototypeStatisticsClient(Client):
         if self.measured > stage:
             return _empty(classes, channels)
         self.measured = stage + 1
-        pairs = map_batches(
-            self.task, loader, lambda batch: (self.task(batch).double().cpu(), batch["label"].cpu())
-        )
+        task = self.task
+        pairs = map_batches(task, loader, lambda batch: (task(batch).double().cpu(), batch["label"].cpu()))
         features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         features = features / self.length
         count = labels.bincount(minlength=classes)
@@ -250,10 +248,7 @@ class PrototypeStatisticsServer(Server):
         self.count = torch.zeros(classes, dtype=torch.float64)
         self.mean = torch.zeros(classes, channels, dtype=torch.float64)
         self.scatter = torch.zeros(channels, channels, dtype=torch.float64)
-        self.classifier: Message = {
-            "weight": torch.zeros(0, classes, channels),
-            "bias": torch.zeros(0, classes),
-        }
+        self.classifier = {"weight": torch.zeros(0, classes, channels), "bias": torch.zeros(0, classes)}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the classifier, the same to every client."""
@@ -266,11 +261,9 @@ class PrototypeStatisticsServer(Server):
                 raise UserError(f"the client counts {int(count.sum())} images of its {update.num_samples}")
             check_covariance(within)
             # Features have length 1: what their means leave of it is their variance.
-            length = within.trace() + (count / count.sum()) @ mean.square().sum(1)
-            if abs(float(length) - 1) > _LENGTH_TOLERANCE:
-                raise UserError(
-                    f"the client's features have a mean square length of {float(length):.3g}, not 1"
-                )
+            length = float(within.trace() + (count / count.sum()) @ mean.square().sum(1))
+            if abs(length - 1) > _LENGTH_TOLERANCE:
+                raise UserError(f"the client's features have a mean square length of {length:.3g}, not 1")
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Adds the statistics up, and computes the classifier if there are new ones."""

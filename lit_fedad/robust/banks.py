@@ -19,14 +19,8 @@ from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
-COUNTS = "counts"
-"""Name of the number of patches of each vector."""
-
-IMAGES = "image_counts"
-"""Name of the number of images behind them."""
-
-RADII = "radii"
-"""Name of the distance of these patches to it."""
+COUNTS, IMAGES, RADII = "counts", "image_counts", "radii"
+"""Names of the number of patches of each vector, of the images behind them, and of the patches' distance to it."""
 
 
 SHARE = 1 / 256

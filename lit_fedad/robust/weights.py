@@ -11,6 +11,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
 class WeightRule(ABC):
     """A rule for weights, which names clients that lie far out; with fewer than 3 clients there is no telling who does.
 
@@ -44,14 +46,16 @@ class WeightRule(ABC):
     (`lengths`), or if it is among fewer than half that point against the others: its cosine with the sum of their
     directions is below `against`.
 
-    Args:
+    Attributes:
         far: Factor by which a change may be longer than usual.
         against: Cosine below which a client is named.
     """
 
-    def __init__(self, far: float = 2.0, against: float = -0.25) -> None:
-        at_least("federation.robust.weights", 1, far=far)
-        self.far, self.against = far, against
+    far: float = 2.0
+    against: float = -0.25
+
+    def __post_init__(self) -> None:
+        at_least("federation.robust.weights", 1, far=self.far)
 
     def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Combines weights; see `RobustAggregation`."""
@@ -131,21 +135,21 @@ class CoordinateMedian(WeightRule):
         return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
 
 
+@dataclass(frozen=True)
 class TrimmedMean(WeightRule):
     """The mean without the largest and the smallest values, coordinate by coordinate (Yin et al. 2018, Definition 2).
 
     All clients have the same weight.
 
-    Args:
+    Attributes:
         liars: Share of clients to tolerate, at least one: as many values are left out at each end.
-        far: See `WeightRule`.
-        against: See `WeightRule`.
     """
 
-    def __init__(self, liars: float = 0.2, far: float = 2.0, against: float = -0.25) -> None:
-        super().__init__(far, against)
-        within("federation.robust.weights", 0, 1, liars=liars)
-        self.liars = liars
+    liars: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("federation.robust.weights", 0, 1, liars=self.liars)
 
     def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Replaces all weights by their trimmed mean."""
@@ -154,6 +158,7 @@ class TrimmedMean(WeightRule):
         return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
 
 
+@dataclass(frozen=True)
 class Krum(WeightRule):
     """The clients with the most others nearby (Blanchard et al. 2017, "Machine learning with adversaries", section 4).
 
@@ -162,18 +167,18 @@ class Krum(WeightRule):
     Krum takes the client of the least score, multi-Krum the mean of several, weighted by data size. The guarantee needs
     2 f + 2 < N, so five clients tolerate one liar. Honest clients that differ from most are left out too.
 
-    Args:
+    Attributes:
         chosen: Number of clients that are merged; 1 is Krum.
         liars: Share f / N of clients to tolerate, at least one.
-        far: See `WeightRule`.
-        against: See `WeightRule`.
     """
 
-    def __init__(self, chosen: int = 1, liars: float = 0.2, far: float = 2.0, against: float = -0.25) -> None:
-        super().__init__(far, against)
-        at_least("federation.robust.weights", 1, chosen=chosen)
-        within("federation.robust.weights", 0, 1, liars=liars)
-        self.chosen, self.liars = chosen, liars
+    chosen: int = 1
+    liars: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("federation.robust.weights", 1, chosen=self.chosen)
+        within("federation.robust.weights", 0, 1, liars=self.liars)
 
     def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Leaves all but the chosen clients out."""

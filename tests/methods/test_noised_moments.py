@@ -20,7 +20,7 @@ from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, Federa
 from lit_fedad.methods.parts.noised_subspace import (
     ImageMeans,
     ImageProducts,
-    NoisedProducts,
+    Projected,
     _moments,
     public_frame,
     without_negative,
@@ -144,7 +144,7 @@ def test_the_released_sum_is_attacked_by_its_product_with_what_an_image_adds(dat
     client = FederatedSubspaceClient(task, noised_directions=4)
     client.frame = public(task, 4)
     plan = Plan(ImagePrivacy(epsilon=1.0), sigma=2.0, releases=3)
-    exchange = Noised(NoisedProducts("spread"), client, plan.noise, KEY)
+    exchange = Noised(Projected("spread", ImageProducts), client, plan.noise, KEY)
     server = SimpleNamespace(context=Context(0, 0, exchange=1))
     updates = {c: Update(exchange.send(client, loader), 20) for c, loader in data.items()}
     noise = gaussian(KEY, server.context, ImageProducts(looking(task, 4, {})).shapes(), 2.0 * 0.5)["product"]

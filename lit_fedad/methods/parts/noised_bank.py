@@ -10,14 +10,13 @@ the public frame, and ``unit``, the usual length of residuals.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_fedad.contracts import Free, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import summed
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
@@ -26,11 +25,11 @@ from lit_fedad.memory.merge import shared_slots
 from lit_fedad.memory.moments import Moments, upper_triangle
 from lit_fedad.memory.slot_sums import copies_apart, draw_slots, split_fullest
 from lit_fedad.methods.parts.noised_subspace import (
-    NoisedMean,
-    NoisedProducts,
+    ImageMeans,
+    ImageProducts,
+    LastProducts,
     Projected,
     ProjectedSums,
-    released,
 )
 
 DEVIATIONS = 3.0
@@ -106,16 +105,27 @@ class ImageSlots(ProjectedSums):
         means = (squares + PRIOR * noise * usual).clamp(min=0) / (counts + PRIOR * noise).clamp(min=1)
         return {"shown": shown, "counts": counts, "steps": steps, "squares": means}
 
+    @staticmethod
+    def merge(server: Any, found: Message) -> None:
+        """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""
+        held, shown = server.moments, found["shown"]
+        slots = torch.where(shown[:, None], held["slots"] + found["steps"], held["slots"])
+        place = shared_slots(slots, shown.long(), 1)
+        radii = held["unit"] * found["squares"].sqrt()
+        server.known = _bank(held, slots[place], radii[place])
+        server.latest = {"shown_slots": float(shown.sum())}
+        split = slots[split_fullest(found["counts"], shown)]
+        apart = copies_apart(split.float(), server.context.common.generator("copies"))
+        server.moments = {**held, "slots": apart.double()}
 
-@dataclass(frozen=True)
-class FirstSlots(NoisedProducts):
-    """The exchange that fits the subspace, and draws the first slots from the same products."""
 
-    last: bool = True
+class FirstSlots(LastProducts):
+    """The products to which the subspace is fitted, and from which the first slots are drawn."""
 
-    def aggregate(self, server: Any, updates: Mapping[int, Update]) -> None:
+    @staticmethod
+    def merge(server: Any, found: Message) -> None:
         """Fits the subspace, and draws slots."""
-        super().aggregate(server, updates)
+        LastProducts.merge(server, found)
         product, outside = server.moments["product"], server.moments["outside"]
         moments = Moments(1, torch.zeros_like(product[0]), product)
         slots = draw_slots(moments, {}, server.slots, server.context.generator("memory")).double()
@@ -126,11 +136,9 @@ class FirstSlots(NoisedProducts):
         server.known = _bank(server.moments, slots, unit.expand(server.slots))
 
 
-@dataclass(frozen=True)
 class NoisedSlots(Projected):
     """The exchange of a round: the model and the slots to the clients, noised sums of patches by slot to the server."""
 
-    sums = Sums(by_image=ImageSlots)
     discloses = (summed("sums of patches' features by slot of the bank", images=1),)
 
     def broadcast(self, server: Any, client_id: int) -> Message:
@@ -154,19 +162,6 @@ class NoisedSlots(Projected):
         client.receive(message)
         super().receive(client, message)
 
-    def aggregate(self, server: Any, updates: Mapping[int, Update]) -> None:
-        """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""
-        found, held = released(updates), server.moments
-        shown = found["shown"]
-        slots = torch.where(shown[:, None], held["slots"] + found["steps"], held["slots"])
-        place = shared_slots(slots, shown.long(), 1)
-        radii = held["unit"] * found["squares"].sqrt()
-        server.known = _bank(held, slots[place], radii[place])
-        server.latest = {"shown_slots": float(shown.sum())}
-        split = slots[split_fullest(found["counts"], shown)]
-        apart = copies_apart(split.float(), server.context.common.generator("copies"))
-        server.moments = {**held, "slots": apart.double()}
-
 
 def _statistics(held: Message) -> Message:
     """Computes what makes features of the model such as those of the frame A, but for a rotation: ``(A A^T)^(1/2)``."""
@@ -182,8 +177,12 @@ def _bank(held: Message, slots: Tensor, radii: Tensor) -> Message:
     return {"memory": (slots @ right.T @ left.T).float().contiguous(), "radii": radii.float().contiguous()}
 
 
-NOISED_BANK = (NoisedMean("mean"), NoisedProducts("spread"), FirstSlots("subspace"))
+NOISED_BANK = (
+    Projected("mean", ImageMeans),
+    Projected("spread", ImageProducts),
+    Projected("subspace", FirstSlots),
+)
 """The exchanges before round 1."""
 
-NOISED_STEPS = (NoisedSlots("slots"),)
+NOISED_STEPS = (NoisedSlots("slots", ImageSlots),)
 """The exchanges of a round."""

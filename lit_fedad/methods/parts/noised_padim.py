@@ -8,24 +8,21 @@ found as in `noised_subspace`, before the cells' means and the covariance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_fedad.contracts import Exchange, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts import Exchange, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.methods.parts.noised_subspace import (
     CONSTANT,
+    ImageMeans,
     ImageProducts,
-    NoisedMean,
-    NoisedProducts,
     Projected,
     ProjectedSums,
     held_frame,
-    released,
     whitener,
 )
 from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer
@@ -80,6 +77,11 @@ class ImageCells(ProjectedSums):
         known = (1 - noise**2 * self.directions / squares).clamp(min=0)
         return {"cells": known * sums["cells"] * len(sums["cells"]) ** 0.5 * CONSTANT / weight}
 
+    @staticmethod
+    def merge(server: MomentsServer, found: Message) -> None:
+        """Keeps the means of cells [cells * cells, k], in the frame."""
+        server.moments = {**held_frame(server), "cells": found["cells"]}
+
 
 class ImageSpread(ImageProducts):
     """The sum of products of features around the means of their cells."""
@@ -89,29 +91,32 @@ class ImageSpread(ImageProducts):
         at = cell_of(self.task.grid, round(len(cells) ** 0.5)).to(projected.device)
         return super()._parts(projected - cells[at])
 
+    @staticmethod
+    def merge(server: Any, found: Message) -> None:
+        """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
+        held = server.moments
+        frame = held["frame"] @ whitener(found, _LEAST)  # [d, k]
+        # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
+        upper = torch.linalg.qr(frame.T, mode="r").R
+        whole = upper.new_zeros(len(frame), len(frame))
+        whole[: len(upper)] = upper
+        back = torch.linalg.pinv(held["frame"])  # [k, d]
+        at = cell_of(server.task.grid, server.cells)
+        centres = held["centre"] + held["cells"][at] @ back
+        server.tell(centres.float(), whole.float().expand(len(at), -1, -1))
 
-class NoisedCells(Projected):
-    """The exchange that finds the means of cells [cells * cells, k], in the frame."""
 
-    sums = Sums(by_image=ImageCells)
-
-    def aggregate(self, server: MomentsServer, updates: Mapping[int, Update]) -> None:
-        """Keeps the means."""
-        server.moments = {**held_frame(server), "cells": released(updates)["cells"]}
-
-
-@dataclass(frozen=True)
 class NoisedSpread(Projected):
-    """The exchange that finds the covariance around them, and with it the Gaussians.
+    """The exchange that finds the covariance around the means of cells, and with it the Gaussians.
 
-    Attributes:
+    Args:
         name: Name in reports.
         cells: Cells along a side.
     """
 
-    cells: int = 1
-
-    sums = Sums(by_image=ImageSpread)
+    def __init__(self, name: str, cells: int) -> None:
+        super().__init__(name, ImageSpread)
+        self.cells = cells
 
     def broadcast(self, server: MomentsServer, client_id: int) -> Message:
         """Returns centre and frame, and the means of cells."""
@@ -119,28 +124,14 @@ class NoisedSpread(Projected):
 
     def broadcast_spec(self, client: MomentsClient) -> MessageSpec:
         """Declares centre and frame, and the means of cells."""
-        cells = TensorSpec((self.cells**2, client.directions))
-        return {**super().broadcast_spec(client), "cells": cells}
-
-    def aggregate(self, server: Any, updates: Mapping[int, Update]) -> None:
-        """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
-        held = server.moments
-        frame = held["frame"] @ whitener(released(updates), _LEAST)  # [d, k]
-        # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
-        upper = torch.linalg.qr(frame.T, mode="r").R
-        whole = upper.new_zeros(len(frame), len(frame))
-        whole[: len(upper)] = upper
-        back = torch.linalg.pinv(held["frame"])  # [k, d]
-        at = cell_of(server.task.grid, self.cells)
-        centres = held["centre"] + held["cells"][at] @ back
-        server.tell(centres.float(), whole.float().expand(len(at), -1, -1))
+        return {**super().broadcast_spec(client), "cells": TensorSpec((self.cells**2, client.directions))}
 
 
 def noised_padim(cells: int) -> tuple[Exchange, ...]:
     """Builds the exchanges, before round 1."""
     return (
-        NoisedMean("mean"),
-        NoisedProducts("spread"),
-        NoisedCells("cells"),
+        Projected("mean", ImageMeans),
+        Projected("spread", ImageProducts),
+        Projected("cells", ImageCells),
         NoisedSpread("covariance", cells),
     )

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -111,6 +110,11 @@ class ProjectedSums(ABC):
     def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes what follows from the sums."""
 
+    @staticmethod
+    @abstractmethod
+    def merge(server: Any, found: Message) -> None:
+        """Takes on the server over what was computed."""
+
     @abstractmethod
     def _parts(self, projected: Tensor) -> dict[str, Tensor]:
         """Computes what images add, before they are brought to length 1, of projected patches [B, P, k]."""
@@ -151,6 +155,13 @@ class ImageMeans(ProjectedSums):
             raise HiddenByNoiseError
         return {"mean": CONSTANT * sums["mean"] / weight}
 
+    @staticmethod
+    def merge(server: MomentsServer, found: Message) -> None:
+        """Moves the centre to the mean, along the directions of the frame: others do not matter."""
+        held = held_frame(server)
+        moved = held["centre"] + torch.linalg.pinv(held["frame"]).T @ found["mean"]
+        server.moments = {**held, "centre": moved}
+
 
 class ImageProducts(ProjectedSums):
     """The sum ``product`` [k (k + 1) / 2]: the mean of ``g g^T`` over an image's patches g, over its Frobenius norm."""
@@ -177,6 +188,31 @@ class ImageProducts(ProjectedSums):
         if not torch.linalg.eigvalsh(product)[-1] > spread:
             raise HiddenByNoiseError
         return {"product": without_negative(product), "noise": torch.tensor(spread, dtype=product.dtype)}
+
+    @staticmethod
+    def merge(server: MomentsServer, found: Message) -> None:
+        """Rescales the frame, so that features vary alike in all of its directions."""
+        held, rescaling = server.moments, whitener(found, _LEAST)
+        server.moments = {**held, "frame": held["frame"] @ rescaling, "rescaling": rescaling}
+
+
+class LastProducts(ImageProducts):
+    """The same sum in rescaled coordinates, to which the subspace is fitted."""
+
+    @staticmethod
+    def merge(server: MomentsServer, found: Message) -> None:
+        """Fits the subspace."""
+        held = server.moments
+        # Back from rescaled coordinates to those of the public frame, whose directions are orthogonal.
+        back = torch.linalg.inv(held["rescaling"])
+        frame, product = held["frame"] @ back, back.T @ found["product"] @ back
+        moments = Moments(1, torch.zeros_like(product[0]), product)
+        outside = residual_basis(moments, server.noised_share).double()
+        held = {"centre": held["centre"], "frame": frame, "product": product / product.trace()}
+        server.moments = {**held, "outside": outside}
+        basis = (frame @ outside).float().contiguous()
+        # Noise grows with the number of sums: one subspace is for all products.
+        server.subspace = {"centre": held["centre"].float()[None], "basis": basis[None]}
 
 
 def triangle(channels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,7 +244,6 @@ def without_negative(covariance: Tensor) -> Tensor:
     return (directions * variances.clamp(min=0)) @ directions.T
 
 
-@dataclass(frozen=True)
 class Projected(Exchange[MomentsClient, MomentsServer]):
     """An exchange in which clients receive a frame of features; it sends only what noise is added to.
 
@@ -216,11 +251,15 @@ class Projected(Exchange[MomentsClient, MomentsServer]):
     from the public one; empty before the first sum. After the last the frame is the public one again, beside the
     ``product`` [k, k] of features in it, of trace 1, and the directions ``outside`` [k, R] of their subspace.
 
-    Attributes:
+    Args:
         name: Name in reports.
+        kind: What images add, and what follows from it.
     """
 
-    name: str
+    discloses = (summed("mean and products of the images' features, each of bounded length"),)
+
+    def __init__(self, name: str, kind: type[ProjectedSums]) -> None:
+        self.name, self.kind, self.sums = name, kind, Sums(by_image=kind)
 
     def broadcast(self, server: MomentsServer, client_id: int) -> Message:
         """Returns centre and frame: public at first, then as earlier noised sums have them."""
@@ -236,58 +275,15 @@ class Projected(Exchange[MomentsClient, MomentsServer]):
         """Keeps centre and frame for this exchange."""
         client.frame = message
 
-    discloses = (summed("mean and products of the images' features, each of bounded length"),)
-
     def upload_spec(self, client: MomentsClient) -> MessageSpec:
         """Declares the sums."""
-        assert self.sums is not None
-        assert self.sums.by_image is not None
-        shapes = self.sums.by_image(client).shapes()
+        shapes = self.kind(client).shapes()
         return {name: TensorSpec(shape, torch.float64) for name, shape in shapes.items()}
 
-
-@dataclass(frozen=True)
-class NoisedMean(Projected):
-    """The exchange that moves the centre to the images' mean."""
-
-    sums = Sums(by_image=ImageMeans)
-
     def aggregate(self, server: MomentsServer, updates: Mapping[int, Update]) -> None:
-        """Moves the centre, along the directions of the frame: others do not matter."""
-        held, mean = held_frame(server), released(updates)["mean"]
-        moved = held["centre"] + torch.linalg.pinv(held["frame"]).T @ mean
-        server.moments = {**held, "centre": moved}
-
-
-@dataclass(frozen=True)
-class NoisedProducts(Projected):
-    """The exchange that finds out in which directions features vary.
-
-    Attributes:
-        last: Whether a subspace is fitted, rather than the frame rescaled.
-    """
-
-    last: bool = False
-
-    sums = Sums(by_image=ImageProducts)
-
-    def aggregate(self, server: MomentsServer, updates: Mapping[int, Update]) -> None:
-        """Rescales the frame, or fits the subspace."""
-        held, found = server.moments, released(updates)
-        if not self.last:
-            rescaling = whitener(found, _LEAST)
-            server.moments = {**held, "frame": held["frame"] @ rescaling, "rescaling": rescaling}
-            return
-        # Back from rescaled coordinates to those of the public frame, whose directions are orthogonal.
-        back = torch.linalg.inv(held["rescaling"])
-        frame, product = held["frame"] @ back, back.T @ found["product"] @ back
-        moments = Moments(1, torch.zeros_like(product[0]), product)
-        outside = residual_basis(moments, server.noised_share).double()
-        held = {"centre": held["centre"], "frame": frame, "product": product / product.trace()}
-        server.moments = {**held, "outside": outside}
-        basis = (frame @ outside).float().contiguous()
-        # Noise grows with the number of sums: one subspace is for all products.
-        server.subspace = {"centre": held["centre"].float()[None], "basis": basis[None]}
+        """Merges what the noised sum of all gives."""
+        (update,) = updates.values()
+        self.kind.merge(server, update.message)
 
 
 def whitener(found: Message, least: float) -> Tensor:
@@ -311,15 +307,9 @@ def held_frame(server: MomentsServer) -> Message:
     return {"centre": centre, "frame": frame, "rescaling": torch.eye(server.directions, dtype=frame.dtype)}
 
 
-def released(updates: Mapping[int, Update]) -> Message:
-    """Returns what the noised sum of all gives."""
-    (update,) = updates.values()
-    return update.message
-
-
 NOISED_SUBSPACE = (
-    NoisedMean("mean"),
-    NoisedProducts("spread"),
-    NoisedProducts("subspace", last=True),
+    Projected("mean", ImageMeans),
+    Projected("spread", ImageProducts),
+    Projected("subspace", LastProducts),
 )
 """The exchanges, before round 1."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Predictors, Task
+from lit_fedad.contracts import Task
 from lit_fedad.methods.fedavg import FedAvgClient
 
 
@@ -21,6 +20,7 @@ class PersonalModelClient(FedAvgClient):
         local_epochs: Passes over the client's data per round (E).
     """
 
+    own_model = True
     state_names = ("personal_entries",)
 
     def __init__(self, task: Task, local_epochs: int = 1) -> None:
@@ -28,11 +28,6 @@ class PersonalModelClient(FedAvgClient):
         backbone = getattr(task, "backbone", None)
         # The frozen backbone is shared; all trainable parameters exist twice.
         self.personal: Task = copy.deepcopy(task, {id(backbone): backbone})
-
-    @property
-    def predictors(self) -> Predictors:
-        """A model of each client; the server's model is the same for all."""
-        return replace(super().predictors, shared=False)
 
     @property
     def personal_entries(self) -> dict[str, Tensor]:
