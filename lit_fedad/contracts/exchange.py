@@ -7,11 +7,12 @@ they check.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from lightning.fabric import Fabric
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.client import Client
@@ -171,6 +172,26 @@ class LeaveOut(Exchange[C, S]):
             UserError: If no model remains without them.
         """
         raise NotImplementedError
+
+    def scores(self, client: C, loader: DataLoader, score: Callable[[C, DataLoader], Tensor]) -> Tensor:
+        """Computes the scores [n] of a client's images as if nobody had seen them; the model stays what it was.
+
+        Args:
+            client: See `leave_out`.
+            loader: Some of its images.
+            score: Computes scores by the model in the task's buffers.
+
+        Raises:
+            UserError: If no model remains without them.
+        """
+        task = cast("Client", client).task
+        whole = {name: getattr(task, name) for name in task.local_buffers}
+        try:
+            self.leave_out(client, loader)
+            return score(client, loader)
+        finally:
+            for name, buffer in whole.items():
+                setattr(task, name, buffer)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Free, LeaveOut, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import counted
@@ -65,14 +67,16 @@ class CalibrationScores:
         """Counts the scores of one client's images by product; none of a client that holds no image out."""
         if self.partition.calibration:
             indices = list(self.partition.calibration[number])
-            return self._by_product(indices, self._scores(client, indices)) if indices else {}
+            if not indices:
+                return {}
+            return self._by_product(indices, self._scores(client, self.module.normal_loader(indices)))
         if self.leave_out is None:
             return {}
         indices = list(self.partition.clients[number])
         return self._by_product(indices, self._scores_by_fold(client, self.leave_out, number, indices))
 
-    def _scores(self, client: Client, indices: Sequence[int]) -> Tensor:
-        return image_scores(client, self.module.normal_loader(indices), self.fabric)
+    def _scores(self, client: Client, loader: DataLoader) -> Tensor:
+        return image_scores(client, loader, self.fabric)
 
     def _scores_by_fold(self, client: Client, sums: LeaveOut, number: int, indices: list[int]) -> Tensor:
         scores = torch.full((len(indices),), torch.nan)
@@ -81,19 +85,11 @@ class CalibrationScores:
             members.setdefault(self.groups[index], []).append(place)
         groups = list(members.values())
         order = numpy_generator(self.seed, "calibration folds", number).permutation(len(groups))
-        names = client.task.local_buffers
-        whole = {name: getattr(client.task, name) for name in names}
         for chosen in np.array_split(order, min(self.folds, len(groups))):
             places = sorted(chain.from_iterable(groups[group] for group in chosen))
             fold = [indices[place] for place in places]
-            try:
-                sums.leave_out(client, self.module.normal_loader(fold))
-                scores[places] = self._scores(client, fold)
-            except UserError:
-                continue  # without this fold there is no model: its images cannot be scored
-            finally:
-                for name in names:
-                    setattr(client.task, name, whole[name])
+            with suppress(UserError):  # without this fold there is no model: its images cannot be scored
+                scores[places] = sums.scores(client, self.module.normal_loader(fold), self._scores)
         return scores
 
     def _by_product(self, indices: Sequence[int], scores: Tensor) -> dict[str, ScoreCounts]:

@@ -118,17 +118,16 @@ class Tally:
 
 def upper_triangle(matrix: Tensor) -> Tensor:
     """Packs symmetric matrices [..., C, C] as their upper triangles, row by row [..., C (C + 1) / 2]."""
-    rows, columns = torch.triu_indices(*matrix.shape[-2:])
-    return matrix[..., rows, columns]
+    rows, columns = torch.triu_indices(*matrix.shape[-2:], device=matrix.device)
+    return matrix.flatten(-2).index_select(-1, rows * matrix.shape[-1] + columns)
 
 
 def symmetric(triangle: Tensor, channels: int) -> Tensor:
     """Unpacks `upper_triangle` to the symmetric matrices [..., C, C]."""
-    rows, columns = torch.triu_indices(channels, channels)
-    matrix = triangle.new_empty(*triangle.shape[:-1], channels, channels)
-    matrix[..., rows, columns] = triangle
-    matrix[..., columns, rows] = triangle
-    return matrix
+    rows, columns = torch.triu_indices(channels, channels, device=triangle.device)
+    places = torch.empty(channels, channels, dtype=torch.int64, device=triangle.device)
+    places[rows, columns] = places[columns, rows] = torch.arange(len(rows), device=triangle.device)
+    return triangle.index_select(-1, places.flatten()).unflatten(-1, (channels, channels))
 
 
 _ROUNDING = 1e-4

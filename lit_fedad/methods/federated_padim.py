@@ -6,6 +6,9 @@ is trained, and rounds send nothing but the moments of data that have come since
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -13,7 +16,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Evidence, Exchanges, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import Disclosures, summed
 from lit_fedad.core.bounds import at_least
-from lit_fedad.memory.moments import Moments, upper_triangle
+from lit_fedad.memory.moments import upper_triangle
 from lit_fedad.methods.parts.evidence import moments_sent
 from lit_fedad.methods.parts.noised_padim import noised_padim
 from lit_fedad.methods.parts.pooled_moments import (
@@ -69,10 +72,6 @@ class FederatedPaDiMClient(MomentsClient):
             "whiteners": TensorSpec((self.sets, channels * (channels + 1) // 2)),
         }
 
-    def refit(self, moments: list[Moments], loader: DataLoader) -> None:
-        """Fits the Gaussians to moments by position."""
-        self.task.load_gaussians(*self.task.fit_gaussians(moments))
-
 
 class FederatedPaDiMServer(MomentsServer):
     """The server, which adds moments up and fits the Gaussians.
@@ -94,7 +93,7 @@ class FederatedPaDiMServer(MomentsServer):
 
     def learn(self) -> None:
         """Fits the Gaussians to all features that clients have measured so far."""
-        self.tell(*self.task.fit_gaussians(self.moments_by_set()))
+        self.tell(*self.task.fit_gaussians(self.moments))
 
     def tell(self, centres: Tensor, whiteners: Tensor) -> None:
         """Sets what clients are sent: means [P, d] and upper triangular whiteners [P, d, d]."""
@@ -105,8 +104,21 @@ class FederatedPaDiMServer(MomentsServer):
         return self.gaussians
 
 
+class PositionSums(ModelSums):
+    """The exchange after the rounds in which clients receive the moments of all images."""
+
+    def scores(
+        self, client: MomentsClient, loader: DataLoader, score: Callable[[MomentsClient, DataLoader], Tensor]
+    ) -> Tensor:
+        """Computes the scores [n] of a client's images by the Gaussians of all images but these."""
+        if not int(client.sums["measured"]):
+            return score(client, loader)
+        moments = {name: client.sums[f"sum_{name}"].cpu() for name in ("count", "mean", "covariance")}
+        return cast("PaDiM", client.task).scores_without(loader, moments)
+
+
 def exchanges(client: FederatedPaDiMClient) -> Exchanges:
     """Moments before round 1; in rounds those of new data."""
     rounds = (NewMoments(),)
     noised = Exchanges(noised_padim(client.cells), rounds)
-    return Exchanges((PooledMoments(),), rounds, ModelSums(), noised, Evidence(moments_sent))
+    return Exchanges((PooledMoments(),), rounds, PositionSums(), noised, Evidence(moments_sent))

@@ -13,9 +13,12 @@ from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
+
+CACHED = 1 << 18
+"""Numbers of the matrices that are factored at once: 2 MB."""
 
 
 class PaDiM(PatchTask):
@@ -82,9 +85,14 @@ class PaDiM(PatchTask):
         """Number of positions H0 * W0, each of which has moments of its own."""
         return self.vectors_per_image
 
-    @torch.no_grad()
     def moments(self, loader: DataLoader) -> list[Moments]:
         """Computes number, mean and covariance of the local features at each position."""
+        moments = self.position_moments(loader)
+        return [Moments(int(count), *rest) for count, *rest in zip(*moments.values(), strict=True)]
+
+    @torch.no_grad()
+    def position_moments(self, loader: DataLoader) -> dict[str, Tensor]:
+        """Computes ``count`` [P], ``mean`` [P, d] and ``covariance`` [P, d, d] of local features at all positions."""
         count = 0
         shift = total = torch.zeros_like(self.centres, dtype=torch.float64)
         square = torch.zeros_like(self.whiteners, dtype=torch.float64)
@@ -98,20 +106,67 @@ class PaDiM(PatchTask):
             square.baddbmm_(rows.mT, rows)  # in place: at 56 x 56 positions of 100 channels it has 251 MB
         offset = total / max(count, 1)
         covariance = square.div_(max(count, 1)).baddbmm_(offset[:, :, None], offset[:, None], alpha=-1).cpu()
-        means = (shift + offset).cpu()
-        return [Moments(count, mean, part) for mean, part in zip(means, covariance, strict=True)]
+        counts = torch.full((len(shift),), count)
+        return {"count": counts, "mean": (shift + offset).cpu(), "covariance": covariance}
 
-    def fit_gaussians(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
-        """Computes what `load_gaussians` loads from the moments at each position.
+    def fit_gaussians(self, moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Computes what `load_gaussians` loads.
 
         ``Sigma = 1/(n - 1) sum (x - m) (x - m)^T + epsilon I`` (PaDiM Eq. 1); of a single image it is epsilon alone.
+
+        Args:
+            moments: ``count`` [P], ``mean`` [P, d] and ``covariance`` [P, d, d] of all positions, float64.
         """
-        counts = torch.tensor([part.count for part in moments], dtype=torch.float64)[:, None, None]
-        covariance = torch.stack([part.covariance for part in moments]) * (counts / (counts - 1).clamp(min=1))
-        regular = covariance + self.regularisation * torch.eye(self.channels, dtype=torch.float64)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
-        centres = torch.stack([part.mean for part in moments])
-        return centres.float(), torch.linalg.cholesky(inverse, upper=True).float()
+        counts = moments["count"].double()[:, None, None]
+        whiteners = torch.empty_like(self.whiteners, device="cpu")
+        identity = torch.eye(self.channels, dtype=torch.float64)
+        for at in self._cached_positions():
+            spread = moments["covariance"][at] * (counts[at] / (counts[at] - 1).clamp(min=1))
+            # The factor of a matrix turned upside down is, turned back, the upper triangular U' of Sigma = U' U'^T.
+            turned = torch.linalg.cholesky((spread + self.regularisation * identity).flip(1, 2))
+            whiteners[at] = torch.linalg.solve_triangular(turned.flip(1, 2), identity, upper=True)
+        return moments["mean"].float(), whiteners
+
+    @torch.no_grad()
+    def scores_without(self, loader: DataLoader, moments: Mapping[str, Tensor]) -> Tensor:
+        """Computes image scores [n] by the Gaussians of all other images.
+
+        The images' own part is subtracted from the covariance of each position, and one factor of what remains gives
+        their distances.
+
+        Args:
+            loader: Images that are among those of the moments.
+            moments: ``count`` [P], ``mean`` [P, d] and ``covariance``, the upper triangles [P, d (d + 1) / 2].
+
+        Raises:
+            UserError: If no image remains, or the moments are not those of images with these among them.
+        """
+        features = torch.cat([batch.cpu().float() for batch in map_batches(self, loader, self)])
+        counts = moments["count"].double()
+        rest = counts - len(features)
+        if rest.min() < 1:
+            raise UserError("no vector remains when a client's own are left out")
+        divisors = (rest - 1).clamp(min=1)
+        distances = torch.empty(features.shape[:2])
+        for at in self._cached_positions():
+            scatter = symmetric(moments["covariance"][at], self.channels).double()
+            scatter *= counts[at, None, None]
+            offsets = features[:, at].transpose(0, 1).double() - moments["mean"][at, None].double()
+            shift = offsets.sum(1, keepdim=True) / rest[at, None, None]  # of the mean, without these images
+            gone = torch.cat([offsets, shift * rest[at, None, None].sqrt()], dim=1)
+            scatter.baddbmm_(gone.mT, gone, alpha=-1)
+            scatter.diagonal(dim1=1, dim2=2).add_(divisors[at, None] * self.regularisation)
+            factors, failed = torch.linalg.cholesky_ex(scatter)
+            if failed.any():
+                raise UserError("no covariance remains when a client's own vectors are left out")
+            whitened = torch.linalg.solve_triangular(factors, (offsets + shift).mT, upper=False)
+            distances[:, at] = (whitened.norm(dim=1).T * divisors[at].sqrt()).float()
+        return self.judge(distances.flatten().to(self.centres)).cpu()
+
+    def _cached_positions(self) -> list[slice]:
+        """Cuts the positions into parts whose matrices stay in the processor's cache."""
+        step = max(1, CACHED // self.channels**2)
+        return [slice(start, start + step) for start in range(0, self.vectors_per_image, step)]
 
     def load_gaussians(self, centres: Tensor, whiteners: Tensor) -> None:
         """Loads the mean [P, d] of each position, and the factor U [P, d, d] of ``Sigma^-1 = U^T U``."""
@@ -120,7 +175,7 @@ class PaDiM(PatchTask):
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Fits the Gaussians to local data, the first time."""
         if first:
-            self.load_gaussians(*self.fit_gaussians(self.moments(loader)))
+            self.load_gaussians(*self.fit_gaussians(self.position_moments(loader)))
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by the distances ``sqrt((x - m)^T Sigma^-1 (x - m))`` of their positions (PaDiM Eq. 2)."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Prediction
+from lit_fedad.contracts import LeaveOut, Prediction
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
@@ -28,7 +28,7 @@ class Module:
         return [{"image": VALUES[list(chunk)], "index": torch.tensor(list(chunk))} for chunk in chunks]
 
 
-class Sums:
+class Sums(LeaveOut):
     """Scores a value by its distance to the sum of all values, from which values can be taken."""
 
     def __init__(self, refuses=()):

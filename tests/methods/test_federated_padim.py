@@ -69,18 +69,22 @@ def test_scores_are_mahalanobis_distances(federate, make_loader):
     torch.testing.assert_close(found.image_score, drawn.flatten(1).amax(1), rtol=1e-4, atol=1e-4)
 
 
-def test_images_are_left_out_again(federate, make_loader):
-    data = {0: make_loader(6), 1: make_loader(5, 1)}
+@pytest.mark.parametrize("fold", [[0, 3], [1], [0, 1, 2, 3, 4, 5]])
+def test_images_are_scored_by_the_central_fit_of_all_others(federate, make_loader, fold):
+    data = {0: make_loader(6), 1: make_loader(2, 1)}
     played = play(federate, data)
-    some, rest = (DataLoader(Subset(data[0].dataset, at), batch_size=2) for at in ([0, 3], [1, 2, 4, 5]))
+    some = DataLoader(Subset(data[0].dataset, fold), batch_size=2)
 
-    def leave(live, number):
-        played.exchanges.leave_out.leave_out(live, some)
-        return covariances(live.task)
+    def scores(live, number):
+        return played.exchanges.leave_out.scores(live, some, score=None)
 
-    found = played.ask(0, LocalQuery("leave", leave), [0], sums=True)[0]
-    _, expected = gaussians(features(rest, data[1]))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    found = played.ask(0, LocalQuery("scores", scores), [0], sums=True)[0]
+    rows = features(data[0])
+    means, spreads = gaussians(np.concatenate([np.delete(rows, fold, axis=0), features(data[1])]))
+    offsets = rows[fold] - means
+    expected = np.sqrt(np.einsum("npi,pij,npj->np", offsets, np.linalg.inv(spreads), offsets))
+    judged = make().judge(torch.from_numpy(expected).float().flatten())
+    torch.testing.assert_close(found, judged, rtol=1e-5, atol=0)
 
 
 def test_noised_gaussians_are_those_of_cells_in_a_frame(federate, make_loader):
