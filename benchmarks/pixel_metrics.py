@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from scipy import ndimage
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import CatMetric, Metric
 from torchmetrics.classification import BinaryAUROC
 
 from lit_fedad.metrics.anomaly import AnomalyMetrics
+from lit_fedad.metrics.functional.bins import distinct_bins
+from lit_fedad.metrics.functional.curves import auroc, pro
+from lit_fedad.metrics.functional.histograms import component_sizes, pixel_histograms
 
 Scored = tuple[Metric, float, float]
 Contestant = Callable[[Tensor, Tensor], Scored]
@@ -38,9 +41,9 @@ def synthetic_maps(images: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(maps).float(), torch.from_numpy(masks)
 
 
-def with_histograms(maps: Tensor, masks: Tensor, exact: bool = False) -> Scored:
+def with_histograms(maps: Tensor, masks: Tensor) -> Scored:
     """P-AUROC and PRO of `AnomalyMetrics`, image values included."""
-    metrics = AnomalyMetrics(exact=exact, limit=LIMIT)
+    metrics = AnomalyMetrics(limit=LIMIT)
     for scores, truth in zip(maps.split(BATCH), masks.split(BATCH), strict=True):
         metrics.update(scores.amax(dim=(1, 2)), truth.flatten(1).any(1), scores, truth)
     values = metrics.compute()
@@ -48,8 +51,12 @@ def with_histograms(maps: Tensor, masks: Tensor, exact: bool = False) -> Scored:
 
 
 def with_every_score(maps: Tensor, masks: Tensor) -> Scored:
-    """The same with one threshold for every distinct score."""
-    return with_histograms(maps, masks, exact=True)
+    """The same with one threshold for every distinct score, which are all kept."""
+    index, count = distinct_bins(maps)
+    normal, anomalous, region = pixel_histograms(index, component_sizes(masks), count)
+    kept = CatMetric()
+    kept.update(maps)
+    return kept, float(auroc(normal, anomalous)), float(pro(normal, region, LIMIT))
 
 
 def with_loops(maps: Tensor, masks: Tensor) -> Scored:

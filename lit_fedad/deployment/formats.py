@@ -40,22 +40,30 @@ def _save_onnx(program: ExportedProgram, path: Path) -> None:
     for name in ("onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)  # they log what they leave as it is
     try:
-        onnx = torch.onnx.export(
-            program.run_decompositions(_ONNX_LACKS),
-            dynamo=True,
-            input_names=["pixels"],
-            output_names=list(output_shapes(program)),
-            dynamic_shapes={"pixels": {0: "batch"}},
-            external_data=False,
-            verbose=False,
-        )
+        try:
+            onnx = _onnx(program)
+        except torch.onnx.OnnxExporterError:  # only now, as it takes as long as tracing
+            onnx = _onnx(program.run_decompositions(_ONNX_LACKS))
     except torch.onnx.OnnxExporterError as error:
         cause = first_line(error.__cause__ or error)
         raise UserError(
             f"format=onnx: ONNX lacks what the detector computes ({cause}); give format=pt2"
         ) from error
-    assert onnx is not None
     onnx.save(path)
+
+
+def _onnx(program: ExportedProgram) -> torch.onnx.ONNXProgram:
+    onnx = torch.onnx.export(
+        program,
+        dynamo=True,
+        input_names=["pixels"],
+        output_names=list(output_shapes(program)),
+        dynamic_shapes={"pixels": {0: "batch"}},
+        external_data=False,
+        verbose=False,
+    )
+    assert onnx is not None
+    return onnx
 
 
 def _load_onnx(path: Path) -> Callable[[Tensor], Outputs]:

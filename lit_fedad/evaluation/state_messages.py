@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec
 from lit_fedad.core.errors import UserError
-from lit_fedad.metrics.anomaly import AnomalyMetrics
+from lit_fedad.metrics.anomaly import PIXELS, AnomalyMetrics
 from lit_fedad.metrics.base import concatenated
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
 
@@ -21,9 +21,6 @@ MOST = 1 << 56
 
 MOST_IMAGES = 10_000_000
 """Most test images of a client: each takes eight bytes where its bins are read."""
-
-PIXELS = ("normal", "anomalous", "region", "normal_images", "image")
-"""Histograms of pixels in `AnomalyMetrics`."""
 
 
 def packed_states(states: Sequence[AnomalyMetrics]) -> Message:

@@ -17,7 +17,8 @@ from lit_fedad.metrics.functional.histograms import (
     saturated_histogram,
 )
 
-_HISTOGRAMS = ("normal", "anomalous", "region", "normal_images", "image")
+PIXELS = ("normal", "anomalous", "region", "normal_images", "image")
+"""Histograms of pixels in `AnomalyMetrics`."""
 
 
 class AnomalyMetrics(MergeableMetric):
@@ -30,13 +31,12 @@ class AnomalyMetrics(MergeableMetric):
 
     Args:
         pixel: Whether to score anomaly maps, for which masks are needed.
-        exact: Whether to keep every pixel (8 bytes each) in place of histograms: a reference for small test sets.
         limit: Largest false positive rate of ``pro``, in (0, 1].
         bins: Resolution of the histograms.
         spro_limit: Largest false positive rate of ``spro``, in (0, 1], for regions that saturate; None leaves it out.
 
     Raises:
-        ValueError: If a limit is none, or ``spro_limit`` is given without histograms of pixels.
+        ValueError: If a limit is none, or ``spro_limit`` is given without pixels.
 
     Example:
         >>> metrics = AnomalyMetrics()
@@ -50,9 +50,6 @@ class AnomalyMetrics(MergeableMetric):
 
     image_scores: list[Tensor]
     image_labels: list[Tensor]
-    pixel_scores: list[Tensor]
-    pixel_sizes: list[Tensor]
-    pixel_image_sizes: list[Tensor]
     normal: Tensor
     anomalous: Tensor
     region: Tensor
@@ -63,28 +60,20 @@ class AnomalyMetrics(MergeableMetric):
     def __init__(
         self,
         pixel: bool = True,
-        exact: bool = False,
         limit: float = 0.3,
         bins: LogBins = DEFAULT_BINS,
         spro_limit: float | None = None,
     ) -> None:
-        super().__init__(pixel, exact, limit, bins, spro_limit)
+        super().__init__(pixel, limit, bins, spro_limit)
         check_limit(limit)
         if spro_limit is not None:
             check_limit(spro_limit)
-            if exact or not pixel:
+            if not pixel:
                 raise ValueError("spro needs the histograms of pixels")
-        self.pixel = pixel
-        self.exact = exact
-        self.limit = limit
-        self.bins = bins
-        self.spro_limit = spro_limit
-        image_lists = ("image_scores", "image_labels")
-        pixel_lists = ("pixel_scores", "pixel_sizes", "pixel_image_sizes") if pixel and exact else ()
-        for name in image_lists + pixel_lists:
+        self.pixel, self.limit, self.bins, self.spro_limit = pixel, limit, bins, spro_limit
+        for name in ("image_scores", "image_labels"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
-        histograms = _HISTOGRAMS if pixel and not exact else ()
-        for name in (*histograms, *(() if spro_limit is None else ("saturated",))):
+        for name in (*(PIXELS if pixel else ()), *(() if spro_limit is None else ("saturated",))):
             self.add_state(name, default=torch.zeros(bins.count, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(
@@ -124,20 +113,15 @@ class AnomalyMetrics(MergeableMetric):
         self.image_scores.append(kept(scores, self.device))
         self.image_labels.append(kept(labels != 0, self.device))
 
-    def compute(self) -> dict[str, Tensor]:
+    def compute_local(self) -> dict[str, Tensor]:
         """Computes `i_auroc`, `aupr`, `f1_max` and, if `pixel` is on, `p_auroc`, `pro`, `pro_05`, `p_ap`, `aupimo`.
 
         With `spro_limit` also `spro`.
 
         Returns:
             Values by name, float64 scalars. A value is NaN where it is undefined: without normal or anomalous
-            samples, or without a region; `aupimo` also with fewer than 100,000 pixels of normal images. With
-            several processes, torchmetrics first gathers the states of all.
+            samples, or without a region; `aupimo` also with fewer than 100,000 pixels of normal images.
         """
-        return self.compute_local()
-
-    def compute_local(self) -> dict[str, Tensor]:
-        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         index, count = distinct_bins(concatenated(self.image_scores))
         images = label_histograms(index, concatenated(self.image_labels), count)
         values = {
@@ -146,26 +130,21 @@ class AnomalyMetrics(MergeableMetric):
             "f1_max": f1_max(*images),
         }
         if self.pixel:
-            normal, anomalous, region, normal_images, image = self._pixel_histograms()
             values |= {
-                "p_auroc": auroc(normal, anomalous),
-                "pro": pro(normal, region, self.limit),
-                "pro_05": pro(normal, region, 0.05),
-                "p_ap": average_precision(normal, anomalous),
-                "aupimo": aupimo(normal_images, image),
+                "p_auroc": auroc(self.normal, self.anomalous),
+                "pro": pro(self.normal, self.region, self.limit),
+                "pro_05": pro(self.normal, self.region, 0.05),
+                "p_ap": average_precision(self.normal, self.anomalous),
+                "aupimo": aupimo(self.normal_images, self.image),
             }
             if self.spro_limit is not None:
-                values["spro"] = pro(normal, self.saturated, self.spro_limit)
+                values["spro"] = pro(self.normal, self.saturated, self.spro_limit)
         return values
 
     def _update_pixels(self, maps: Tensor, sizes: Tensor) -> None:
-        if self.exact:
-            self.pixel_scores.append(kept(as_scores(maps), self.device))
-            self.pixel_sizes.append(kept(sizes, self.device))
-            self.pixel_image_sizes.append(kept(image_sizes(sizes), self.device))
-            return
-        found = _histograms(self.bins.index(maps), sizes, image_sizes(sizes), self.bins.count)
-        for name, histogram in zip(_HISTOGRAMS, found, strict=True):
+        index, count = self.bins.index(maps), self.bins.count
+        found = *pixel_histograms(index, sizes, count), *image_histograms(index, image_sizes(sizes), count)
+        for name, histogram in zip(PIXELS, found, strict=True):
             setattr(self, name, getattr(self, name) + histogram.to(self.device))
 
     def _update_regions(self, maps: Tensor, regions: Sequence[Tensor] | None) -> None:
@@ -175,18 +154,7 @@ class AnomalyMetrics(MergeableMetric):
             found = saturated_histogram(self.bins.index(image), areas, self.bins.count)
             self.saturated = self.saturated + found.to(self.device)
 
-    def _pixel_histograms(self) -> tuple[Tensor, ...]:
-        if not self.exact:
-            return tuple(getattr(self, name) for name in _HISTOGRAMS)
-        index, count = distinct_bins(concatenated(self.pixel_scores))
-        sizes = concatenated(self.pixel_sizes), concatenated(self.pixel_image_sizes).int()
-        return _histograms(index, *sizes, count)
-
 
 def _without_channel(values: Tensor, dimensions: int) -> Tensor:
     """Drops a second dimension of size 1 of values that have one dimension more."""
     return values.squeeze(1) if values.ndim == dimensions + 1 and values.shape[1] == 1 else values
-
-
-def _histograms(index: Tensor, sizes: Tensor, of_images: Tensor, count: int) -> tuple[Tensor, ...]:
-    return *pixel_histograms(index, sizes, count), *image_histograms(index, of_images, count)

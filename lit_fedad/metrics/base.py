@@ -30,6 +30,14 @@ class MergeableMetric(Metric):
         super().__init__(compute_with_cache=False)
         self.settings = settings
 
+    def compute(self) -> dict[str, Tensor]:
+        """Computes the values of `compute_local`; with several processes torchmetrics first gathers all states."""
+        return self.compute_local()
+
+    def compute_local(self) -> dict[str, Tensor]:
+        """Computes values by name, float64 scalars, from the samples of this process alone, such as one client's."""
+        raise NotImplementedError
+
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Adds the state of another metric, or its `metric_state`, to this one.
 

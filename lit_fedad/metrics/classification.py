@@ -102,23 +102,18 @@ class ClassificationMetrics(MergeableMetric):
         if self.class_shares is None or incoming is None or not torch.equal(self.class_shares, incoming):
             self.class_shares = None
 
-    def compute(self) -> dict[str, Tensor]:
-        """Computes accuracies and the number of predicted classes; with several processes, from all their states.
+    def compute_local(self) -> dict[str, Tensor]:
+        """Computes accuracies and the number of predicted classes.
 
         - ``accuracy``: share of correct images.
         - ``balanced_accuracy``: mean over the classes present of the share of correct images.
         - ``own_accuracy``: the same mean with each class weighted by ``class_shares``; without those, ``accuracy``.
-        - ``predicted_classes``: number of classes that are predicted at all; 1 is a constant prediction, whose
-          accuracy is no more than the frequency of that class.
+        - ``predicted_classes``: number of classes that are predicted at all; 1 is a constant prediction.
 
         Returns:
             Values by name, float64 scalars. A value is NaN where it is undefined: without an image, or without one
             of a class of the client's own.
         """
-        return self.compute_local()
-
-    def compute_local(self) -> dict[str, Tensor]:
-        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         present = self.total > 0
         recall = self.correct[present].double() / self.total[present]
         frequency = self.total if self.class_shares is None else self.class_shares.to(self.device)

@@ -87,8 +87,8 @@ class ContinualAccuracy(MergeableMetric):
         """Returns the numbers of correct images and of images of each class after a stage, int64 [2, K]."""
         return torch.stack([self.correct[stage], self.total[stage]])
 
-    def compute(self) -> dict[str, Tensor]:
-        """Computes accuracies and forgetting; with several processes, from the states of all of them.
+    def compute_local(self) -> dict[str, Tensor]:
+        """Computes accuracies and forgetting.
 
         With m the last stage added, and a_lj the accuracy of the model after stage l on the test data of stage j:
 
@@ -105,10 +105,6 @@ class ContinualAccuracy(MergeableMetric):
         Returns:
             Values by name, float64 scalars. A value is NaN where nothing is left: ``forgetting`` in the first stage.
         """
-        return self.compute_local()
-
-    def compute_local(self) -> dict[str, Tensor]:
-        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         stages = self.total.any(dim=1).nonzero().flatten().tolist()
         last = max(stages, default=0)
         weights = self.weights.to(self.device)

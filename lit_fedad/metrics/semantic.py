@@ -182,8 +182,8 @@ class SemanticMetrics(MergeableMetric):
         other.decisions = [_decisions(scores, threshold) for scores in self.scores]
         return other
 
-    def compute(self) -> dict[str, Tensor]:
-        """Computes areas and errors; with several processes, from the states of all of them.
+    def compute_local(self) -> dict[str, Tensor]:
+        """Computes areas and errors.
 
         - ``auroc``, ``aupr``: areas under the ROC and the precision-recall curve.
         - ``fe``, ``me``: false and missing error at the threshold that uses the test labels.
@@ -197,10 +197,6 @@ class SemanticMetrics(MergeableMetric):
             without a normal one, and for a false error if no image is predicted anomalous. The mean is then NaN
             too: over some of the sets it would be another quantity.
         """
-        return self.compute_local()
-
-    def compute_local(self) -> dict[str, Tensor]:
-        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         by_set = [self._against(number) for number in range(1, len(self.anomalies) + 1)]
         values = {name: torch.stack([of_set[name] for of_set in by_set]).mean() for name in _VALUES}
         if len(by_set) > 1:

@@ -39,14 +39,13 @@ def defined(values: dict[str, torch.Tensor]) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(("exact", "tolerance"), [(False, 1e-5), (True, 1e-12)])
-def test_values_are_those_of_sklearn(exact, tolerance):
+def test_values_are_those_of_sklearn():
     scores, labels, maps, masks = batch(50)
-    values = of(AnomalyMetrics(exact=exact), (scores, labels, maps, masks))
+    values = of(AnomalyMetrics(), (scores, labels, maps, masks))
     assert list(values) == ["i_auroc", "aupr", "f1_max", "p_auroc", "pro", "pro_05", "p_ap"]
     assert values["i_auroc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
     assert values["aupr"] == pytest.approx(average_precision_score(labels, scores), abs=1e-12)
-    assert values["p_auroc"] == pytest.approx(roc_auc_score(masks.flatten(), maps.flatten()), abs=tolerance)
+    assert values["p_auroc"] == pytest.approx(roc_auc_score(masks.flatten(), maps.flatten()), abs=1e-5)
 
 
 def test_distances_are_ranked_as_they_are():
@@ -71,31 +70,29 @@ def test_without_pixels():
     assert set(metrics.metric_state) == {"image_scores", "image_labels"}
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_batches_order_and_clients_leave_no_trace_in_any_value(exact):
+def test_batches_order_and_clients_leave_no_trace_in_any_value():
     whole = batch(12)
     parts = [tuple(tensor[part] for tensor in whole) for part in (slice(0, 5), slice(5, 6), slice(6, 12))]
-    expected = of(AnomalyMetrics(exact=exact), whole)
-    assert of(AnomalyMetrics(exact=exact), *parts) == expected
+    expected = of(AnomalyMetrics(), whole)
+    assert of(AnomalyMetrics(), *parts) == expected
     scores, labels, maps, masks = (tensor.flip(0) for tensor in whole)
-    assert of(AnomalyMetrics(exact=exact), (scores, labels, maps.mT, masks.mT)) == expected
-    merged = AnomalyMetrics(exact=exact)
+    assert of(AnomalyMetrics(), (scores, labels, maps.mT, masks.mT)) == expected
+    merged = AnomalyMetrics()
     for part in reversed(parts):
-        client = AnomalyMetrics(exact=exact)
+        client = AnomalyMetrics()
         of(client, part)
         merged.merge_state(client)
         merged.compute()  # must not be remembered
     assert of(merged) == expected
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_a_bare_state_merges_after_compute(exact):
+def test_a_bare_state_merges_after_compute():
     first, second = batch(seed=0), batch(seed=1)
-    merged, other = AnomalyMetrics(exact=exact), AnomalyMetrics(exact=exact)
+    merged, other = AnomalyMetrics(), AnomalyMetrics()
     alone = of(merged, first)
     other.update(*second)
     merged.merge_state(other.metric_state)
-    assert of(merged) == of(AnomalyMetrics(exact=exact), first, second)
+    assert of(merged) == of(AnomalyMetrics(), first, second)
     assert of(merged) != alone
 
 
@@ -108,13 +105,12 @@ def test_a_merged_metric_does_not_claim_to_be_empty():
         merged.compute()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_forward_gives_the_values_of_the_batch(exact):
+def test_forward_gives_the_values_of_the_batch():
     first, second = batch(seed=0), batch(seed=1)
-    running = AnomalyMetrics(exact=exact)
+    running = AnomalyMetrics()
     for each in (first, second):
-        assert defined(running(*each)) == of(AnomalyMetrics(exact=exact), each)
-    assert of(running) == of(AnomalyMetrics(exact=exact), first, second)
+        assert defined(running(*each)) == of(AnomalyMetrics(), each)
+    assert of(running) == of(AnomalyMetrics(), first, second)
 
 
 def test_normal_images_alone_are_undefined_not_an_error():
@@ -123,18 +119,16 @@ def test_normal_images_alone_are_undefined_not_an_error():
     assert values.isnan().all()
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
-def test_no_image_is_undefined(exact):
-    metrics = AnomalyMetrics(exact=exact)
+def test_no_image_is_undefined():
+    metrics = AnomalyMetrics()
     assert torch.stack(list(metrics.compute().values())).isnan().all()
     metrics.update(torch.empty(0), torch.empty(0), torch.empty(0, 4, 4), torch.empty(0, 4, 4))
     assert torch.stack(list(metrics.compute().values())).isnan().all()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_metrics_survive_pickling_resetting_and_a_state_dict(exact):
-    original, restored = AnomalyMetrics(exact=exact), AnomalyMetrics(exact=exact)
+def test_metrics_survive_pickling_resetting_and_a_state_dict():
+    original, restored = AnomalyMetrics(), AnomalyMetrics()
     expected = of(original, batch())
     copy = pickle.loads(pickle.dumps(original))
     assert of(copy) == expected
@@ -146,17 +140,16 @@ def test_metrics_survive_pickling_resetting_and_a_state_dict(exact):
     assert defined(restored.compute_local()) == expected
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_what_the_caller_does_to_a_batch_later_does_not_matter(exact):
+def test_what_the_caller_does_to_a_batch_later_does_not_matter():
     given, kept = batch(), batch()
-    metrics = AnomalyMetrics(exact=exact)
+    metrics = AnomalyMetrics()
     metrics.update(*given)
     scores, labels, maps, masks = given
     for scored in (scores, maps):
         scored.neg_()
     for marked in (labels, masks):
         marked.logical_not_()
-    assert of(metrics) == of(AnomalyMetrics(exact=exact), kept)
+    assert of(metrics) == of(AnomalyMetrics(), kept)
 
 
 def test_pixel_states_do_not_grow():
@@ -169,27 +162,24 @@ def test_pixel_states_do_not_grow():
     assert sizes == {3 * 8 * DEFAULT_BINS.count}
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_every_precision_is_scored_by_its_float32_value(exact, dtype):
+def test_every_precision_is_scored_by_its_float32_value(dtype):
     scores, labels, maps, masks = batch()
     given = scores.to(dtype), labels, maps.to(dtype), masks
     single = given[0].float(), labels, given[2].float(), masks
-    assert of(AnomalyMetrics(exact=exact), given) == of(AnomalyMetrics(exact=exact), single)
+    assert of(AnomalyMetrics(), given) == of(AnomalyMetrics(), single)
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("marked", [torch.int64, torch.float32, torch.uint8])
-def test_any_type_of_labels_will_do(exact, marked):
+def test_any_type_of_labels_will_do(marked):
     scores, labels, maps, masks = batch()
     same = scores, labels.to(marked) * 255, maps, masks.to(marked) * 255
-    assert of(AnomalyMetrics(exact=exact), same) == of(AnomalyMetrics(exact=exact), batch())
+    assert of(AnomalyMetrics(), same) == of(AnomalyMetrics(), batch())
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_a_refused_batch_leaves_no_trace(exact):
+def test_a_refused_batch_leaves_no_trace():
     scores, labels, maps, masks = batch()
-    metrics = AnomalyMetrics(exact=exact)
+    metrics = AnomalyMetrics()
     expected = of(metrics, (scores, labels, maps, masks))
     for bad in [(scores * torch.nan, labels, maps, masks), (scores, labels, maps * torch.nan, masks)]:
         with pytest.raises(UserError, match="NaN"):
@@ -205,7 +195,7 @@ def test_a_refused_batch_leaves_no_trace(exact):
 
 
 @pytest.mark.parametrize(
-    "other", [{"pixel": False}, {"exact": True}, {"limit": 0.1}, {"bins": LogBins(mantissa_bits=8)}]
+    "other", [{"pixel": False}, {"limit": 0.1}, {"bins": LogBins(mantissa_bits=8)}]
 )
 def test_other_settings_do_not_merge(other):
     with pytest.raises(ValueError, match="settings"):

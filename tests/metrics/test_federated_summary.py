@@ -116,4 +116,4 @@ def test_no_client_is_refused():
 
 def test_clients_of_different_settings_are_refused():
     with pytest.raises(ValueError, match="settings"):
-        summarise({0: AnomalyMetrics(), 1: AnomalyMetrics(exact=True)})
+        summarise({0: AnomalyMetrics(), 1: AnomalyMetrics(limit=0.1)})

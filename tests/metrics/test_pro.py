@@ -6,7 +6,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 
 from lit_fedad.metrics.anomaly import AnomalyMetrics
-from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins, distinct_bins
 from lit_fedad.metrics.functional.curves import pro
 from lit_fedad.metrics.functional.histograms import REGION_WEIGHT, component_sizes, pixel_histograms
 
@@ -62,12 +62,19 @@ def pro_of(maps: torch.Tensor, masks: torch.Tensor, **settings) -> torch.Tensor:
     return metrics.compute()["pro"]
 
 
+def exact_pro(maps: torch.Tensor, masks: torch.Tensor, limit: float = 0.3) -> torch.Tensor:
+    """With one bin for every distinct score."""
+    index, count = distinct_bins(maps)
+    normal, _, region = pixel_histograms(index, component_sizes(masks), count)
+    return pro(normal, region, limit)
+
+
 @pytest.mark.parametrize(("seed", "limit"), [(0, 0.05), (1, 0.3), (2, 1.0)])
 def test_exact_is_the_definition(seed, limit):
     maps, masks = images(seed)
     expected = pro_by_loops(maps.numpy(), masks.numpy(), limit)
     assert 0.1 < expected < 0.99
-    assert pro_of(maps, masks, exact=True, limit=limit) == pytest.approx(expected, abs=1e-9)
+    assert exact_pro(maps, masks, limit) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("limit", [0.05, 0.3, 1.0])
@@ -76,7 +83,7 @@ def test_exact_with_ties_is_the_definition(limit):
     maps = maps.round()
     assert maps.unique().numel() < 60
     expected = pro_by_loops(maps.numpy(), masks.numpy(), limit)
-    assert pro_of(maps, masks, exact=True, limit=limit) == pytest.approx(expected, abs=1e-9)
+    assert exact_pro(maps, masks, limit) == pytest.approx(expected, abs=1e-9)
 
 
 def test_coarse_histogram_is_the_definition_on_its_bins():
@@ -88,47 +95,43 @@ def test_coarse_histogram_is_the_definition_on_its_bins():
 
 def test_histogram_is_close_to_exact():
     data = images(n=20, side=128)
-    assert pro_of(*data) == pytest.approx(float(pro_of(*data, exact=True)), abs=1e-4)
+    assert pro_of(*data) == pytest.approx(float(exact_pro(*data)), abs=1e-4)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_regions_count_alike_whatever_their_size(exact):
+def test_regions_count_alike_whatever_their_size():
     # Scores 9 8 | 7 7 | 5 ... : the single pixel is found at FPR 0, the four others only at FPR 1/2.
     maps = torch.tensor([[[9.0, 1.0, 4.0, 4.0], [7.0, 1.0, 4.0, 4.0]]])
     masks = torch.tensor([[[1, 0, 1, 1], [0, 0, 1, 1]]])
     # Normal pixels 7, 1, 1: overlap is 1/2 up to FPR 1/3, where it becomes 1.
-    assert pro_of(maps, masks, exact=exact, limit=1.0) == pytest.approx(1 / 3 * 0.5 + 2 / 3, abs=1e-12)
-    assert pro_of(maps, masks, exact=exact, limit=0.3) == pytest.approx(0.5, abs=1e-12)
+    assert pro_of(maps, masks, limit=1.0) == pytest.approx(1 / 3 * 0.5 + 2 / 3, abs=1e-12)
+    assert pro_of(maps, masks, limit=0.3) == pytest.approx(0.5, abs=1e-12)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_interpolates_linearly_at_the_limit(exact):
+def test_interpolates_linearly_at_the_limit():
     # One region, half of it found at FPR 0; the other half is tied with the first half of the normal pixels,
     # so overlap climbs from 1/2 at FPR 0 to 1 at FPR 1/2 and passes 0.8 at FPR 0.3.
     maps = torch.tensor([[[9.0, 5.0, 5.0, 1.0]]])
     masks = torch.tensor([[[1, 1, 0, 0]]])
-    assert pro_of(maps, masks, exact=exact) == pytest.approx((0.5 + 0.8) / 2, abs=1e-12)
+    assert pro_of(maps, masks) == pytest.approx((0.5 + 0.8) / 2, abs=1e-12)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_a_threshold_exactly_at_the_limit(exact):
+def test_a_threshold_exactly_at_the_limit():
     # FPR 0, 1/4, 1/2, ...; the region is found at FPR 1/4, which a limit of 1/4 must not count.
     maps = torch.tensor([[[9.0, 5.0, 4.0, 3.0, 2.0]]])
     masks = torch.tensor([[[0, 1, 0, 0, 0]]])
-    assert pro_of(maps, masks, exact=exact, limit=0.25) == 0
-    assert pro_of(maps, masks, exact=exact, limit=0.5) == 0.5
+    assert pro_of(maps, masks, limit=0.25) == 0
+    assert pro_of(maps, masks, limit=0.5) == 0.5
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("limit", [0.1, 0.3, 1.0])
-def test_perfect_constant_and_inverted_maps(exact, limit):
+def test_perfect_constant_and_inverted_maps(limit):
     _, masks = images()
     perfect = 30 + 10 * masks.float()
-    assert pro_of(perfect, masks, exact=exact, limit=limit) == 1
-    assert pro_of(-perfect, masks, exact=exact, limit=limit) == (
+    assert pro_of(perfect, masks, limit=limit) == 1
+    assert pro_of(-perfect, masks, limit=limit) == (
         0 if limit < 1 else pytest.approx(0, abs=1e-12)
     )
-    assert pro_of(torch.full_like(perfect, 30), masks, exact=exact, limit=limit) == pytest.approx(
+    assert pro_of(torch.full_like(perfect, 30), masks, limit=limit) == pytest.approx(
         limit / 2, abs=1e-12
     )
 
@@ -161,11 +164,10 @@ def test_region_weights_add_up_to_the_number_of_regions():
     assert float(region.sum()) / REGION_WEIGHT == pytest.approx(regions, rel=1e-9)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_undefined_without_region_or_normal_pixel(exact):
+def test_undefined_without_region_or_normal_pixel():
     maps, masks = images()
-    assert pro_of(maps, torch.zeros_like(masks), exact=exact).isnan()
-    assert pro_of(maps, torch.ones_like(masks), exact=exact).isnan()
+    assert pro_of(maps, torch.zeros_like(masks)).isnan()
+    assert pro_of(maps, torch.ones_like(masks)).isnan()
 
 
 @pytest.mark.parametrize("limit", [0.0, -0.1, 1.1])
