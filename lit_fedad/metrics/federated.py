@@ -7,26 +7,10 @@ widely when clients score on different scales, so both are reported under names 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from typing import Any, NotRequired, Protocol, TypedDict
-
-from torch import Tensor
+from typing import NotRequired, TypedDict
 
 from lit_fedad.core.errors import UserError
-
-
-class ClientMetrics(Protocol):
-    """Metric that can be summarised over clients, such as `AnomalyMetrics`."""
-
-    lower_is_better: frozenset[str]
-
-    def reset(self) -> None:
-        """Removes all samples."""
-
-    def merge_state(self, incoming_state: Any) -> None:
-        """Adds another client's state to this one."""
-
-    def compute_local(self) -> dict[str, Tensor]:
-        """Computes values by name from the samples of this process alone."""
+from lit_fedad.metrics.base import MergeableMetric
 
 
 class Summary(TypedDict):
@@ -40,7 +24,7 @@ class Summary(TypedDict):
     product_mean: NotRequired[float]
 
 
-def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
+def summarise(per_client: Mapping[int, MergeableMetric]) -> dict[str, Summary]:
     """Summarises the metrics of all clients.
 
     Nothing is gathered from other processes: bring the clients' metrics together first.
@@ -58,14 +42,6 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
         UserError: If there is no client.
         ValueError: If the settings of the clients' metrics differ.
 
-    Example:
-        >>> import torch
-        >>> from lit_fedad.metrics.anomaly import AnomalyMetrics
-        >>> north, south = AnomalyMetrics(pixel=False), AnomalyMetrics(pixel=False)
-        >>> north.update(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 1]))
-        >>> south.update(torch.tensor([10.0, 20.0, 15.0]), torch.tensor([0, 0, 1]))
-        >>> summarise({1: south, 0: north})["i_auroc"]
-        {'mean': 0.75, 'worst': 0.5, 'pooled': 0.4444444444444444, 'per_client': {0: 1.0, 1: 0.5}}
     """
     if not per_client:
         raise UserError("no client was evaluated: give at least one client test images")
@@ -96,7 +72,7 @@ def summary(per_client: dict[int, float], pooled: float, worst: Callable[[list[f
     }
 
 
-def plain_values(metrics: ClientMetrics) -> dict[str, float]:
+def plain_values(metrics: MergeableMetric) -> dict[str, float]:
     """Computes the values of a metric's own samples as plain floats, by name."""
     return {name: float(value) for name, value in metrics.compute_local().items()}
 

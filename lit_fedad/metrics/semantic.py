@@ -23,11 +23,8 @@ def balanced(negative: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     often. With equal numbers both weights are 1.
 
     Args:
-        negative: Counts of normal samples per bin, int64, shape [bins], not all zero.
-        positive: Counts of anomalous samples per bin, int64, shape [bins], not all zero.
-
-    Returns:
-        Both histograms weighted, int64, shape [bins].
+        negative: Counts of normal samples per bin, int64 [bins], not all zero.
+        positive: Counts of anomalous samples per bin, alike.
 
     Example:
         >>> balanced(torch.tensor([3, 1, 0]), torch.tensor([0, 2, 4]))
@@ -45,8 +42,8 @@ def percentile_threshold(negative: Tensor, positive: Tensor) -> int:
     and the sample next below it, so that sample's bin decides as the interpolated percentile would.
 
     Args:
-        negative: Counts of normal samples per bin, int64, shape [bins], not all zero.
-        positive: Counts of anomalous samples per bin, int64, shape [bins], not all zero.
+        negative: See `balanced`.
+        positive: See `balanced`.
 
     Returns:
         Number of the highest bin that is predicted normal; of equally accurate percentiles, the lowest one's.
@@ -69,8 +66,8 @@ def detection_errors(negative: Tensor, positive: Tensor, threshold: int) -> tupl
     That is, one minus precision and one minus recall.
 
     Args:
-        negative: Counts of normal samples per bin, int64, shape [bins].
-        positive: Counts of anomalous samples per bin, int64, shape [bins].
+        negative: See `balanced`.
+        positive: See `balanced`.
         threshold: Number of the highest bin that is predicted normal.
 
     Returns:
@@ -112,7 +109,6 @@ class SemanticMetrics(MergeableMetric):
     Attributes:
         threshold: For the images that `update` adds; merged images keep the decisions of their own
             client. It is no state: metrics of different thresholds may be merged, and `reset` leaves it.
-        lower_is_better: Names of the values that are errors.
 
     Raises:
         ValueError: If there is no set of anomalies.
@@ -163,20 +159,7 @@ class SemanticMetrics(MergeableMetric):
         self.decisions.append(_decisions(own, self.threshold))
 
     def at_threshold(self, threshold: float) -> "SemanticMetrics":
-        """Copies the metric with the same scores at another threshold, as of a client that shares the model.
-
-        Args:
-            threshold: Label-free threshold, for all images seen so far and for later ones.
-
-        Returns:
-            A copy; this metric is left as it is.
-
-        Example:
-            >>> metrics = SemanticMetrics(("cat",))
-            >>> metrics.update(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 1, 1]))
-            >>> [float(metrics.at_threshold(t).compute()["me_calibrated"]) for t in (0.0, 3.0, 9.0)]
-            [0.0, 0.5, 1.0]
-        """
+        """Copies the metric with the same scores at another label-free threshold, as of a client that shares the model."""
         other = deepcopy(self)
         other.threshold = threshold
         other.decisions = [_decisions(scores, threshold) for scores in self.scores]

@@ -1,7 +1,8 @@
-"""AUROC, average precision and PRO from histograms over ordered bins, lowest score first.
+"""AUROC, average precision, PRO, F1 and AUPIMO from histograms over ordered bins, lowest score first.
 
-Samples of one bin are tied. With one bin for every distinct score the values are exact; with logarithmic bins
-the AUROC is off by at most half the share of (normal, anomalous) pairs that fall into a common bin.
+Histograms are counts or weights, int64 [bins]; samples of one bin are tied. With one bin for every distinct score the
+values are exact; with logarithmic bins the AUROC is off by at most half the share of (normal, anomalous) pairs that fall
+into a common bin. Values are float64 scalars in [0, 1], and NaN without a normal or without an anomalous sample.
 """
 
 import math
@@ -16,13 +17,6 @@ def auroc(negative: Tensor, positive: Tensor) -> Tensor:
     The pairs are counted in whole numbers (Mann-Whitney U), so the order of samples, batches and clients
     has no effect; int64 holds the pairs of two billion samples of each kind.
 
-    Args:
-        negative: Counts of normal samples per bin, int64, shape [bins].
-        positive: Counts of anomalous samples per bin, int64, shape [bins].
-
-    Returns:
-        A float64 scalar in [0, 1]; NaN without a normal or without an anomalous sample.
-
     Example:
         >>> auroc(torch.tensor([2, 1, 0]), torch.tensor([0, 1, 1]))
         tensor(0.9167, dtype=torch.float64)
@@ -36,14 +30,6 @@ def average_precision(negative: Tensor, positive: Tensor) -> Tensor:
     """Computes the area under the precision-recall curve as average precision, anomalies positive (AUPR).
 
     The sum over thresholds of precision times the step in recall, without interpolation, as in scikit-learn.
-
-    Args:
-        negative: Counts of normal samples per bin, int64, shape [bins].
-        positive: Counts of anomalous samples per bin, int64, shape [bins].
-
-    Returns:
-        A float64 scalar in [0, 1]; NaN without a normal or without an anomalous sample (without normal
-        samples it would be 1 whatever the scores are).
 
     Example:
         >>> average_precision(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 1]))
@@ -69,14 +55,13 @@ def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
     limit, and divided by it.
 
     Args:
-        normal: Counts of normal pixels per bin, int64, shape [bins].
-        region: Region weight per bin, int64, shape [bins] (see `pixel_histograms`); that of regions which saturate
-            (see `saturated_histogram`) for sPRO, Bergmann et al., "Beyond Dents and Scratches", IJCV 2022.
+        normal: Counts of normal pixels.
+        region: Region weight (see `pixel_histograms`); that of regions which saturate (see `saturated_histogram`) for
+            sPRO, Bergmann et al., "Beyond Dents and Scratches", IJCV 2022.
         limit: Largest FPR, in (0, 1].
 
     Returns:
-        A float64 scalar in [0, 1]: 1 for a perfect map, limit / 2 for a constant map and, on average, for a
-        random one; NaN without a normal pixel or without a region.
+        1 for a perfect map, limit / 2 for a constant map and, on average, for a random one.
 
     Raises:
         ValueError: If the limit lies outside (0, 1].
@@ -102,13 +87,6 @@ def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
 def f1_max(negative: Tensor, positive: Tensor) -> Tensor:
     """Computes the largest F1 score over all thresholds, anomalies positive.
 
-    Args:
-        negative: Counts of normal samples per bin, int64, shape [bins].
-        positive: Counts of anomalous samples per bin, int64, shape [bins].
-
-    Returns:
-        A float64 scalar in [0, 1]; NaN without a normal or without an anomalous sample.
-
     Example:
         >>> f1_max(torch.tensor([2, 1, 0]), torch.tensor([0, 1, 1]))
         tensor(0.8000, dtype=torch.float64)
@@ -131,13 +109,12 @@ def aupimo(normal: Tensor, image: Tensor, bounds: tuple[float, float] = (1e-5, 1
     the area under their mean overlap.
 
     Args:
-        normal: Counts of pixels of normal images per bin, int64, shape [bins].
-        image: Weight of anomalous pixels per bin, equal in sum for every anomalous image, int64, shape [bins].
+        normal: Counts of pixels of normal images.
+        image: Weight of anomalous pixels, equal in sum for every anomalous image.
         bounds: Smallest and largest FPR.
 
     Returns:
-        A float64 scalar in [0, 1]; NaN without an anomalous image, or with so few normal pixels that one of them is
-        more than the smallest FPR.
+        The mean; NaN also with so few normal pixels that one of them is more than the smallest FPR.
     """
     low, high = bounds
     if not image.sum() or normal.sum() * low < 1:

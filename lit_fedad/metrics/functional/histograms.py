@@ -16,16 +16,7 @@ _EIGHT_NEIGHBOURS[1] = True
 
 
 def label_histograms(index: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Counts normal and anomalous samples per bin.
-
-    Args:
-        index: Bin of every sample, shape [n].
-        labels: Non-zero where anomalous, n elements.
-        count: Number of bins.
-
-    Returns:
-        Counts of normal and of anomalous samples, both int64, shape [count].
-    """
+    """Counts normal and anomalous samples per bin, both int64 [count], of bins [n] and labels, n elements."""
     positive = torch.bincount(index[labels.flatten().to(index.device) != 0], minlength=count)
     return torch.bincount(index, minlength=count) - positive, positive
 
@@ -36,19 +27,13 @@ def component_sizes(masks: Tensor) -> Tensor:
     Regions are the 8-connected components of each mask, labelled on the CPU.
 
     Args:
-        masks: Ground truth, non-zero where anomalous, shape [B, H, W].
+        masks: Ground truth, non-zero where anomalous [B, H, W].
 
     Returns:
-        Number of pixels of the pixel's region, 0 for normal pixels; int32, shape [B, H, W], on the CPU.
+        Number of pixels of the pixel's region, 0 for normal pixels; int32 [B, H, W], on the CPU.
 
     Raises:
         ValueError: If the masks are not [B, H, W].
-
-    Example:
-        >>> component_sizes(torch.tensor([[[1, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0]]]))
-        tensor([[[2, 0, 0, 2],
-                 [0, 2, 0, 2],
-                 [0, 0, 0, 0]]], dtype=torch.int32)
     """
     if masks.ndim != 3:
         raise ValueError(f"masks must be [B, H, W], got {tuple(masks.shape)}")
@@ -62,16 +47,10 @@ def image_sizes(sizes: Tensor) -> Tensor:
     """Computes the number of anomalous pixels of the image of every anomalous pixel.
 
     Args:
-        sizes: 0 for normal pixels, shape [B, H, W], as of `component_sizes`.
+        sizes: 0 for normal pixels [B, H, W], as of `component_sizes`.
 
     Returns:
-        The number on anomalous pixels, 0 on normal pixels of their images, -1 on images without any; int32, [B, H, W].
-
-    Example:
-        >>> image_sizes(torch.tensor([[[2, 2, 0, 1]], [[0, 0, 0, 0]]]))
-        tensor([[[ 3,  3,  0,  3]],
-        <BLANKLINE>
-                [[-1, -1, -1, -1]]], dtype=torch.int32)
+        The number on anomalous pixels, 0 on normal pixels of their images, -1 on images without any; int32 [B, H, W].
     """
     totals = (sizes != 0).sum((1, 2), keepdim=True, dtype=torch.int32)
     inside = torch.where(sizes != 0, totals, 0)
@@ -79,16 +58,12 @@ def image_sizes(sizes: Tensor) -> Tensor:
 
 
 def image_histograms(index: Tensor, sizes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Counts the pixels of normal images, and the weight of anomalous images, per bin.
+    """Counts the pixels of normal images per bin, and sums `REGION_WEIGHT` / size over anomalous ones, int64 [count].
 
     Args:
-        index: Bin of every pixel, shape [n].
+        index: Bin of every pixel [n].
         sizes: `image_sizes`, n elements.
         count: Number of bins.
-
-    Returns:
-        Counts of the pixels of images without an anomalous one, and the sum of `REGION_WEIGHT` / size over the
-        anomalous pixels of the others; both int64, shape [count].
     """
     sizes = sizes.flatten().to(index.device)
     normal = torch.bincount(index[sizes < 0], minlength=count)
@@ -100,13 +75,12 @@ def pixel_histograms(index: Tensor, sizes: Tensor, count: int) -> tuple[Tensor, 
     """Counts normal pixels, anomalous pixels and region weight per bin.
 
     Args:
-        index: Bin of every pixel, shape [n].
+        index: Bin of every pixel [n].
         sizes: Size of every pixel's region, 0 for normal pixels, n elements (see `component_sizes`).
         count: Number of bins.
 
     Returns:
-        Counts of normal and of anomalous pixels, and the sum of `REGION_WEIGHT` / size over the anomalous
-        ones; all int64, shape [count].
+        Both counts, and the sum of `REGION_WEIGHT` / size over the anomalous pixels; all int64 [count].
     """
     sizes = sizes.flatten().to(index.device)
     anomalous = sizes != 0
@@ -125,17 +99,12 @@ def saturated_histogram(index: Tensor, areas: Tensor, count: int) -> Tensor:
     the region, this is the region weight of `pixel_histograms`.
 
     Args:
-        index: Bin of every pixel of an image, shape [H * W].
-        areas: Area of saturation in pixels on the pixels of a region, 0 elsewhere, shape [regions, H, W].
+        index: Bin of every pixel of an image [H * W].
+        areas: Area of saturation in pixels on the pixels of a region, 0 elsewhere [regions, H, W].
         count: Number of bins.
 
     Returns:
-        The sum of `REGION_WEIGHT` / area over these pixels, int64, shape [count].
-
-    Example:
-        >>> bins = torch.tensor([2, 1, 0, 1])
-        >>> saturated_histogram(bins, torch.tensor([[[2, 2], [2, 0]]]), 3) / REGION_WEIGHT
-        tensor([0.0000, 0.5000, 0.5000])
+        The sum of `REGION_WEIGHT` / area over these pixels, int64 [count].
     """
     total = torch.zeros(count, dtype=torch.int64, device=index.device)
     for region in areas.flatten(1).to(index.device):
