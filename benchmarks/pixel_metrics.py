@@ -114,11 +114,11 @@ def main() -> None:
     )
     print(f"{torch.get_num_threads()} thread(s), best of 3")
     print(f"{'':22}seconds   P-AUROC   off by       PRO   off by   MB for 20 and {IMAGES} images")
-    for name, ((metric, auroc, pro), seconds) in results.items():
+    for name, ((metric, area, overlap), seconds) in results.items():
         few, _, _ = contestants[name](maps[:20], masks[:20])
         print(
-            f"{name:22}{seconds:7.3f}{auroc:10.6f}{abs(auroc - exact_auroc):9.0e}"
-            f"{pro:10.6f}{abs(pro - exact_pro):9.0e}"
+            f"{name:22}{seconds:7.3f}{area:10.6f}{abs(area - exact_auroc):9.0e}"
+            f"{overlap:10.6f}{abs(overlap - exact_pro):9.0e}"
             f"{pixel_state_bytes(few) / 1e6:12.2f} {pixel_state_bytes(metric) / 1e6:7.2f}"
         )
     ratio = results["torchmetrics + loops"][1] / results["histograms"][1]

@@ -34,8 +34,13 @@ from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.federated import plain_values
 from lit_fedad.metrics.functional.bins import distinct_bins
-from lit_fedad.metrics.functional.curves import aupimo
-from lit_fedad.metrics.functional.histograms import component_sizes, image_histograms, image_sizes
+from lit_fedad.metrics.functional.curves import aupimo, auroc, average_precision, pro
+from lit_fedad.metrics.functional.histograms import (
+    component_sizes,
+    image_histograms,
+    image_sizes,
+    pixel_histograms,
+)
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.report.naming import human_bytes, metric_title
 
@@ -102,12 +107,30 @@ _ANOMALIBS: dict[str, tuple[str, tuple[str, str], dict[str, float | bool]]] = {
 """Class, fields and settings of anomalib's metric, by the name of ours."""
 
 
-def ours(data: Scored, exact: bool) -> dict[str, float]:
-    """Computes all values by one metric, from histograms or from every pixel's score."""
-    metrics = AnomalyMetrics(exact=exact)
+def ours(data: Scored) -> dict[str, float]:
+    """Computes all values by one metric."""
+    metrics = AnomalyMetrics()
     for scores, labels, maps, masks in _batches(data):
         metrics.update(scores, labels, maps, masks)
     return plain_values(metrics)
+
+
+def exactly(data: Scored) -> dict[str, float]:
+    """Computes all values with one bin for every distinct score."""
+    scores, labels, maps, masks = data
+    images = AnomalyMetrics(pixel=False)
+    images.update(scores, labels)
+    index, count = distinct_bins(maps)
+    sizes = component_sizes(masks)
+    normal, anomalous, region = pixel_histograms(index, sizes, count)
+    values = {
+        "p_auroc": auroc(normal, anomalous),
+        "pro": pro(normal, region),
+        "pro_05": pro(normal, region, 0.05),
+        "p_ap": average_precision(normal, anomalous),
+        "aupimo": aupimo(*image_histograms(index, image_sizes(sizes), count)),
+    }
+    return plain_values(images) | {name: float(value) for name, value in values.items()}
 
 
 def theirs(data: Scored, name: str) -> dict[str, float]:
@@ -148,8 +171,8 @@ def compare(options: Options, overrides: Mapping[str, str]) -> list[dict[str, st
         The rows of the table: one a metric, then the sums.
     """
     data = predicted(options, overrides)
-    own, own_seconds, own_memory = measured(ours, data, options.repeats, False)
-    exact, exact_seconds, exact_memory = measured(ours, data, options.repeats, True)
+    own, own_seconds, own_memory = measured(ours, data, options.repeats)
+    exact, exact_seconds, exact_memory = measured(exactly, data, options.repeats)
     answers = {name: measured(theirs, data, options.repeats, name) for name in _ANOMALIBS}
     rows = [
         _row(
@@ -191,7 +214,7 @@ def _measure(
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the first batch, which may hold no anomalous image
     # Modules are imported, and memory is taken that a process takes once, before anything is measured.
-    compute(tuple(part[:_BATCH] for part in data), "i_auroc" if compute is theirs else False)
+    compute(tuple(part[:_BATCH] for part in data), *(["i_auroc"] if compute is theirs else []))
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # forgets the largest memory so far
     seconds = []

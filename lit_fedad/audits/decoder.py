@@ -24,24 +24,13 @@ Batches = Callable[[int], Tensor]
 
 
 def drawn_scenes(size: tuple[int, int], seed: int) -> Batches:
-    """Returns batches of drawn scenes.
-
-    Args:
-        size: Height and width H, W.
-        seed: Seed of the scenes.
-    """
+    """Returns batches of drawn scenes of a height and width, by their seed."""
     scenes = Scenes(size=max(size), scenes=_BATCH, textures=_BATCH, seed=seed)
     return lambda number: scenes.views(number)[0][:, :, : size[0], : size[1]]
 
 
 def drawn_from(images: Tensor, size: tuple[int, int], seed: int) -> Batches:
-    """Returns batches of public images, each mirrored or not.
-
-    Args:
-        images: uint8 [P, 3, S, S], with S the larger of height and width.
-        size: Height and width H, W.
-        seed: Seed of the draws.
-    """
+    """Returns batches of public images uint8 [P, 3, S, S], S the larger of height and width, each mirrored or not."""
 
     def batch(number: int) -> Tensor:
         draw = generator(seed, "public", number)

@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lit_fedad.audits.page import Outcome
 from lit_fedad.audits.statistics import evidence_of
 from lit_fedad.contracts import Client
 from lit_fedad.core.errors import UserError
@@ -118,14 +119,6 @@ def distance_correlation_matrix(samples: Sequence[Tensor], corrected: bool = Fal
     Raises:
         UserError: The samples differ in length, or have fewer than 4 rows.
 
-    Examples:
-        >>> x = torch.arange(5.0).unsqueeze(1)
-        >>> round(distance_correlation_matrix([x, -3 * x + 1])[0, 1].item(), 6)
-        1.0
-        >>> noise = torch.randn(2, 100, 128, generator=torch.Generator().manual_seed(0))
-        >>> plain, corrected = (distance_correlation_matrix(noise, each)[0, 1].item() for each in (False, True))
-        >>> round(plain, 1), abs(corrected) < 0.1
-        (0.8, True)
     """
     lengths = [len(sample) for sample in samples]
     if len(set(lengths)) > 1:
@@ -229,13 +222,16 @@ def _shares_densities(federation: Federation) -> bool:
     return evidence is not None and evidence.densities is not None
 
 
-def correlate(run: FinishedRun) -> None:
+def correlate(run: FinishedRun) -> Outcome:
     """Recomputes the run's distance correlations; writes ``privacy/dcor.json`` (FADngs, Fig. 9).
 
     The shared densities are compared with Gaussian noise of the same width, which does not depend on the images.
 
     Args:
         run: Of a method that shares densities.
+
+    Returns:
+        The correlations.
 
     Raises:
         UserError: If its method shares no densities, or fewer than 4 training images are behind one.
@@ -251,15 +247,4 @@ def correlate(run: FinishedRun) -> None:
             f"attack=dcor: fewer than 4 training images stand behind densities of {run.folder.path}"
         )
     path = RunFolder(run.folder.path / "privacy").save_json("dcor.json", found)
-    run.display.table(
-        [
-            {
-                "raw images and": name,
-                "R^2": f"{found[f'{key}_raw_r_squared']:.3f}",
-                "R": f"{found[f'{key}_raw_r']:.3f}",
-                "R^2, bias-corrected": f"{found[f'{key}_raw_corrected']:.3f}",
-            }
-            for key, name in (("shared", "shared densities"), ("noise", "Gaussian noise"))
-        ]
-    )
-    run.display.where_next([("numbers", str(path))])
+    return Outcome("dcor", found, {}, [path])

@@ -8,16 +8,16 @@ controls are easier attacks, whose answer is known: where they fail, the attack 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lit_fedad.audits.identification import Identified, Judge, identify
-from lit_fedad.audits.inversion_attack import Attack, pixels, private_images
-from lit_fedad.audits.inversion_options import InversionOptions
+from lit_fedad.audits.identification import Jury
+from lit_fedad.audits.inversion_attack import Attack, InversionOptions, private_images
+from lit_fedad.audits.page import Outcome
 from lit_fedad.audits.reconstruction import Matches, closest
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.randomness import generator
@@ -26,7 +26,6 @@ from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.audit_figures import Shown, inversion_sheet
 from lit_fedad.report.figures import save_figure
-from lit_fedad.tracking.tracker import amend
 
 BANKS = (1, 4, 16, 60)
 """Numbers of images behind the banks that are inverted."""
@@ -98,14 +97,7 @@ class Judged(NamedTuple):
         return self.matches.psnr.argsort(descending=True)[:shown].tolist()
 
     def summary(self, mean: Tensor) -> dict[str, float]:
-        """Computes means over the reconstructions, the best values, and how near they are to the mean image.
-
-        Args:
-            mean: The mean of the private images [1, ch, H, W].
-
-        Returns:
-            PSNR in dB, and SSIM.
-        """
+        """Computes PSNR in dB, and SSIM: means, the best values, and all beside the mean image [1, ch, H, W]."""
         return {
             "psnr": float(self.matches.psnr.mean()),
             "ssim": float(self.matches.ssim.mean()),
@@ -116,24 +108,8 @@ class Judged(NamedTuple):
 
 
 def judge(images: Tensor, private: Tensor) -> Judged:
-    """Compares reconstructions with all private images.
-
-    Args:
-        images: Reconstructions in [0, 1] [n, ch, H, W].
-        private: The client's images in [0, 1] [m, ch, H, W].
-    """
+    """Compares reconstructions [n, ch, H, W] with all private images [m, ch, H, W], both in [0, 1]."""
     return Judged(images, closest(images, private))
-
-
-def cells(summary: Mapping[str, float]) -> dict[str, str]:
-    """Writes a summary as a line of a table, with units."""
-    units = {"psnr": "{:.2f} dB", "ssim": "{:.3f}"}
-    return {
-        name.replace("_", " ").replace("psnr", "PSNR").replace("ssim", "SSIM"): (
-            units["ssim" if "ssim" in name else "psnr"].format(value)
-        )
-        for name, value in summary.items()
-    }
 
 
 def draw_inversion(
@@ -141,13 +117,7 @@ def draw_inversion(
 ) -> Figure:
     """Draws the best reconstructions, the private images they are nearest to, and the best of the control.
 
-    Args:
-        own: Reconstructions from the attacked client.
-        control: Reconstructions from the other client.
-        private: The attacked client's images in [0, 1] [m, ch, H, W].
-        shown: Number of rows; fewer if there are fewer reconstructions.
-        names: Of the attacked client and of the control.
-        title: Heading of the figure.
+    At most ``shown`` rows; names are those of the attacked client and of the control.
     """
     rows = []
     for best, other in zip(own.best(shown), control.best(shown), strict=False):
@@ -173,10 +143,10 @@ def _panel(image: Tensor, caption: str) -> Shown:
 
 __all__ = ["InversionOptions", "invert"]
 
-_CANDIDATES = 200  # images of other clients that the judge compares with, at most
+_ENDS = {"": "top1", "_low": "low", "_high": "high", "_chance": "chance"}
 
 
-def invert(run: FinishedRun, options: InversionOptions) -> None:
+def invert(run: FinishedRun, options: InversionOptions) -> Outcome:
     """Attacks what a client sends; writes ``privacy/inversion.json`` and ``figures/inversion.png``.
 
     What is attacked is what the method shares:
@@ -191,6 +161,9 @@ def invert(run: FinishedRun, options: InversionOptions) -> None:
         run: The attacked run.
         options: Whom to attack and how.
 
+    Returns:
+        How near reconstructions come to the client's images.
+
     Raises:
         UserError: If there is no such client, an option does not fit, or the method shares nothing that this attack is
             about.
@@ -203,12 +176,12 @@ def invert(run: FinishedRun, options: InversionOptions) -> None:
     names = [f"client {attack.client}", f"control (client {attack.control})"]
     judged = zip((*names, "mean image"), (reached, by_control, judge(mean, private)), strict=True)
     summaries = {name: one.summary(mean) for name, one in judged}
-    jury = _Jury.of(run, attack.client)
+    jury = Jury(run, attack.client)
     found = {name: jury.identify(one.images) for name, one in zip(names, (own, control), strict=True)}
     easier = [
         {
             "control": one.name,
-            **_content(jury.identify(one.images, one.true)),
+            **jury.identify(one.images, one.true),
             **judge(one.images, one.true).summary(mean),
         }
         for one in positive_controls(attack, private)
@@ -219,14 +192,11 @@ def invert(run: FinishedRun, options: InversionOptions) -> None:
         **attack.described,
         "private_images": len(private),
         "judged": summaries,
-        "judge": jury.judge.name,
-        "candidates": f"{len(jury.own)} of the client and {len(jury.others)} of others, {jury.kinds}",
-        "identified": {name: _content(one) for name, one in found.items()},
-        "top1": found[names[0]].top1,
-        "top1_low": found[names[0]].low,
-        "top1_high": found[names[0]].high,
-        "top1_chance": found[names[0]].chance,
-        "top1_control": found[names[1]].top1,
+        "judge": jury.name,
+        "candidates": jury.candidates,
+        "identified": found,
+        **{f"top1{end}": found[names[0]][key] for end, key in _ENDS.items()},
+        "top1_control": found[names[1]]["top1"],
         "positive_controls": easier,
         "closest": [held[index] for index in reached.matches.nearest.tolist()],
         "psnr": reached.matches.psnr.tolist(),
@@ -238,69 +208,6 @@ def invert(run: FinishedRun, options: InversionOptions) -> None:
     figure = run.folder.path / "figures" / "inversion.png"
     title = f"{run.result['method']}: inversion of the {attack.target} sent by client {attack.client}"
     save_figure(draw_inversion(reached, by_control, private, options.images, names, title), figure)
-    for key, value in attack.described.items():
-        run.display.note(f"{key}: {value}")
-    run.display.table([{"": name, **cells(numbers)} for name, numbers in summaries.items()])
-    run.display.note(f"Judged without positions, by {jury.judge.name}; candidates: {report['candidates']}")
-    lines = [(name, _content(one)) for name, one in found.items()]
-    lines += [(f"positive control: {one['control']}", one) for one in easier]
-    run.display.table([{"": name, **_identified(one)} for name, one in lines])
-    metrics = {
-        f"inversion/{key}": float(report[key]) for key in ("top1", "top1_low", "top1_high", "top1_chance")
-    }
+    metrics = {f"inversion/top1{end}": float(report[f"top1{end}"]) for end in _ENDS}
     metrics["inversion/psnr"] = summaries[names[0]]["psnr"]
-    delivery = amend(run.folder.path, metrics, run.folder.config()["rounds"], [path, figure], "privacy")
-    run.display.unsent(delivery.pending, run.folder.path)
-    run.display.where_next([("numbers", str(path)), ("images", str(figure))])
-
-
-class _Jury(NamedTuple):
-    """The judge and the candidates: the attacked client's images, and those of others.
-
-    Attributes:
-        judge: Features of images.
-        own: Features of the client's images [m, D].
-        others: Features of other clients' images [k, D].
-        kinds: Which images of others they are.
-    """
-
-    judge: Judge
-    own: Tensor
-    others: Tensor
-    kinds: str
-
-    @classmethod
-    def of(cls, run: FinishedRun, client: int) -> _Jury:
-        """Gathers candidates: images of others of the classes that the client holds, else of any."""
-        clients, classes = run.data.partition.clients, [sample.category for sample in run.data.images.train]
-        held = {classes[index] for index in clients[client]}
-        others = [index for number, own in enumerate(clients) if number != client for index in own]
-        alike = [index for index in others if classes[index] in held]
-        chosen = (alike or others)[:: max(1, len(alike or others) // _CANDIDATES)][:_CANDIDATES]
-        judge = Judge(run.model.provenance)
-        own = judge(private_images(run, client))
-        kinds = "of its classes" if alike else "of other classes, which alone may tell them apart"
-        return cls(judge, own, judge(pixels(run, chosen)), kinds)
-
-    def identify(self, images: Tensor, true: Tensor | None = None) -> Identified:
-        """Ranks true images, all of the client's by default, among the candidates of others."""
-        return identify(self.judge(images), self.own if true is None else self.judge(true), self.others)
-
-
-def _content(found: Identified) -> dict[str, Any]:
-    """Returns what was identified as it is written to a file."""
-    return {**found._asdict(), "ranks": found.ranks.tolist()}
-
-
-def _identified(found: dict[str, Any]) -> dict[str, str]:
-    """Writes what was identified as a line of a table."""
-    ranks = torch.tensor(found["ranks"]).double()
-    line = {
-        "top-1": f"{found['top1']:.2f} [{found['low']:.2f}, {found['high']:.2f}]",
-        "chance": f"{found['chance']:.2f}",
-        "median rank": f"{ranks.median():.0f}",
-        "images": str(len(ranks)),
-    }
-    return line | (
-        {"PSNR": f"{found['psnr']:.2f} dB", "SSIM": f"{found['ssim']:.3f}"} if "psnr" in found else {}
-    )
+    return Outcome("inversion", report, metrics, [path, figure])

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from lit_fedad.audits.decoder import Batches, Decoder, drawn_from, drawn_scenes, train_decoder
-from lit_fedad.audits.inversion_options import SEARCH, InversionOptions, Target
 from lit_fedad.audits.reconstruction import (
     Inversion,
     as_sets,
@@ -20,7 +19,7 @@ from lit_fedad.audits.reconstruction import (
     invert_features,
     invert_gradients,
 )
-from lit_fedad.audits.statistics import evidence_of
+from lit_fedad.audits.statistics import evidence_of, receive
 from lit_fedad.contracts import Context, Message
 from lit_fedad.contracts.evidence import Invertible, SentBank, SentImages, SentWeights
 from lit_fedad.contracts.randomness import generator
@@ -35,6 +34,64 @@ from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.federation.client_pool import detached
 
 Progress = Callable[[int, int], None]
+
+Target = Literal["images", "memory", "weights"]
+
+SEARCH: dict[Target, tuple[str, ...]] = {
+    "images": (),
+    "memory": ("images", "steps", "restarts", "seed", "knowledge", "by", "public"),
+    "weights": ("images", "steps", "restarts", "seed", "update"),
+}
+"""Options that decide the search, by what is attacked."""
+
+
+@dataclass(frozen=True)
+class InversionOptions:
+    """Options of ``lit-fedad privacy attack=inversion``.
+
+    Attributes:
+        client: Attacked client; None for the first.
+        control: Client that it is compared with; None for the next one.
+        images: How many images are sought and shown.
+        steps: Steps of the search.
+        restarts: How often the search begins anew; the one of the lowest loss counts.
+        seed: Seed of what the search starts from.
+        knowledge: With which head features are generated when a memory bank is attacked: ``shared``, the one that all
+            clients began with, or ``own``, the client's own trained one, which never leaves it: the worst case.
+        by: How a memory bank that keeps positions is inverted: ``search`` for images whose features it has, or
+            ``decoder``, a network trained in as many steps to make images of shared features.
+        public: Folder or ``.npz`` file of images that the decoder is trained on; None for drawn scenes.
+        update: What is inverted when weights are attacked: ``round``, a whole round as the run would play it, with
+            labels unknown, or ``step``, the plain gradient on ``images`` of the client's images, not augmented, with
+            labels known: the classical setting.
+
+    Raises:
+        UserError: If ``images``, ``steps`` or ``restarts`` is less than 1, or options exclude each other.
+    """
+
+    client: int | None = None
+    control: int | None = None
+    images: int = 4
+    steps: int = 500
+    restarts: int = 1
+    seed: int = 0
+    knowledge: Literal["shared", "own"] = "shared"
+    by: Literal["search", "decoder"] = "search"
+    public: str | None = None
+    update: Literal["round", "step"] = "round"
+
+    def __post_init__(self) -> None:
+        if min(self.images, self.steps, self.restarts) < 1:
+            raise UserError(
+                f"images={self.images} steps={self.steps} restarts={self.restarts} must be at least 1"
+            )
+        if self.by == "decoder" and self.knowledge == "own":
+            raise UserError(
+                "by=decoder learns to invert the features that all share: leave out knowledge=own"
+            )
+        if self.public is not None and self.by != "decoder":
+            raise UserError(f"public={self.public}: a search learns from no images; give by=decoder")
+
 
 _TARGETS: dict[type[Invertible], Target] = {
     SentImages: "images",
@@ -278,15 +335,9 @@ class Attack:
 
     def _enter(self, number: int) -> Message:
         """Turns the live model into the client that the server's message has just reached; returns the message."""
-        federation, context = self.run.federation, self._context(number)
-        exchange, link = federation.exchanges.at(context), federation.channel.down
-        federation.server.context = context
-        message, spec = (
-            exchange.broadcast(federation.server, number),
-            exchange.broadcast_spec(federation.client),
-        )
-        blob = link.pack(message, spec, context, "the server")
-        return federation.runner.activate(exchange, context, federation.pool.get(number), blob)
+        federation = self.run.federation
+        federation.server.context = context = self._context(number)
+        return receive(federation, number, context.stage, federation.pool.get(number))
 
     def _send(self, number: int) -> Message:
         """Plays the exchange with a client; returns what it sends, as the server sees it."""

@@ -31,10 +31,6 @@ def confidence(logits: Tensor, labels: Tensor) -> Tensor:
 
     Returns:
         float64 [n].
-
-    Example:
-        >>> confidence(torch.tensor([[0.0, 2.0], [99.0, 0.0]]), torch.tensor([1, 0])).tolist()
-        [2.0, 99.0]
     """
     logits, at = logits.double(), labels.unsqueeze(1)
     return logits.gather(1, at).squeeze(1) - logits.scatter(1, at, -torch.inf).logsumexp(1)
@@ -62,13 +58,7 @@ def offline_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
     The logarithm keeps the order of scores where Phi itself rounds to 1. Of several statistics, each of which is high
     for members, logarithms are added up, as if they were independent.
 
-    Args:
-        phi: As in `online_scores`.
-        shadows: As in `online_scores`.
-        trained_on: As in `online_scores`.
-
-    Returns:
-        Scores float64 [n], high for members; NaN for an example that each shadow model was trained on.
+    Arguments and scores are those of `online_scores`; NaN for an example that each shadow model was trained on.
     """
     phi, shadows = _vectors(phi, shadows)
     centre, deviation, _ = _fit(shadows, ~trained_on)
@@ -84,10 +74,7 @@ def exchangeable_scores(phi: Tensor, trained_on: Tensor, rule: Rule) -> Tensor:
     Args:
         phi: Statistics of the J shadow models [J, n] or [J, n, d]; NaN where there is none.
         trained_on: Whether each was trained on each example, bool [J, n].
-        rule: `online_scores` or `offline_scores`.
-
-    Returns:
-        Scores float64 [J, n].
+        rule: `online_scores` or `offline_scores`; their scores [J, n] are returned.
     """
     pair = torch.arange(len(phi)) // 2
     return torch.stack(

@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lit_fedad.audits.lira import Rule, exchangeable_scores, offline_scores, online_scores
 from lit_fedad.audits.membership_report import (
-    RATES,
     Attacked,
-    Estimate,
     MembershipReport,
     membership_report,
     pooled_roc,
 )
+from lit_fedad.audits.page import Outcome
 from lit_fedad.audits.shadow_runs import NonMembers, Seen, ShadowRuns, Side
 from lit_fedad.audits.statistics import COLUMNS, WHO, evidence_of
 from lit_fedad.core.bounds import above, within
@@ -33,7 +32,6 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.privacy.image_privacy import Plan
 from lit_fedad.report.audit_figures import roc_figure
 from lit_fedad.report.figures import save_figure
-from lit_fedad.tracking.tracker import amend
 
 _SHIFT = {
     "train": "none: all examples are training images; shadow runs have fewer of them than the run",
@@ -87,7 +85,7 @@ class Finding:
     report: MembershipReport
 
 
-def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
+def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
     """Attacks all messages of a run; writes ``privacy/lira.json``, ``figures/lira.png``.
 
     Called again it continues where it was interrupted; shadow runs that are complete are not played again.
@@ -97,18 +95,18 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
         options: What is compared, and with how many shadow runs.
 
     Returns:
-        What each statistic tells; of each side, the last is of all its messages together.
+        What each statistic tells, as `Finding`; of each side, the last is of all its messages together.
 
     Raises:
         UserError: If nothing in the run can be attacked, or its folder holds other shadow runs.
     """
     evidence_of(run.federation)  # refuses a method that has none, before shadow runs are played
-    folder, config, display = run.folder.path, run.folder.config(), run.display
+    folder, config = run.folder.path, run.folder.config()
     if str(config["fabric"]["devices"]) not in ("1", "auto") or config["fabric"]["num_nodes"] != 1:
         raise UserError(f"{folder}: a run of several processes; attack one with fabric.devices=1")
     home = Path(options.out) if options.out else folder
     shadows = ShadowRuns(run, home / "privacy" / "lira", options.non_members, options.share, options.seed)
-    with display.progress("Shadow runs") as progress:
+    with run.display.progress("Shadow runs") as progress:
         observed = _observe(shadows, options.shadows, progress)
     rule = {"online": online_scores, "offline": offline_scores}[options.mode]
     findings, curves = [], {}
@@ -125,44 +123,26 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
         raise UserError(
             f"{folder}: no message of method {run.result['method']} says anything of single images"
         )
-    last = {found.side: found for found in findings}
-    for side in last:
-        display.note(f"{WHO[side]} ({_uploads(run)}):" if side == "sent" else f"{WHO[side]}:")
-        display.table([_row(found) for found in findings if found.side == side])
-    hidden = (max(observed) + 1 - len(observed)) // 2
-    if hidden:
-        display.note(f"Pairs of shadow runs left out because noise hid the images of one: {hidden}")
-    display.note(
-        f"LiRA {options.mode}, {options.shadows} shadow runs, each attacked in turn; 95 % intervals; beside them what"
-        " permuted membership gives, and its 97.5 % quantile. 'all' decides; single statistics explain"
-    )
+    last = {found.side: found.report for found in findings}
+    numbers = {
+        f"{side}_{name}": value for side, report in last.items() for name, value in _numbers(report).items()
+    }
     content = {
         "attack": "lira",
         **asdict(options),
         "rounds": config["rounds"],
-        "pairs_left_out": hidden,
+        "pairs_left_out": (max(observed) + 1 - len(observed)) // 2,
         "uploads": _uploads(run),
         "shift": _SHIFT[options.non_members],
-        **{
-            f"{side}_{name}": value
-            for side, found in last.items()
-            for name, value in numbers(found.report).items()
-        },
-        "findings": [asdict(found) | {"report": _content(found.report)} for found in findings],
+        **numbers,
+        "findings": [asdict(found) for found in findings],
     }
     file = RunFolder(home / "privacy").save_json("lira.json", content)
     named = {WHO[side]: curve for side, curve in curves.items()}
-    areas = {WHO[side]: found.report.auc.value for side, found in last.items()}
+    areas = {WHO[side]: report.auc.value for side, report in last.items()}
     figure = save_figure(roc_figure(named, areas), home / "figures" / "lira.png")
-    metrics = {
-        f"lira/{side}/{name}": value
-        for side, found in last.items()
-        for name, value in numbers(found.report).items()
-    }
-    delivery = amend(folder, metrics, config["rounds"], [file, figure], "privacy")
-    display.unsent(delivery.pending, folder)
-    display.where_next([("written", str(file)), ("curves", str(figure))])
-    return findings
+    metrics = {f"lira/{name.replace('_', '/', 1)}": value for name, value in numbers.items()}
+    return Outcome("lira", content, metrics, [file, figure])
 
 
 def _observe(
@@ -245,7 +225,7 @@ def _uploads(run: FinishedRun) -> str:
     return "their sum" if run.federation.summing is not None else "each client's own"
 
 
-def numbers(report: MembershipReport) -> dict[str, float]:
+def _numbers(report: MembershipReport) -> dict[str, float]:
     """Lists the numbers of a report that stand for it, by name."""
     found: dict[str, float] = {}
     for name, estimate in {"auc": report.auc, **report.tpr}.items():
@@ -294,33 +274,3 @@ def _order(exchange: str) -> tuple[int, int]:
 def _part(progress: Callable[[int, int], None], number: int, runs: int) -> Callable[[int, int], None]:
     """Scales the progress of one of several equally long runs to that of all."""
     return lambda done, total: progress(number * total + done, runs * total)
-
-
-def _content(report: MembershipReport) -> dict[str, Any]:
-    """Returns a report as it is written to a file."""
-    return {
-        "auc": report.auc._asdict(),
-        **{name: estimate._asdict() for name, estimate in report.tpr.items()},
-        "auc_over_shadows": dict(zip(("mean", "deviation"), report.auc_of_models, strict=True)),
-        "clients": {
-            str(client): {"auc": mean, "deviation": deviation, "examples": report.examples[client]}
-            for client, (mean, deviation) in report.clients.items()
-        },
-        **{name: {"value": value, "chance": chance} for name, (value, chance) in report.fedvck.items()},
-    }
-
-
-def _row(found: Finding) -> dict[str, str]:
-    report = found.report
-    mean, deviation = report.auc_of_models
-    return {
-        "": found.statistic,
-        "AUC": _cell(report.auc),
-        "over shadows": f"{mean:.3f} +- {deviation:.3f}",
-        **{f"TPR at {rate:.1%} FPR": _cell(report.tpr[name]) for name, rate in RATES.items()},
-    }
-
-
-def _cell(estimate: Estimate) -> str:
-    value, low, high, chance, most = estimate
-    return f"{value:.3f} [{low:.3f}, {high:.3f}] ({chance:.3f}, {most:.3f})"

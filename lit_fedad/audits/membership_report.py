@@ -34,7 +34,8 @@ class Attacked(NamedTuple):
     cells: Tensor
 
 
-class Estimate(NamedTuple):
+@dataclass(frozen=True)
+class Estimate:
     """A metric.
 
     Attributes:

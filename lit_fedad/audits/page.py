@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 from lit_fedad.audits.statistics import WHO
 from lit_fedad.contracts import MessageSpec, TensorSpec
@@ -20,11 +22,7 @@ BUDGET = "differential_privacy"
 _STEM = "privacy"
 _METRICS = ("i_auroc", "p_auroc", "accuracy")
 _CORRELATED = {"shared": "shared densities", "noise": "Gaussian noise"}
-_MEMBERSHIP = {
-    "auc": "AUC (chance)",
-    "tpr_at_0.1_percent": "TPR at 0.1 % FPR (chance)",
-    "tpr_at_1_percent": "TPR at 1 % FPR (chance)",
-}
+_RATES = {"tpr_at_0.1_percent": "TPR at 0.1 % FPR", "tpr_at_1_percent": "TPR at 1 % FPR"}
 _MINIMUM = {
     "min_images": "different images behind a slot of the shared memory; uploads hold slots of fewer",
     "prototype_images": "images of a class from which on its mean logits are sent",
@@ -35,12 +33,28 @@ _ALSO = (
 )
 
 
-def write_page(run: FinishedRun, shown: bool) -> None:
-    """Writes ``privacy/privacy.html`` and ``privacy/privacy.md`` of a run and logs them to MLflow.
+class Outcome(NamedTuple):
+    """What an attack has found.
+
+    Attributes:
+        attack: Its name.
+        content: What it has written to the file of its name in ``privacy``.
+        metrics: Metrics for MLflow.
+        files: What it has written.
+    """
+
+    attack: str
+    content: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    files: Sequence[Path]
+
+
+def write_page(run: FinishedRun, outcome: Outcome | None = None) -> None:
+    """Writes ``privacy/privacy.html`` and ``privacy/privacy.md`` of a run, prints them, and logs them to MLflow.
 
     Args:
         run: The run; results of attacks are read from its folder.
-        shown: Whether the page is printed too.
+        outcome: What an attack has found just now, which is then printed in place of the page.
     """
     page, home = privacy_page(run), run.folder.path / "privacy"
     home.mkdir(exist_ok=True)
@@ -48,18 +62,22 @@ def write_page(run: FinishedRun, shown: bool) -> None:
     for file, text in zip(files, (render_html(page), render_markdown(page, _STEM)[0]), strict=True):
         with atomic(file) as part:
             part.write_text(text)
-    if shown:
+    if outcome is None:
         run.display.note(page.summary)
         for section in page.sections:
             run.display.note(f"\n{section.title}")
             for block in section.blocks:
                 _print(run, block)
-    sent = float(sum(sum(report.bytes_up.values()) for report in run.federation.history))
-    delivery = amend(
-        run.folder.path, {"privacy/bytes_up": sent}, run.folder.config()["rounds"], files, "privacy"
-    )
+    else:
+        _print(run, _TABLES[outcome.attack](outcome.content))
+    metrics = {"privacy/bytes_up": float(sum(sum(one.bytes_up.values()) for one in run.federation.history))}
+    written = [] if outcome is None else outcome.files
+    if outcome is not None:
+        metrics |= outcome.metrics
+    delivery = amend(run.folder.path, metrics, run.folder.config()["rounds"], [*written, *files], "privacy")
     run.display.unsent(delivery.pending, run.folder.path)
-    run.display.where_next([("page", str(files[0]))])
+    places = [("written", str(file)) for file in written]
+    run.display.where_next([*places, ("page", str(files[0]))])
 
 
 def privacy_page(run: FinishedRun) -> Page:
@@ -142,7 +160,7 @@ def _findings(run: FinishedRun) -> list[Block]:
         UserError: If a file cannot be read, or is of another form, such as that of an earlier version.
     """
     found, blocks = run.folder.attacks(), list[Block]()
-    for attack, table in (("lira", _membership), ("inversion", _inversion), ("dcor", _correlation)):
+    for attack, table in _TABLES.items():
         if attack in found:
             try:
                 blocks.append(table(found[attack]))
@@ -155,46 +173,75 @@ def _findings(run: FinishedRun) -> list[Block]:
 
 
 def _correlation(found: Mapping[str, Any]) -> Grid:
-    pairs = [(name, found[f"{key}_raw_corrected"]) for key, name in _CORRELATED.items()]
-    lines = [Line([Cell(name), Cell(f"{value:.3f}")]) for name, value in pairs]
-    return Grid("Distance correlation with images", ["of", "R^2, bias-corrected"], lines)
+    heads = {"r_squared": "R^2", "r": "R", "corrected": "R^2, bias-corrected"}
+    lines = [
+        Line([Cell(name), *(Cell(f"{found[f'{key}_raw_{kind}']:.3f}") for kind in heads)])
+        for key, name in _CORRELATED.items()
+    ]
+    return Grid("Distance correlation with images", ["of", *heads.values()], lines)
 
 
 def _membership(found: Mapping[str, Any]) -> Grid:
     lines = []
-    for side, who in WHO.items():
-        if f"{side}_auc" in found:
-            texts = [who, *(_interval(found, f"{side}_{name}") for name in _MEMBERSHIP)]
-            lines.append(Line([Cell(text) for text in texts]))
+    for one in found["findings"]:
+        report = one["report"]
+        mean, deviation = report["auc_of_models"]
+        rates = [report["tpr"][name] for name in _RATES]
+        texts = [WHO[one["side"]], one["statistic"], f"{mean:.3f} +- {deviation:.3f}"]
+        lines.append(Line([Cell(text) for text in (*texts, *map(_interval, (report["auc"], *rates)))]))
     notes = [
-        f"{found['shadows']} shadow runs, each attacked in turn; uploads: {found['uploads']};"
-        f" shift between members and others: {found['shift']}"
+        f"{found['shadows']} shadow runs, each attacked in turn ({found['mode']}); uploads: {found['uploads']};"
+        f" shift between members and others: {found['shift']}",
+        "In brackets the 95 % interval, and then what permuted membership gives, with its 97.5 % quantile."
+        " 'all' decides; single statistics explain.",
     ]
-    return Grid("Membership (LiRA), 95 % intervals", ["attacked", *_MEMBERSHIP.values()], lines, notes)
+    if found["pairs_left_out"]:
+        notes.append(
+            f"Pairs of shadow runs left out because noise hid the images of one: {found['pairs_left_out']}"
+        )
+    heads = ["attacked", "of", "AUC over shadows", "AUC", *_RATES.values()]
+    return Grid("Membership (LiRA)", heads, lines, notes, texts=2)
 
 
 def _inversion(found: Mapping[str, Any]) -> Grid:
-    heads = ["inverted", "top-1 (chance)", "PSNR, dB", "SSIM"]
-    rows = [
-        (name, found["identified"][name], found["judged"][name]["psnr"], found["judged"][name]["ssim"])
-        for name in found["identified"]
-    ]
-    rows += [
-        (f"positive control: {one['control']}", one, one["psnr"], one["ssim"])
-        for one in found["positive_controls"]
-    ]
+    rows = [(name, one, found["judged"][name]) for name, one in found["identified"].items()]
+    rows += [(f"positive control: {one['control']}", one, one) for one in found["positive_controls"]]
     lines = []
-    for name, one, psnr, ssim in rows:
-        top1 = {"top1": one["top1"], **{f"top1_{key}": one[key] for key in ("low", "high", "chance")}}
-        texts = [name, _interval(top1, "top1"), f"{psnr:.1f}", f"{ssim:.2f}"]
+    for name, one, judged in rows:
+        texts = [
+            name,
+            _interval({"value": one["top1"], **one}),
+            f"{median(one['ranks']):.0f} of {len(one['ranks'])} images",
+            f"{_decibel(judged['psnr'])}, {_decibel(judged['best_psnr'])}",
+            f"{judged['ssim']:.2f}, {judged['best_ssim']:.2f}",
+            _decibel(judged["psnr_to_mean_image"]),
+        ]
         lines.append(Line([Cell(text) for text in texts]))
-    notes = [f"Judged without positions by {found['judge']}; candidates: {found['candidates']}"]
+    heads = ["inverted", "top-1", "median rank", "PSNR in dB, best", "SSIM, best", "PSNR to the mean image"]
+    notes = [
+        f"Exchange {found['exchange']} of client {found['client']}; the control is client {found['control']}. Judged"
+        f" without positions by {found['judge']}; candidates: {found['candidates']}. In brackets the 95 % interval, and"
+        " then chance."
+    ]
     return Grid(f"Inversion of {found['attacked']}", heads, lines, notes)
 
 
-def _interval(found: Mapping[str, Any], name: str) -> str:
-    value, low, high = (found[key] for key in (name, f"{name}_low", f"{name}_high"))
-    return f"{value:.3f} [{low:.3f}, {high:.3f}] ({found[f'{name}_chance']:.3f})"
+_TABLES: dict[str, Callable[[Mapping[str, Any]], Grid]] = {
+    "lira": _membership,
+    "inversion": _inversion,
+    "dcor": _correlation,
+}
+
+
+def _decibel(value: float | None) -> str:
+    """Writes a PSNR, which files leave out where it is infinite: of equal images."""
+    return "infinite" if value is None else f"{value:.1f}"
+
+
+def _interval(found: Mapping[str, float]) -> str:
+    """Writes a value with its interval, and what chance gives."""
+    chance = ", ".join(f"{found[name]:.3f}" for name in ("chance", "chance_high") if name in found)
+    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] ({chance})"
 
 
 def _defences(run: FinishedRun) -> Grid:
@@ -221,13 +268,11 @@ def _print(run: FinishedRun, block: Block) -> None:
     if isinstance(block, Grid):
         if block.title:
             run.display.note(block.title)
-        run.display.table([_named(block.heads, line) for line in block.lines])
+        run.display.table(
+            [dict(zip(block.heads, (cell.text for cell in line.cells), strict=True)) for line in block.lines]
+        )
         lines: Sequence[str] = block.notes
     else:
         lines = block.lines if isinstance(block, Prose) else ()
     for line in lines:
         run.display.note(line)
-
-
-def _named(heads: Sequence[str], line: Line) -> dict[str, str]:
-    return dict(zip(heads, (cell.text for cell in line.cells), strict=True))

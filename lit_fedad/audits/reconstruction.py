@@ -48,29 +48,14 @@ class Matches(NamedTuple):
 
 
 def by_position(features: Tensor, target: Tensor) -> Tensor:
-    """Computes the mean square error, position by position, in units of the target's variance.
-
-    Args:
-        features: Features [n, P, C].
-        target: The target of every image [P, C].
-
-    Returns:
-        A scalar.
-    """
+    """Computes the mean square error of features [n, P, C] from a target [P, C], in units of its variance."""
     return (features - target).square().mean() / target.var(correction=0)
 
 
 def as_sets(features: Tensor, target: Tensor) -> Tensor:
     """Computes the Chamfer distance of all patches to an unordered bank, in units of its variance (Fan et al., 2017).
 
-    Every patch has to lie near some vector of the bank, and every vector near some patch.
-
-    Args:
-        features: Features [n, P, C], one set whichever image they belong to.
-        target: The bank [slots, C].
-
-    Returns:
-        A scalar.
+    Every patch of features [n, P, C] has to lie near some vector of a bank [slots, C], and every vector near a patch.
     """
     patches = features.flatten(0, -2)
     with torch.no_grad():
@@ -104,15 +89,6 @@ def invert_features(
         discrepancy: Distance between features and target, which is minimised.
         on_step: Called with the number of steps done and of all.
 
-    Returns:
-        The images, and the loss before each step.
-
-    Examples:
-        >>> private = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-        >>> negative = lambda images: 1 - 2 * images
-        >>> found = invert_features(negative, negative(private), (1, 1, 4, 4), torch.Generator(), smoothness=0)
-        >>> bool((found.images - private).abs().max() < 1e-3)
-        True
     """
     images = _start(shape, generator, target)
 
@@ -153,9 +129,6 @@ def invert_gradients(
         learning_rate: As in `invert_features`.
         smoothness: As in `invert_features`.
         on_step: As in `invert_features`.
-
-    Returns:
-        The images, and the loss before each step.
     """
     images = _start(shape, generator, update[0])
     soft = torch.zeros(shape[0], classes, device=images.device, requires_grad=True)
@@ -179,12 +152,6 @@ def closest(reconstructed: Tensor, private: Tensor) -> Matches:
     Args:
         reconstructed: Images in [0, 1] [n, ch, H, W], at least 6 pixels a side.
         private: Images in [0, 1] [m, ch, H, W].
-
-    Examples:
-        >>> private = torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)])
-        >>> found = closest(private[1:] - 0.1, private)
-        >>> found.nearest.tolist(), round(found.psnr.item(), 2)
-        ([1], 20.0)
     """
     # Without cdist's short cut through products, which rounds what is nearly equal.
     gaps = torch.cdist(

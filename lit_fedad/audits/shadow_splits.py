@@ -1,6 +1,6 @@
 """Attacked examples and the training sets of shadow models: positions in a list of training and held-out images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,11 +49,8 @@ def draw_cells(
         Cell(client=1, stages=(0,), members=(2,), others=(...,))
     """
     held: dict[str, dict[tuple[int, tuple[int, ...]], list[int]]] = {}
-    for client, own in enumerate(stages):
-        holding = [set(stage) for stage in own]
-        for index in sorted(set().union(*holding)):
-            where = client, tuple(number for number, stage in enumerate(holding) if index in stage)
-            held.setdefault(categories[index], {}).setdefault(where, []).append(index)
+    for index, client, stages_of in _held(stages):
+        held.setdefault(categories[index], {}).setdefault((client, stages_of), []).append(index)
     cells = []
     for category, holders in held.items():
         rng = numpy_generator(seed, "membership", category)
@@ -81,26 +78,26 @@ def draw_training_cells(
         categories: As in `draw_cells`.
         share: Share of a client's images of a class that become examples, in (0, 1].
         seed: Seed of the draws.
-
-    Example:
-        >>> (cell,) = draw_training_cells([[[0, 1, 2, 3, 4]], [[5]]], ["cat"] * 6, share=0.8, seed=0)
-        >>> cell.client, len(cell.members), len(cell.others)
-        (0, 2, 2)
     """
+    held: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
+    for index, client, where in _held(stages):
+        held.setdefault((categories[index], client, where), []).append(index)
     cells = []
+    for (category, client, where), images in held.items():
+        rng = numpy_generator(seed, "membership", category, client, *where)
+        half = max(1, round(share * len(images)) // 2)
+        if len(images) >= 2:
+            drawn = rng.permutation(images)[: 2 * half].tolist()
+            cells.append(Cell(client, where, tuple(sorted(drawn[:half])), tuple(sorted(drawn[half:]))))
+    return sorted(cells, key=lambda cell: (cell.client, cell.stages, cell.members))
+
+
+def _held(stages: Sequence[Sequence[Sequence[int]]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yields each position that a client holds, the client, and the numbers of its stages that hold it."""
     for client, own in enumerate(stages):
         holding = [set(stage) for stage in own]
-        held: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for index in sorted(set().union(*holding)):
-            where = tuple(number for number, stage in enumerate(holding) if index in stage)
-            held.setdefault((categories[index], where), []).append(index)
-        for (category, where), images in held.items():
-            rng = numpy_generator(seed, "membership", category, client, *where)
-            half = max(1, round(share * len(images)) // 2)
-            if len(images) >= 2:
-                drawn = rng.permutation(images)[: 2 * half].tolist()
-                cells.append(Cell(client, where, tuple(sorted(drawn[:half])), tuple(sorted(drawn[half:]))))
-    return sorted(cells, key=lambda cell: (cell.client, cell.stages, cell.members))
+            yield index, client, tuple(number for number, stage in enumerate(holding) if index in stage)
 
 
 def split(cells: Sequence[Cell], shadow: int, seed: int) -> set[int]:
@@ -113,9 +110,6 @@ def split(cells: Sequence[Cell], shadow: int, seed: int) -> set[int]:
         cells: From `draw_cells`.
         shadow: Number of the shadow model, from 0.
         seed: Seed of the draws.
-
-    Returns:
-        Positions of these examples.
     """
     chosen: set[int] = set()
     for number, cell in enumerate(cells):

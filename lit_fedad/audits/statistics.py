@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +55,16 @@ def observe(federation: Federation, client: int) -> Message:
         The server's message to it.
     """
     context = federation.server.context
+    stage = federation.data.at(min(context.round, federation.rounds)).stages[client]
+    return receive(federation, client, stage, detached(federation.pool.initial))
+
+
+def receive(federation: Federation, client: int, stage: int, state: dict[str, Any]) -> Message:
+    """Turns the live client into one of a personal state that the server's message has just reached; returns it."""
+    context = federation.server.context
     exchange = federation.exchanges.at(context)
     blob = federation.sender.pack(exchange, [client], context)[client]
-    stage = federation.data.at(min(context.round, federation.rounds)).stages[client]
-    return federation.runner.activate(
-        exchange, replace(context, client=client, stage=stage), detached(federation.pool.initial), blob
-    )
+    return federation.runner.activate(exchange, replace(context, client=client, stage=stage), state, blob)
 
 
 def evidence_of(federation: Federation) -> Evidence:
@@ -80,15 +85,7 @@ def evidence_of(federation: Federation) -> Evidence:
 
 
 def adversary_view(federation: Federation, client: int, update: Update) -> Client:
-    """Turns the live client into the predictor that an observer of an upload can build (`Evidence`).
-
-    Args:
-        federation: The federation, within an exchange.
-        client: Number of the client that sent the upload in this exchange.
-        update: The upload.
-
-    Returns:
-        The live client.
+    """Turns the live client into the predictor that an observer of a client's upload can build, and returns it.
 
     Raises:
         UserError: If uploads of this method cannot score images.
@@ -163,9 +160,8 @@ def received_statistics(
     federation: Federation, client: int, examples: Sequence[int], load: Load, size: int
 ) -> dict[str, Tensor]:
     """Computes the statistics of a client's examples from what the server sends next; see `sent_statistics`."""
-    received = observe(federation, client)
+    shown = evidence_of(federation).received(federation.client, observe(federation, client))
     each = _Each(federation, examples, load, size)
-    shown = evidence_of(federation).received(federation.client, received)
     found = {kind: value for one in shown for kind, value in _statistic(one, each).items()}
     if any(isinstance(one, SharedModel) for one in shown):
         found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
@@ -186,41 +182,22 @@ def _statistic(shown: Shown, each: _Each) -> dict[str, Tensor]:
             labels = each(lambda batch: batch["label"]).long()
             return {"prototypes": prototype_scores(each(logits), labels, means, classes).unsqueeze(1)}
         case ChangedLayer(weight, bias, inputs, logits):
-            return {
-                "update": each(
-                    lambda batch: update_directions(
-                        inputs(batch), logits(batch), batch["label"], weight, bias
-                    ).unsqueeze(1)
-                )
-            }
+
+            def moved(batch: Batch) -> Tensor:
+                return update_directions(inputs(batch), logits(batch), batch["label"], weight, bias)
+
+            return {"update": each(moved).unsqueeze(1)}
     return {}
 
 
 def bank_statistics(features: Tensor, bank: Tensor) -> Tensor:
-    """Computes largest, mean and 10 % quantile of the distances of patches to a bank, negated.
-
-    Args:
-        features: Features of patches [B, P, C].
-        bank: Vectors [slots, C].
-
-    Returns:
-        Statistics [B, 3].
-    """
+    """Computes largest, mean and 10 % quantile of the distances of patches [B, P, C] to a bank, negated [B, 3]."""
     distances = nearest(features.flatten(0, 1).float(), bank, 1)[0].view(features.shape[:2])
     return -torch.stack([distances.amax(1), distances.mean(1), distances.quantile(0.1, dim=1)], 1)
 
 
 def subspace_statistics(features: Tensor, centre: Tensor, basis: Tensor) -> Tensor:
-    """Computes largest and mean of the lengths of patches outside the nearest subspace, negated.
-
-    Args:
-        features: Features of patches [B, P, C].
-        centre: Centres of the subspaces [N, C].
-        basis: Directions outside of them [N, C, K].
-
-    Returns:
-        Statistics [B, 2].
-    """
+    """Computes largest and mean of the lengths of patches [B, P, C] outside the nearest subspace, negated [B, 2]."""
     norms = least_residuals(features, centre.to(features), basis.to(features))
     return -torch.stack([norms.amax(1), norms.mean(1)], 1)
 
@@ -235,9 +212,6 @@ def moments_statistics(patches: Tensor, moments: Moments) -> Tensor:
     Args:
         patches: Frozen features [B, P, C].
         moments: Moments of the client's patches.
-
-    Returns:
-        Statistics [B, 3].
     """
     scale = moments.covariance.diagonal().clamp(min=1e-12).sqrt()
     variances, directions = torch.linalg.eigh(moments.scaled(scale).covariance)

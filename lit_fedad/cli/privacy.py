@@ -10,6 +10,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read, separate, split
 
 if TYPE_CHECKING:  # what the command needs beyond its options is imported when it runs
+    from lit_fedad.audits.page import Outcome
     from lit_fedad.experiment.finished_run import FinishedRun
 
 
@@ -55,13 +56,12 @@ def privacy(options: Sequence[str]) -> None:
                 f"run={chosen.run}: its uploads were summed securely, and attack=inversion looks at single ones; attack"
                 " the same run without federation=secure; attack=lira attacks the sum"
             )
-        attack(run)
-        write_page(run, shown=chosen.attack == "report")
+        write_page(run, attack(run))
 
 
 def _attack(
     chosen: PrivacyOptions, others: Sequence[str]
-) -> tuple[Callable[[FinishedRun], object], dict[str, str]]:
+) -> tuple[Callable[[FinishedRun], Outcome | None], dict[str, str]]:
     """Returns the attack with its options, and the overrides of the run's configuration."""
     match chosen.attack:
         case "lira":

@@ -7,10 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.context import Context
+from lit_fedad.core.errors import UserError
 
 
 class Prediction(NamedTuple):
@@ -33,15 +34,19 @@ class Task(L.LightningModule):
     """What is learnt and how images are scored; can also be trained by a plain ``lightning.Trainer``.
 
     A step is ``view -> forward -> objective``, a prediction ``forward -> embedding -> predict``, so that methods can
-    regularise, shift or share features in between. Subclasses implement `forward`, `objective`, `predict` and
-    ``configure_optimizers``.
+    regularise, shift or share features in between. Subclasses implement `forward`, `predict` and, where they train,
+    `objective`.
 
     Attributes:
         kind: Kind of task, which selects the metrics.
         prepares: Whether `refresh` computes something from local data.
         trains: Whether there are weights to train.
         trains_on_bank: Whether training uses what `refresh` recomputes; False where only predictions do.
+        methods: Where nothing is trained, the methods that fit the task, for a message.
+        learning_rate: Learning rate of the optimiser.
+        weight_decay: Weight decay of the optimiser.
         local_buffers: Buffers computed from local data, which are not shared as weights are.
+        free_buffers: Buffers of which a state of any size is loaded, such as a bank of all images.
         scoring_buffers: Buffers that `embedding` does not depend on, such as the bank that `predict` scores by.
         output_modules: Submodules between features and output, which methods with personal heads do not share.
         num_features: Channels of the features.
@@ -52,7 +57,11 @@ class Task(L.LightningModule):
     prepares: bool = False
     trains: bool = True
     trains_on_bank: bool = True
+    methods: str = "local or centralised, and rounds=0"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
     local_buffers: tuple[str, ...] = ()
+    free_buffers: tuple[str, ...] = ()
     scoring_buffers: tuple[str, ...] = ()
     output_modules: tuple[str, ...] = ()
     num_features: int
@@ -82,8 +91,13 @@ class Task(L.LightningModule):
 
         Returns:
             ``loss``, and other scalars to track.
+
+        Raises:
+            UserError: Where nothing is trained.
         """
-        raise NotImplementedError
+        if self.trains:
+            raise NotImplementedError
+        raise UserError(f"task {type(self).__name__} has nothing to train: give METHOD={self.methods}")
 
     def embedding(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes what `predict` scores the images of a batch by; by default their features.
@@ -111,9 +125,31 @@ class Task(L.LightningModule):
         known = batch.get("embedding")
         return self.predict(self.embedding(batch) if known is None else known, batch)
 
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that are trained."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds the optimiser of all trainable parameters."""
-        raise NotImplementedError
+        """Builds the optimiser of all trainable parameters; by default Adam."""
+        return torch.optim.Adam(self.trainable, lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def on_fit_start(self) -> None:
+        """Refuses a plain Trainer where nothing is trained."""
+        if not self.trains:
+            self.objective(torch.empty(0), {})
+
+    def images_of(self, batch: Mapping[str, Any]) -> Tensor:
+        """Returns the images of a batch.
+
+        Raises:
+            UserError: If it holds cached feature maps alone.
+        """
+        if "image" not in batch:
+            raise UserError(
+                f"task {type(self).__name__} needs images, not cached features alone; set cache.enabled=false"
+            )
+        return batch["image"]
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Computes from local data what training or predictions need under the current weights; by default nothing.
@@ -124,6 +160,13 @@ class Task(L.LightningModule):
             first: Whether it is the first time, before any training. What later weights leave as it is (a centre, a
                 subspace) is computed then alone, what they do not (a bank) every time.
         """
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Loads a state whose `free_buffers` have any size."""
+        for name in self.free_buffers:
+            if (entry := state_dict.get(f"{prefix}{name}")) is not None:
+                setattr(self, name, torch.empty_like(entry, device=getattr(self, name).device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def learned_state(task: Task) -> dict[str, Tensor]:

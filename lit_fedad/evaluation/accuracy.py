@@ -73,6 +73,9 @@ class AccuracyEvaluator(Evaluator):
             metrics.update(prediction.logits.cpu(), batch["label"])
         return metrics
 
+    def predicted(self, answer: ClassificationMetrics) -> None:
+        """Returns nothing: no classified image is drawn."""
+
     def spread(self, state: ClassificationMetrics, clients: list[int]) -> dict[int, ClassificationMetrics]:
         """Returns the same predictions for every client."""
         return {client: deepcopy(state) for client in clients}

@@ -83,20 +83,10 @@ class AnomalyEvaluator(Evaluator):
         products = {product: plain_values(state) for product, state in states.items()}
         return Scored(union(states.values()), products, predicted)
 
-    def predicted(self, answer: Scored) -> Predicted | None:
-        """Returns the predictions that a client's metric state was computed from."""
-        return answer.predicted
-
     def states(
         self, client: Client, predicted: Predicted, cases: Cases | None = None
     ) -> dict[str, AnomalyMetrics]:
-        """Computes a client's metric states by product; their `union` is that of all images.
-
-        Args:
-            client: The live client, as it predicts.
-            predicted: Receives its predictions.
-            cases: Images that may be drawn; None for none.
-        """
+        """Computes a client's metric states by product; their `union` is that of all images. Predictions are added."""
         assert self.loader is not None
         states: dict[str, AnomalyMetrics] = {}
         for batch, prediction in predictions(client, self.loader, self.fabric, predicted, cases):
@@ -115,10 +105,6 @@ class AnomalyEvaluator(Evaluator):
                     )
                 states[product].update(scores[own], batch["label"][own], **pixels)
         return states
-
-    def spread(self, state: Scored, clients: list[int]) -> dict[int, Scored]:
-        """Returns the same state for every client."""
-        return dict.fromkeys(clients, state)
 
     discloses = (
         counted(

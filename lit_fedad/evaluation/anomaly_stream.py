@@ -91,13 +91,7 @@ class StageMetrics:
     def summarise(
         self, now: Mapping[int, Judged], round: int, history: Sequence[RoundReport]
     ) -> dict[str, Summary]:
-        """Computes the mean, worst, pooled and per-client values of each metric.
-
-        Args:
-            now: What the clients' models are worth after the round, by client.
-            round: The round.
-            history: Reports of the rounds so far.
-        """
+        """Computes the mean, worst, pooled and per-client values of each metric of clients' models after a round."""
         stages = self.timetable.stages(round)
         earlier = [report for report in history if report.round < round and report.metrics]
         of_met = with_products(
@@ -171,10 +165,6 @@ class AnomalyStreamEvaluator(Evaluator):
         judged = self._judge(client, holders, round == self.timetable.rounds, self.cases if drawn else None)
         return judged if alike else judged[number]
 
-    def predicted(self, answer: Judged) -> Predicted | None:
-        """Returns the predictions that a client's metric states were computed from."""
-        return answer.predicted
-
     def spread(self, state: dict[int, Judged], clients: list[int]) -> dict[int, Judged]:
         """Returns each client's own state."""
         return {client: state[client] for client in clients}
@@ -220,11 +210,7 @@ class AnomalyStreamEvaluator(Evaluator):
     ) -> dict[int, Judged]:
         """Scores one model as it predicts for clients at their stages; each product is scored once.
 
-        Args:
-            client: The live client.
-            stages: Stage of each client that predicts with this model.
-            whole: Whether test images of products that none of them has met are scored too.
-            cases: Images that may be drawn; None for none.
+        With ``whole``, test images of products that none of them has met are scored too.
         """
         tasks = {holder: self.tasks[holder][: stage + 1] for holder, stage in stages.items()}
         met = {holder: frozenset[int]().union(*own) for holder, own in tasks.items()}

@@ -166,13 +166,7 @@ def limit_of(limits: Mapping[str, float], product: str | None) -> float:
 
 
 def rates_of(scores: Tensor, images: EvaluatedImages, limits: Mapping[str, float]) -> dict[str | None, Rate]:
-    """Counts decisions about images by product: those that score above the limit of their product are anomalous.
-
-    Args:
-        scores: Image scores [n].
-        images: The images.
-        limits: Limits by product.
-    """
+    """Counts decisions about images by product: scores [n] above the limit of their product are anomalous."""
     rates = {}
     for product in dict.fromkeys(images.products):
         place = torch.tensor([i for i, other in enumerate(images.products) if other == product])
@@ -211,16 +205,10 @@ def judged(
 def decide(
     scores: Mapping[int, Tensor], images: EvaluatedImages, calibration: Calibration, alpha: Alpha
 ) -> dict[int, dict[str, Any]]:
-    """Judges every client's decisions about the test images.
-
-    Args:
-        scores: Image scores by client [n].
-        images: The test images.
-        calibration: Calibration scores of all clients.
-        alpha: Promised rate of false alarms.
+    """Judges every client's decisions about the test images, of which it has scores [n].
 
     Returns:
-        What `judged` returns, by client, and ``promised``, the client's rate.
+        What `judged` returns, by client, and ``promised``, the client's rate of false alarms.
     """
     products = [name for name in dict.fromkeys(images.products) if name is not None]
     found = {}

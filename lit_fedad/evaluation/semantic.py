@@ -131,19 +131,11 @@ class SemanticEvaluator(Evaluator):
         rows_in_order = [features[index] for index in shown.tolist()]
         return Predicted(torch.cat(scores), features=torch.stack(rows_in_order) if rows_in_order else None)
 
-    def predicted(self, answer: SemanticScores) -> Predicted | None:
-        """Returns the predictions that a client's metric state was computed from."""
-        return answer.predicted
-
     def threshold(self, client: Client, number: int) -> float:
         """Computes a client's threshold from its own calibration images; infinity where they are too few."""
         assert self.test is not None
         counted = self.test.calibration(client, number)
         return Calibration({number: counted}, shared=False).threshold(number, self.test.alpha)
-
-    def spread(self, state: SemanticScores, clients: list[int]) -> dict[int, SemanticScores]:
-        """Returns the same scores for every client; `SemanticScores.of` applies its own threshold."""
-        return dict.fromkeys(clients, state)
 
     discloses = (counted("numbers of test images by bin of their score, and set"),)
 

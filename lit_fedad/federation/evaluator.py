@@ -67,7 +67,7 @@ class Evaluation:
 class Evaluator(ClientQuery[Any]):
     """An evaluator that scores every client as it predicts after a round; the query for a client's metric state.
 
-    Subclasses implement `score`, `spread` and `summarise`, or override `evaluate`. Those whose metric states cross to
+    Subclasses implement `score` and `summarise`, or override `evaluate`. Those whose metric states cross to
     other machines also implement `pack`, `spec` and `unpack`; the others are `local`.
 
     Attributes:
@@ -123,11 +123,11 @@ class Evaluator(ClientQuery[Any]):
 
     def predicted(self, answer: Any) -> Any:
         """Returns the predictions of the test images that came with the value of `score`; None where none did."""
-        return None
+        return getattr(answer, "predicted", None)
 
     def spread(self, state: Any, clients: list[int]) -> dict[int, Any]:
-        """Returns the metric states of clients that all predict with the scored client's model, by client."""
-        raise NotImplementedError
+        """Returns the metric states of clients that all predict with the scored client's model; by default that one."""
+        return dict.fromkeys(clients, state)
 
     def constants(self, round: int) -> dict[str, dict[str, float]]:
         """Computes what predictions that look at no image reach after a round: by name of the predictor, then metric.

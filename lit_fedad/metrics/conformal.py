@@ -30,15 +30,7 @@ _ROUNDING = 1e-9
 
 
 def needed_images(alpha: float) -> int:
-    """Returns the fewest calibration images with which a rate of false alarms can be promised: 1 / alpha - 1.
-
-    Args:
-        alpha: The rate, in (0, 1).
-
-    Example:
-        >>> needed_images(0.01), needed_images(0.05), needed_images(0.3)
-        (99, 19, 3)
-    """
+    """Returns the fewest calibration images with which a rate of false alarms can be promised: 1 / alpha - 1."""
     return math.ceil(1 / alpha - _ROUNDING) - 1
 
 
@@ -116,13 +108,9 @@ class ScoreCounts:
         return DEFAULT_BINS.upper(self.bins)
 
     def p_values(self, scores: Tensor) -> Tensor:
-        """Computes conformal p-values: (1 + number of scores that are at least as large) / (n + 1).
+        """Computes conformal p-values: (1 + number of scores that are at least as large) / (n + 1), float64 [k].
 
-        Args:
-            scores: Scores of new images, any real dtype [k]; NaN is larger than all others.
-
-        Returns:
-            float64 [k], in (0, 1].
+        Of scores of new images, any real dtype [k]; NaN is larger than all others.
         """
         above = torch.cat([self.counts, self.counts.new_zeros(1)]).flip(0).cumsum(0).flip(0)
         first = torch.searchsorted(self.edges, scores.float().cpu().contiguous())
@@ -133,11 +121,7 @@ class ScoreCounts:
         return math.ceil((self.total + 1) * (1 - alpha) - _ROUNDING)
 
     def threshold(self, alpha: float) -> float:
-        """Computes the score above which p-values are at most alpha, that of `rank`.
-
-        Returns:
-            The threshold; infinity where there are fewer than `needed_images`.
-        """
+        """Computes the score above which p-values are at most alpha; infinity with fewer than `needed_images`."""
         rank = self.rank(alpha)
         if rank > self.total:
             return math.inf
@@ -186,13 +170,6 @@ class Calibration:
         clients: Scores by client and product.
         shared: Whether all clients predict with one model. Only then do scores of different clients add up.
         names: What clients are called.
-
-    Example:
-        >>> scores = {"nut": ScoreCounts.of(torch.arange(1.0, 13))}
-        >>> calibration = Calibration({0: scores, 1: scores}, shared=True)
-        >>> rule = calibration.rule(0, alpha=0.05)
-        >>> rule.of, rule.scores.total
-        ('all clients', 24)
     """
 
     clients: Mapping[int, Mapping[str, ScoreCounts]]
@@ -236,12 +213,6 @@ class Calibration:
 
         Returns:
             The rate, of ``auto`` rounded up to three digits; `USUAL_RATE` where there are no scores, and no alarms.
-
-        Example:
-            >>> scores = {0: ScoreCounts.of(torch.arange(1.0, 4)), 1: ScoreCounts.of(torch.arange(200.0))}
-            >>> calibration = Calibration({client: {"nut": own} for client, own in scores.items()}, shared=False)
-            >>> calibration.rate(0, "auto"), calibration.rate(1, "auto"), calibration.rate(1, 0.1)
-            (0.25, 0.01, 0.1)
         """
         if not isinstance(alpha, str):
             return alpha
@@ -279,13 +250,8 @@ class Calibration:
             raise UserError("calibration: needs counts by client and product") from error
 
 
-def wilson_interval(events: float, trials: float, z: float = 1.96) -> tuple[float, float]:
-    """Computes the interval of a rate that was seen as events in a number of trials (Wilson, 1927).
-
-    Args:
-        events: Number of events.
-        trials: Number of trials.
-        z: Standard score of the confidence: 1.96 for 95 %.
+def wilson_interval(events: float, trials: float) -> tuple[float, float]:
+    """Computes the 95 % interval of a rate that was seen as events in a number of trials (Wilson, 1927).
 
     Returns:
         Lower and upper end; NaN without a trial.
@@ -296,6 +262,7 @@ def wilson_interval(events: float, trials: float, z: float = 1.96) -> tuple[floa
     """
     if not trials:
         return math.nan, math.nan
+    z = 1.96
     rate, spread = events / trials, z * z / trials
     centre = (rate + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))

@@ -166,11 +166,6 @@ def summarise_clients(
         For every name the mean and the worst over the clients for which the value is defined, their mean weighted by
         size as ``pooled`` (the value expected of an image drawn at random from all their data), and the value of every
         client in ascending order of id. All NaN where no client has the value.
-
-    Example:
-        >>> values = {0: {"accuracy": 0.5}, 1: {"accuracy": 1.0}}
-        >>> summarise_clients(values, {0: 30, 1: 10}, ())["accuracy"]
-        {'mean': 0.75, 'worst': 0.5, 'pooled': 0.625, 'per_client': {0: 0.5, 1: 1.0}}
     """
     summaries = {}
     for name in dict.fromkeys(name for of_client in values.values() for name in of_client):

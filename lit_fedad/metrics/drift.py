@@ -78,13 +78,6 @@ class DriftTest:
 
     Raises:
         UserError: If the run length is below 1.
-
-    Example:
-        >>> test = DriftTest(ScoreCounts.of(torch.arange(1.0, 51)), run_length=1000)
-        >>> any(step.alarm for step in test.add([7.0 * image % 50 for image in range(100)]))
-        False
-        >>> any(step.alarm for step in test.add([60.0 + image for image in range(30)]))
-        True
     """
 
     def __init__(self, calibration: ScoreCounts, run_length: float = 10_000, seed: int = 0) -> None:
@@ -132,17 +125,10 @@ class DriftTest:
 
 
 def uniformity(p_values: Sequence[float]) -> tuple[float, float]:
-    """Tests whether p-values are uniform (Kolmogorov-Smirnov).
-
-    Args:
-        p_values: Independent p-values.
+    """Tests whether independent p-values are uniform (Kolmogorov-Smirnov).
 
     Returns:
         The largest difference of the distribution functions, and its own p-value, for one look; NaN without p-values.
-
-    Example:
-        >>> uniformity([0.1, 0.2, 0.3, 0.4])[0]
-        0.6
     """
     if not len(p_values):
         return math.nan, math.nan

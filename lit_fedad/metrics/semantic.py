@@ -159,7 +159,7 @@ class SemanticMetrics(MergeableMetric):
         self.decisions.append(_decisions(own, self.threshold))
 
     def at_threshold(self, threshold: float) -> "SemanticMetrics":
-        """Copies the metric with the same scores at another label-free threshold, as of a client that shares the model."""
+        """Copies the metric at another label-free threshold, as of a client that shares the model."""
         other = deepcopy(self)
         other.threshold = threshold
         other.decisions = [_decisions(scores, threshold) for scores in self.scores]

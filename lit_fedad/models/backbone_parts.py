@@ -61,13 +61,7 @@ _PLAIN = {"class_token", "dynamic_img_size"}
 
 
 def dynamic_size(name: str) -> dict[str, bool]:
-    """Returns the option by which a plain vision transformer takes images of any multiple of its patch.
-
-    Args:
-        name: timm model, with or without a tag.
-
-    Returns:
-        The option as an argument of `timm.create_model`; nothing for models without it.
+    """Returns the argument of `timm.create_model` by which a plain vision transformer takes images of any size.
 
     Example:
         >>> dynamic_size("vit_small_patch14_reg4_dinov2"), dynamic_size("resnet18")

@@ -57,12 +57,6 @@ class ConditionalGenerator(nn.Module):
 
     Raises:
         UserError: If a number is too small.
-
-    Example:
-        >>> import torch
-        >>> generator = ConditionalGenerator(10, image_size=28, channels=1, mean=[0.5], std=[0.5])
-        >>> generator(torch.tensor([3, 7]), torch.randn(2, 100)).shape
-        torch.Size([2, 1, 28, 28])
     """
 
     mean: Tensor

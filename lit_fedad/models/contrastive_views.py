@@ -34,10 +34,6 @@ def draw_boxes(
 
     Returns:
         Top, left, height and width of the boxes [B, 4], in whole pixels.
-
-    Example:
-        >>> draw_boxes(2, (32, 32), scale=(1.0, 1.0), ratio=(1.0, 1.0)).tolist()
-        [[0, 0, 32, 32], [0, 0, 32, 32]]
     """
     area = math.prod(size) * torch.empty(CROP_TRIES, count).uniform_(*scale)
     aspect = torch.empty(CROP_TRIES, count).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp()
@@ -122,10 +118,6 @@ class ContrastiveViews(nn.Module):
             (shifts from -s to s of the colour circle).
         jitter_probability: Probability of the colour jitter.
         greyscale: Probability of conversion to greyscale.
-
-    Example:
-        >>> ContrastiveViews()(torch.rand(4, 3, 32, 32)).shape
-        torch.Size([4, 3, 32, 32])
     """
 
     def __init__(
@@ -147,22 +139,11 @@ class ContrastiveViews(nn.Module):
             raise UserError(
                 f"task.views.jitter={list(jitter)}: give four numbers in [0, 1], the last up to 0.5"
             )
-        self.crop_scale = crop_scale
-        self.ratio = ratio
-        self.flip = flip
-        self.jitter = jitter
-        self.jitter_probability = jitter_probability
-        self.greyscale = greyscale
+        self.crop_scale, self.ratio, self.flip, self.greyscale = crop_scale, ratio, flip, greyscale
+        self.jitter, self.jitter_probability = jitter, jitter_probability
 
     def forward(self, images: Tensor) -> Tensor:
-        """Draws a random view of each image.
-
-        Args:
-            images: Images [B, 3, H, W] in [0, 1].
-
-        Returns:
-            Views [B, 3, H, W] in [0, 1], in float32.
-        """
+        """Draws a random view of each image [B, 3, H, W] in [0, 1], in float32."""
         count, _, height, width = images.shape
         boxes = draw_boxes(count, (height, width), self.crop_scale, self.ratio)
         mirrored, jittered, grey = torch.rand(3, count) < torch.tensor(

@@ -20,14 +20,6 @@ class BatchNorm(nn.BatchNorm2d):
     Last batches of one image are common among small clients. Such an image is normalised over its own positions, and
     the running statistics, which every prediction uses, do not move towards it. Where its map is 1x1, for which torch
     raises an error, the running statistics normalise it.
-
-    Example:
-        >>> import torch
-        >>> norm = BatchNorm(1)
-        >>> norm(torch.tensor([[[[3.0, 5.0]]]])).flatten().tolist()
-        [-0.99..., 0.99...]
-        >>> norm.running_mean.item()
-        0.0
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
@@ -55,11 +47,6 @@ class ConvNet(nn.Sequential):
 
     Attributes:
         num_features: Number of features C: 2,048 for images of 28 or 32 pixels.
-
-    Example:
-        >>> import torch
-        >>> ConvNet(image_size=28)(torch.zeros(2, 3, 28, 28)).shape
-        torch.Size([2, 2048])
     """
 
     def __init__(
@@ -105,11 +92,6 @@ class ResNetCifar(ResNet):
 
     Attributes:
         num_features: Number of features, 8 * channels.
-
-    Example:
-        >>> import torch
-        >>> ResNetCifar(18)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 512])
     """
 
     def __init__(
@@ -147,27 +129,19 @@ class ResNetCifar(ResNet):
         return super().forward(images)
 
 
-SMALLEST, LARGEST = 4, 7
-"""Sides of the map that the decoder starts from."""
-
-
 def first_side(image_size: int) -> int:
     """Finds the side from 4 to 7 that becomes ``image_size`` by doubling.
 
     Raises:
         UserError: If there is no such side.
-
-    Example:
-        >>> [first_side(size) for size in (28, 32, 64, 96, 224)]
-        [7, 4, 4, 6, 7]
     """
     side = image_size
-    while side > LARGEST and side % 2 == 0:
+    while side > 7 and side % 2 == 0:
         side //= 2
-    if not SMALLEST <= side <= LARGEST:
+    if not 4 <= side <= 7:
         raise UserError(
-            f"image.size={image_size}: the decoder doubles a map of side {SMALLEST} to {LARGEST};"
-            " take 32, 64, 96, 128, 160, 192, 224 or 256"
+            f"image.size={image_size}: the decoder doubles a map of side 4 to 7; take 32, 64, 96, 128, 160, 192, 224 or"
+            " 256"
         )
     return side
 
@@ -185,11 +159,6 @@ class Decoder(nn.Sequential):
 
     Raises:
         UserError: If the image size is none that the decoder can reach.
-
-    Example:
-        >>> import torch
-        >>> Decoder(latent=8, image_size=28, channels=32)(torch.zeros(2, 8)).shape
-        torch.Size([2, 3, 28, 28])
     """
 
     def __init__(self, latent: int, image_size: int, channels: int = 256) -> None:
@@ -233,11 +202,6 @@ class LeNet(nn.Sequential):
 
     Raises:
         UserError: If the side is no multiple of 8.
-
-    Example:
-        >>> import torch
-        >>> LeNet(image_size=32)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 2048])
     """
 
     def __init__(self, image_size: int, channels: int = 32, inputs: int = 3) -> None:
@@ -266,11 +230,6 @@ class LeNetDecoder(nn.Sequential):
         latent: Length of the latent vectors.
         image_size: S, the side of the images in pixels; a multiple of 8.
         channels: Channels of the last block but one, as of the first block of `LeNet`.
-
-    Example:
-        >>> import torch
-        >>> LeNetDecoder(latent=8, image_size=16, channels=4)(torch.zeros(2, 8)).shape
-        torch.Size([2, 3, 16, 16])
     """
 
     def __init__(self, latent: int, image_size: int, channels: int = 32) -> None:
@@ -294,18 +253,9 @@ class LeNetDecoder(nn.Sequential):
 
 
 def contrast_normalised(pixels: Tensor) -> Tensor:
-    """Subtracts each image's mean, and divides by its mean absolute deviation: global contrast normalisation.
+    """Subtracts the mean of each image [B, C, S, S], and divides by its mean absolute deviation: global normalisation.
 
-    Args:
-        pixels: Images [B, C, S, S].
-
-    Returns:
-        Images of mean 0 and mean absolute value 1; nearly zero where an image is of one colour.
-
-    Example:
-        >>> import torch
-        >>> contrast_normalised(torch.tensor([[[[0.0, 4.0]]]])).flatten().tolist()
-        [-1.0, 1.0]
+    Images of one colour are nearly zero.
     """
     centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
     return centred / centred.abs().mean((1, 2, 3), keepdim=True).clamp(min=1e-3)

@@ -55,13 +55,6 @@ def diff_augment(images: Tensor, drawn: Draw, group: Tensor) -> Tensor:
 
     Source:
         Differentiable siamese augmentation: Zhao and Bilen 2021, arXiv:2102.08259, section 3.2.
-
-    Example:
-        >>> images = torch.arange(8.0).view(2, 1, 2, 2)
-        >>> mirror = Draw(operation=torch.tensor([3]), numbers=torch.zeros(1, 3))
-        >>> diff_augment(images, mirror, torch.tensor([0, 0])).flatten(1)
-        tensor([[1., 0., 3., 2.],
-                [5., 4., 7., 6.]])
     """
     group = group.to(drawn.operation.device)
     operation = drawn.operation[group]

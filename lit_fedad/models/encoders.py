@@ -97,11 +97,7 @@ class FrozenEncoder(nn.Module):
 
 
 def refuse_frozen(encoder: nn.Module, why: str) -> None:
-    """Refuses an encoder that sees no pixels, where images are made or changed.
-
-    Args:
-        encoder: The encoder.
-        why: What needs pixels, for the message.
+    """Refuses an encoder that sees no pixels, where images are made or changed; says what needs them.
 
     Raises:
         UserError: If it is a `FrozenEncoder`.
@@ -130,12 +126,7 @@ def trained_encoder(
 
 
 class FixedLength(nn.Module):
-    """A network whose features are scaled to one length.
-
-    Args:
-        network: The network.
-        length: The length.
-    """
+    """A network whose features are scaled to one length."""
 
     def __init__(self, network: nn.Module, length: float) -> None:
         super().__init__()

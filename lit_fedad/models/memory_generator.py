@@ -59,15 +59,7 @@ class MemoryGenerator(nn.Module):
             nn.init.zeros_(self.out.bias)
 
     def forward(self, rows: Tensor, places: Tensor) -> Tensor:
-        """Generates memory features.
-
-        Args:
-            rows: Patch features [n, C].
-            places: Patch centres (x, y) in [-1, 1] [n, 2].
-
-        Returns:
-            Memory features [n, C].
-        """
+        """Generates memory features [n, C] of patch features [n, C] at their centres (x, y) in [-1, 1] [n, 2]."""
         projected = rows if self.project is None else F.relu(self.project(rows))
         generated = projected if self.out is None else self._generate(projected, places)
         return rows + generated if self.residual else generated
@@ -102,10 +94,7 @@ def sample_grid(grid: Tensor, where: Tensor) -> Tensor:
 
     Args:
         grid: Values [C, H, W].
-        where: Coordinates (x, y) in [-1, 1] [n, 2].
-
-    Returns:
-        Samples [n, C], differentiable in both arguments.
+        where: Coordinates (x, y) in [-1, 1] [n, 2]; samples [n, C] are differentiable in both.
     """
     _, height, width = grid.shape
     x = (where[:, 0] + 1) / 2 * (width - 1)

@@ -32,7 +32,6 @@ class TiledPyramid(nn.Module):
         tile: Side of the tiles in pixels.
         overlap: Pixels that neighbouring tiles share at least; None for a quarter of the tile, rounded to what the
             backbone needs.
-        at_once: Tiles that the backbone sees in one call; None for as many as `PIXELS_AT_ONCE` hold.
 
     Attributes:
         channels, strides, mean, std, provenance: Those of the backbone.
@@ -50,7 +49,6 @@ class TiledPyramid(nn.Module):
         size: tuple[int, int],
         tile: int,
         overlap: int | None = None,
-        at_once: int | None = None,
     ) -> None:
         super().__init__()
         unit = max(backbone.strides)
@@ -62,7 +60,7 @@ class TiledPyramid(nn.Module):
         self.provenance: dict[str, Any] = backbone.provenance
         whole = f"{backbone.fingerprint} tile {tile} overlap {overlap} v1"
         self.fingerprint = hashlib.sha256(whole.encode()).hexdigest()
-        self.tile, self.at_once = tile, at_once or max(1, PIXELS_AT_ONCE // tile**2)
+        self.tile, self.at_once = tile, max(1, PIXELS_AT_ONCE // tile**2)
         starts = [_starts(side, tile, overlap, unit) for side in size]
         self.count = len(starts[0]) * len(starts[1])
         self.pixels = nn.ModuleList(_Pieces(side, tile, at) for side, at in zip(size, starts, strict=True))

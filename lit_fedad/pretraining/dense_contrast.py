@@ -133,9 +133,6 @@ def place_contrast(
         cells: Compared cells of the first [n].
         partners: The same places in the second [n].
         temperature: Temperature of the softmax over all B n places of the other view.
-
-    Returns:
-        The mean over places, a scalar.
     """
     rows = first.flatten(2)[:, :, cells].transpose(1, 2).flatten(0, 1)
     others = second.flatten(2)[:, :, partners].transpose(1, 2).flatten(0, 1)

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.core.bounds import at_least
-from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.patches import AnomalyMap, PatchTask
@@ -115,10 +114,6 @@ class FeatureAutoencoder(PatchTask):
         """Standardises by local statistics, unless pooled ones were loaded."""
         self.standardise_locally(loader)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds Adam of what is trained."""
-        return torch.optim.Adam((p for p in self.parameters() if p.requires_grad), lr=self.learning_rate)
-
     def _patches(self, batch: Mapping[str, Any]) -> Tensor:
         """Returns the patches of a view, or the standardised features of whole images [B, n, C]."""
         return batch["patches"] if "patches" in batch else self.standardised(self.embed(batch))
@@ -165,14 +160,8 @@ class Autoencoder(Task):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes latent vectors [B, C].
-
-        Raises:
-            UserError: If the batch holds cached features instead of images.
-        """
-        if "image" not in batch:
-            raise UserError("task autoencoder needs images, not cached features; set cache.enabled=false")
-        return self.encoder(batch["image"])
+        """Computes latent vectors [B, C]."""
+        return self.encoder(self.images_of(batch))
 
     def errors(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Computes squared errors, averaged over the channels [B, S, S]."""
@@ -187,7 +176,3 @@ class Autoencoder(Task):
         """Computes each image's mean squared error, and a smoothed map of the errors."""
         errors = self.errors(features, batch)
         return Prediction(image_score=errors.flatten(1).mean(1), anomaly_map=self.draw_map(errors))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds Adam."""
-        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)

@@ -16,15 +16,8 @@ from lit_fedad.core.bounds import at_least
 def crop_and_flip(images: Tensor, padding: int = 4) -> Tensor:
     """Shifts each image at random and mirrors it with probability 0.5, as is usual for CIFAR.
 
-    Images are padded with zeros (of normalised images: the mean colour) and cropped to their size at a random
-    position each. Draws come from torch's global CPU generator, whatever the device.
-
-    Args:
-        images: Images [B, C, H, W].
-        padding: Pixels on every side: the largest shift.
-
-    Returns:
-        Views [B, C, H, W].
+    Images [B, C, H, W] are padded with zeros (of normalised images: the mean colour) and cropped to their size at a
+    random position each. Draws come from torch's global CPU generator, whatever the device.
     """
     count, channels, height, width = images.shape
     top, left = torch.randint(2 * padding + 1, (2, count, 1))
@@ -82,11 +75,7 @@ class Classifier(Task):
         return self.encoder(batch["image"])
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes the cross-entropy.
-
-        Returns:
-            ``loss`` and ``accuracy``.
-        """
+        """Computes the cross-entropy as ``loss``, and ``accuracy``."""
         logits, labels = self.classifier(features), batch["label"]
         accuracy = (logits.detach().argmax(1) == labels).float().mean()
         return {"loss": F.cross_entropy(logits, labels), "accuracy": accuracy}

@@ -58,6 +58,7 @@ class Contrastive(Representation):
     prepares = True
     local_buffers = ("densities.mean", "densities.covariance", "_anomalous")
     scoring_buffers = local_buffers
+    free_buffers = ("_anomalous",)
     _anomalous: Tensor
 
     def __init__(
@@ -197,9 +198,3 @@ class Contrastive(Representation):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads a state with any number of anomalous images."""
-        if (anomalous := state_dict.get(f"{prefix}_anomalous")) is not None:
-            self._anomalous = torch.empty_like(anomalous, device=self._anomalous.device)
-        super()._load_from_state_dict(state_dict, prefix, *rest)

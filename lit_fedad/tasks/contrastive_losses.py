@@ -27,27 +27,14 @@ class RepresentationLoss(nn.Module):
     needs_pixels = False
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """Draws the views of a batch of images.
-
-        Args:
-            images: Images in [0, 1], [B, 3, S, S].
-            draw: Draws one random view of each image.
-
-        Returns:
-            Views [V, B, 3, S, S].
-        """
+        """Draws the views [V, B, 3, S, S] of images in [0, 1] [B, 3, S, S]."""
         copies = dict(enumerate((images, *rotations(images)) if any(self.turns) else (images,)))
         return torch.stack([draw(copies[turn]) for turn in self.turns])
 
     def drawn_views(self, features: Tensor) -> Tensor:
-        """Chooses the views of a batch among views whose features are known.
+        """Draws the views [V, B, C] of a batch among the views that are kept [B, N, C], in the order of `kept_turns`.
 
-        Args:
-            features: Features of the views that are kept of each image [B, N, C], in the order of `kept_turns`.
-
-        Returns:
-            Features of views [V, B, C] in single precision, drawn from torch's global CPU generator. The same view is
-            drawn twice only where a rotation has too few.
+        The draws are of torch's global CPU generator. The same view is drawn twice only where a rotation has too few.
         """
         kept = torch.tensor(kept_turns(features.shape[1]))
         drawn: list[Tensor] = []

@@ -70,6 +70,7 @@ class CSI(Representation):
     scores_turned = True
     local_buffers = ("bank", "norms", "certainty")
     scoring_buffers = local_buffers
+    free_buffers = ("bank",)
     output_modules = ("projection", "shift")
     bank: Tensor
     norms: Tensor
@@ -179,8 +180,7 @@ class CSI(Representation):
         else:
             share = min((done - self.ramp) / max(self.rounds - self.ramp, 1), 1.0)
             rate = self.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return Lars(trained, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+        return Lars(self.trainable, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def _copies(self, batch: Mapping[str, Any]) -> Iterator[Tensor]:
         """Yields the four rotations of each image [B, 4, ...], of its every crop."""
@@ -194,9 +194,3 @@ class CSI(Representation):
         )
         for crop in crops if len(self.boxes) else (images,):
             yield torch.stack([torch.rot90(crop, turn, (2, 3)) for turn in range(_TURNS)], dim=1)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads a state with a bank of any size."""
-        if (bank := state_dict.get(f"{prefix}bank")) is not None:
-            self.bank = torch.empty_like(bank, device=self.bank.device)
-        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -92,11 +92,6 @@ class Bottleneck(Task):
         """Computes the mean squared error of each image's reconstruction [B]."""
         return (self.decoder(features) - self._inputs(batch)).square().flatten(1).mean(1)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds Adam of what is trained."""
-        trained = (parameter for parameter in self.parameters() if parameter.requires_grad)
-        return torch.optim.Adam(trained, lr=self.learning_rate, weight_decay=self.weight_decay)
-
     def _inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes what is reconstructed: images in [0, 1] [B, 3, S, S], or frozen features [B, C]."""
         if self.frozen:

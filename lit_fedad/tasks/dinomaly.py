@@ -134,9 +134,8 @@ class Dinomaly(Task):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds AdamW with the authors' settings."""
-        trained = (p for p in self.parameters() if p.requires_grad)
         return torch.optim.AdamW(
-            trained, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True, eps=1e-10
+            self.trainable, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True, eps=1e-10
         )
 
 

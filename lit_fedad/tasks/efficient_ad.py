@@ -87,14 +87,14 @@ class EfficientAD(PatchTask):
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the teacher's features of the images, and of the same with other colours."""
-        changed = self._recoloured(self._images(batch))
+        changed = self._recoloured(self.images_of(batch))
         with torch.no_grad():
             teacher, target = (self.standardised(self.embed({"image": x})) for x in (batch["image"], changed))
         return {"image": batch["image"], "teacher": teacher, "changed": changed, "target": target}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes the student's outputs [B, P, 2 C]: for the teacher, and for the autoencoder."""
-        return self._imitated(self._images(batch))
+        return self._imitated(self.images_of(batch))
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes ``loss``, the sum of ``student``, ``autoencoder`` and ``imitation`` (EfficientAD Alg. 1)."""
@@ -134,19 +134,6 @@ class EfficientAD(PatchTask):
         ordered = errors.float().sort(dim=0).values
         at = [min(len(ordered) - 1, int(share * len(ordered))) for share in self.shares]
         self.quantiles = ordered[at].T.to(self.quantiles)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds Adam."""
-        trained = (p for p in self.parameters() if p.requires_grad)
-        return torch.optim.Adam(trained, lr=self.learning_rate, weight_decay=self.weight_decay)
-
-    def _images(self, batch: Mapping[str, Any]) -> Tensor:
-        if "image" not in batch:
-            raise UserError(
-                "task efficient_ad needs images, not cached features alone; set cache.enabled=false"
-            )
-        images: Tensor = batch["image"]
-        return images
 
     def _imitated(self, images: Tensor) -> Tensor:
         maps = F.interpolate(self.student(images), self.grid, mode="bilinear", align_corners=False)

@@ -30,23 +30,9 @@ def spherical_kmeans(
     weights: Tensor | None = None,
     max_steps: int = 10,
 ) -> KMeansResult:
-    """Clusters rows by their directions: each belongs to the centre of largest cosine, the normalised mean of its rows.
+    """Clusters rows [n, C] by their directions: each belongs to the centre of largest cosine, the normalised mean.
 
-    Args:
-        rows: Rows ``[n, channels]``.
-        clusters: Number of centres; with fewer rows, see `kmeans`.
-        generator: Source of all randomness.
-        weights: Non-negative weight of each row, ``[n]``; 1 by default.
-        max_steps: Most moves of the centres.
-
-    Returns:
-        The clustering; ``centroids`` have length 1.
-
-    Example:
-        >>> rows = torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.0, 1.0]])
-        >>> found = spherical_kmeans(rows, 2, generator=torch.Generator().manual_seed(0))
-        >>> sorted(found.centroids.tolist()), sorted(found.counts.tolist())
-        ([[0.0, 1.0], [1.0, 0.0]], [1.0, 2.0])
+    Arguments are those of `kmeans`; the centroids have length 1.
     """
     # Rows and centres have length 1: the nearest centre is that of the largest cosine.
     return kmeans(
@@ -171,9 +157,8 @@ class Elsa(Representation):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds SGD in the warm-up, and Adam after it."""
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         if self.warming_up:
             return torch.optim.SGD(
-                trained, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+                self.trainable, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
             )
-        return torch.optim.Adam(trained, lr=self.finetuning_rate)
+        return torch.optim.Adam(self.trainable, lr=self.finetuning_rate)

@@ -58,26 +58,11 @@ class FrozenDetector(Task):
         if first:
             self.fit(torch.cat([features.float().cpu() for features in map_batches(self, loader, self)]))
 
-    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Refuses to train.
 
-        Raises:
-            UserError: Always: there is nothing to train.
-        """
-        raise UserError(
-            f"task {type(self).__name__} has nothing to train: give METHOD=local or centralised, and rounds=0"
-        )
-
-    def on_fit_start(self) -> None:
-        """Refuses a plain Trainer; see `objective`."""
-        self.objective(torch.empty(0), {})
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads a state with buffers of any size."""
-        for name in self.local_buffers:
-            if (entry := state_dict.get(f"{prefix}{name}")) is not None:
-                setattr(self, name, torch.empty_like(entry, device=getattr(self, name).device))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+def neighbour_scores(features: Tensor, bank: Tensor, neighbours: int) -> Tensor:
+    """Computes the sum of squared distances of features [B, C] to their nearest neighbours in a bank [n, C]."""
+    distances, _ = nearest(features.float(), bank, min(neighbours, len(bank)))
+    return distances.square().sum(1)
 
 
 class FeatureNeighbours(FrozenDetector):
@@ -94,7 +79,7 @@ class FeatureNeighbours(FrozenDetector):
         UserError: If there are no neighbours.
     """
 
-    local_buffers = ("bank",)
+    local_buffers = free_buffers = ("bank",)
     scoring_buffers = local_buffers
     bank: Tensor
 
@@ -112,8 +97,7 @@ class FeatureNeighbours(FrozenDetector):
         """Computes each image's sum of squared distances."""
         if not len(self.bank):
             raise UserError("there is no bank to score by: the client has no images")
-        distances, _ = nearest(features.float(), self.bank, min(self.neighbours, len(self.bank)))
-        return Prediction(image_score=distances.square().sum(1))
+        return Prediction(image_score=neighbour_scores(features, self.bank, self.neighbours))
 
 
 class FeatureSVM(FrozenDetector):
@@ -130,7 +114,7 @@ class FeatureSVM(FrozenDetector):
         UserError: If a number is out of range.
     """
 
-    local_buffers = ("vectors", "coefficients", "offset", "sharpness")
+    local_buffers = free_buffers = ("vectors", "coefficients", "offset", "sharpness")
     scoring_buffers = local_buffers
     vectors: Tensor
     coefficients: Tensor

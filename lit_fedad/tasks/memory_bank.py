@@ -76,6 +76,7 @@ class MemoryBank(PatchTask):
     """
 
     prepares = True
+    free_buffers = ("centre", "basis")
     local_buffers = ("memory", "radii", "centre", "basis", "norm", "mean", "scale", "whitening", "threshold")
 
     memory: Tensor
@@ -164,14 +165,11 @@ class MemoryBank(PatchTask):
     # ---------------------------------------------------------------------------------------------- features
 
     def generate(self, patches: Tensor, places: Tensor) -> Tensor:
-        """Computes memory features of single patches: standardised, mapped by the head, and of length 1 for cosines.
+        """Computes memory features [n, C]: standardised, mapped by the head, and of length 1 for cosines.
 
         Args:
             patches: Frozen patch features [n, C].
             places: Patch centres in [-1, 1] [n, 2].
-
-        Returns:
-            Memory features [n, C].
         """
         patches = self.standardised(patches)
         features = patches if self.head is None else self.head(patches, places)
@@ -204,11 +202,7 @@ class MemoryBank(PatchTask):
     # ---------------------------------------------------------------------------------------------- training
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes the training loss (FedDyMem Eq. 12).
-
-        Returns:
-            ``loss``, and ``nn_distance``: the mean distance to the nearest slot.
-        """
+        """Computes ``loss`` (FedDyMem Eq. 12), and ``nn_distance``: the mean distance to the nearest slot."""
         generated = features.flatten(0, 1).float()
         _, neighbours = nearest(generated.detach(), self.bank, self.loss.reach)
         distances = self.measured(neighbour_distances(generated, self.bank, neighbours))
@@ -217,8 +211,7 @@ class MemoryBank(PatchTask):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds the optimiser of all that is trained."""
-        parameters = [p for p in self.parameters() if p.requires_grad]
-        return self.optimizer(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
+        return self.optimizer(self.trainable, lr=self.learning_rate, weight_decay=self.weight_decay)
 
     # ---------------------------------------------------------------------------------------------- the bank
 

@@ -44,6 +44,7 @@ class PaDiM(PatchTask):
 
     prepares = True
     trains = False
+    methods = "federated_padim, local or centralised"
     local_buffers = ("mean", "scale", "whitening", "centres", "whiteners")
 
     selected: Tensor
@@ -183,15 +184,3 @@ class PaDiM(PatchTask):
         distances = (offsets @ self.whiteners.mT).norm(dim=2).T
         scores = distances.flatten()
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
-
-    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Refuses to train.
-
-        Raises:
-            UserError: Always: there is nothing to train.
-        """
-        raise UserError("task PaDiM has nothing to train: give METHOD=federated_padim, local or centralised")
-
-    def on_fit_start(self) -> None:
-        """Refuses a plain Trainer; see `objective`."""
-        self.objective(self.centres, {})

@@ -13,8 +13,8 @@ from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.knn import nearest
 from lit_fedad.models.encoders import FrozenEncoder
+from lit_fedad.tasks.frozen_detectors import neighbour_scores
 
 
 class Panda(Task):
@@ -48,6 +48,7 @@ class Panda(Task):
     trains_on_bank = False
     local_buffers = ("bank", "centre")
     scoring_buffers = local_buffers
+    free_buffers = ("bank",)
     bank: Tensor
     centre: Tensor
 
@@ -99,8 +100,7 @@ class Panda(Task):
         """Computes each image's sum of squared distances to its nearest neighbours."""
         if not len(self.bank):
             raise UserError("there is no bank to score by: no client has sent one")
-        distances, _ = nearest(features.float(), self.bank, min(self.neighbours, len(self.bank)))
-        return Prediction(image_score=distances.square().sum(1))
+        return Prediction(image_score=neighbour_scores(features, self.bank, self.neighbours))
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Fills the bank with local features; the first time, their mean becomes the centre."""
@@ -146,9 +146,3 @@ class Panda(Task):
     def _network(self) -> nn.Module:
         assert isinstance(self.encoder.network, nn.Module)
         return self.encoder.network
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads a state with a bank of any size."""
-        if (bank := state_dict.get(f"{prefix}bank")) is not None:
-            self.bank = torch.empty_like(bank, device=self.bank.device)
-        super()._load_from_state_dict(state_dict, prefix, *rest)

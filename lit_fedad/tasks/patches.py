@@ -45,14 +45,7 @@ class AnomalyMap(nn.Module):
         self.register_buffer("columns", _side(columns, width, sigma), persistent=False)
 
     def forward(self, scores: Tensor) -> Tensor:
-        """Interpolates and blurs patch scores to anomaly maps.
-
-        Args:
-            scores: Patch scores [B, rows, columns].
-
-        Returns:
-            Anomaly maps [B, H, W].
-        """
+        """Interpolates and blurs patch scores [B, rows, columns] to anomaly maps [B, H, W]."""
         with full_precision(scores):  # rounded to half precision, images near a threshold would tie
             return self.rows @ scores.float() @ self.columns.T
 
@@ -159,14 +152,6 @@ class PatchTask(StandardisedTask):
         y, x = torch.meshgrid(*sides, indexing="ij")
         self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads any number of subspaces of any number of directions, where the task has some."""
-        for name in ("centre", "basis"):
-            held = state_dict.get(f"{prefix}{name}")
-            if held is not None and name in self._buffers:
-                setattr(self, name, torch.empty_like(held, device=self.mean.device))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
     def embed(self, batch: Mapping[str, Any], average_pool: bool | str | None = None) -> Tensor:
         """Computes frozen features on the grid (FedDyMem Eq. 8).
 
@@ -232,10 +217,7 @@ class PatchTask(StandardisedTask):
             loader: Local batches; with several kinds, their ``product`` is the kind of each image.
             folds: Number of sets that the images of a kind are dealt to in turn.
             average_pool: See `embed`.
-            kinds: Number of kinds, each with sets of its own.
-
-        Returns:
-            Number, mean and covariance of each set's patches, kind by kind.
+            kinds: Number of kinds, each with sets of its own; sets are returned kind by kind.
         """
         tallies = [[Tally(self.channels) for _ in range(folds)] for _ in range(kinds)]
         seen = [0] * kinds
@@ -255,13 +237,7 @@ class PatchTask(StandardisedTask):
         return [tally.moments() for own in tallies for tally in own]
 
     def load_statistics(self, mean: Tensor, scale: Tensor, whitening: Tensor | None = None) -> None:
-        """Loads what features are standardised by.
-
-        Args:
-            mean: Mean of each channel [C].
-            scale: Scale of each channel [C].
-            whitening: Upper triangle of the symmetric matrix that whitens [C (C + 1) / 2].
-        """
+        """Loads mean and scale [C] of channels, and the upper triangle of the matrix that whitens [C (C + 1) / 2]."""
         self.mean, self.scale = mean.to(self.mean), scale.to(self.scale)
         if whitening is not None:
             self.whitening = symmetric(whitening, self.channels).to(self.whitening)

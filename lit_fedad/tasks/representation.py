@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import at_least
-from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 
@@ -80,15 +79,3 @@ class Representation(Task):
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes the features f(x) [B, C]."""
         return self.encoder(self.images_of(batch))
-
-    def images_of(self, batch: Mapping[str, Any]) -> Tensor:
-        """Returns the images of a batch, or their frozen features.
-
-        Raises:
-            UserError: If the batch holds cached feature maps.
-        """
-        if "image" not in batch:
-            raise UserError(
-                f"task {type(self).__name__.lower()} needs images, not cached features; set cache.enabled=false"
-            )
-        return batch["image"]

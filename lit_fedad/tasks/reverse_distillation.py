@@ -113,8 +113,7 @@ class ReverseDistillation(Task):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds Adam, with the authors' momentum of 0.5."""
-        trained = (p for p in self.parameters() if p.requires_grad)
-        return torch.optim.Adam(trained, lr=self.learning_rate, betas=(0.5, 0.999))
+        return torch.optim.Adam(self.trainable, lr=self.learning_rate, betas=(0.5, 0.999))
 
 
 class Embedder(nn.Module):

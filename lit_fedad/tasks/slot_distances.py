@@ -51,12 +51,7 @@ class HingeLoss(nn.Module):
         return self.neighbours + (self.repelled if self.repulsion else 0)
 
     def forward(self, distances: Tensor, threshold: Tensor) -> Tensor:
-        """Computes the loss.
-
-        Args:
-            distances: Distances to the `reach` nearest slots, ascending [n, reach].
-            threshold: The scalar th.
-        """
+        """Computes the loss of the distances to the `reach` nearest slots, ascending [n, reach], by the scalar th."""
         near, far = distances[:, : self.neighbours], distances[:, self.neighbours :]
         loss = F.relu(near - threshold).mean()
         if far.shape[1]:

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import at_least
-from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import KMeansResult, kmeans
 from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.merge import root_mean_squares
@@ -51,6 +50,8 @@ class Subspace(PatchTask):
 
     prepares = True
     trains = False
+    methods = "federated_subspace, local or centralised"
+    free_buffers = ("centre", "basis")
     local_buffers = ("mean", "scale", "whitening", "centre", "basis", "memory", "radii")
 
     centre: Tensor
@@ -152,17 +153,3 @@ class Subspace(PatchTask):
             patches = features.flatten(0, 1).float()
             judged = self.image_score(scores[:, None], self.radii, nearest(patches, self.memory, 1)[1])
         return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))
-
-    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Refuses to train.
-
-        Raises:
-            UserError: Always: there is nothing to train.
-        """
-        raise UserError(
-            "task Subspace has nothing to train: give METHOD=federated_subspace, local or centralised"
-        )
-
-    def on_fit_start(self) -> None:
-        """Refuses a plain Trainer; see `objective`."""
-        self.objective(self.mean, {})

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from lit_fedad.audits.distance_correlation import correlate
+from lit_fedad.audits.page import write_page
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
@@ -37,7 +38,8 @@ SMALL = [
 def test_a_finished_run_gives_the_report_of_its_end(tmp_path, capsys):
     result = train(compose([*SMALL, f"out={tmp_path}"]), quiet=True)
     capsys.readouterr()
-    correlate(reopen(str(tmp_path)))
+    run = reopen(str(tmp_path))
+    write_page(run, correlate(run))
     found = json.loads((tmp_path / "privacy" / "dcor.json").read_text())
     assert found == pytest.approx(result["privacy"], abs=1e-9)
     printed = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]

@@ -11,6 +11,7 @@ from safetensors.torch import load
 
 from lit_fedad.audits import inversion_attack
 from lit_fedad.audits.inversion import InversionOptions, invert
+from lit_fedad.audits.page import write_page
 from lit_fedad.audits.reconstruction import Inversion, as_sets, by_position
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.evidence import SentImages
@@ -118,9 +119,10 @@ def test_a_bank_is_inverted_judged_and_drawn(copied, capsys):
     sheet = np.asarray(Image.open(copied / "figures" / "inversion.png"))
     assert sheet.shape[0] > sheet.shape[1] / 2
     assert sheet.std() > 10
+    write_page(reopen(str(copied)))
     printed = capsys.readouterr().out
     assert "control (client 0)" in printed
-    assert f"{found['judged']['client 1']['psnr']:.2f} dB" in printed
+    assert f"{found['judged']['client 1']['psnr']:.1f}, {max(found['psnr']):.1f}" in printed
 
 
 def turn(federation, context):

@@ -16,7 +16,7 @@ from helpers.shadowed import OVERFIT, TINY, Spy
 
 from lit_fedad.audits import membership as membership_audit
 from lit_fedad.audits.lira import online_scores
-from lit_fedad.audits.membership import Finding, LiraOptions, attack, infer
+from lit_fedad.audits.membership import LiraOptions, attack, infer
 from lit_fedad.audits.membership_report import membership_report
 from lit_fedad.audits.shadow_runs import ShadowRuns
 from lit_fedad.cli import main as cli
@@ -41,12 +41,12 @@ def overfit(tmp_path_factory):
 @dataclass
 class Audited:
     run: Path
-    findings: list[Finding]
+    findings: list[dict]
     spy: Spy
 
     def of(self, side, statistic="all"):
         """The report of one statistic."""
-        return next(f.report for f in self.findings if (f.side, f.statistic) == (side, statistic))
+        return next(f["report"] for f in self.findings if (f["side"], f["statistic"]) == (side, statistic))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,9 @@ def audited(overfit):
     watching, original = Spy(), Federation.run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Federation, "run", lambda self: watching.run(self, original))
-        findings = infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, non_members="test"))
+        findings = infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, non_members="test")).content[
+            "findings"
+        ]
         return Audited(overfit, findings, watching)
 
 
@@ -66,15 +68,15 @@ def shadows_of(run: Path):
 
 def test_members_of_an_overfit_run_are_told(audited):
     report = audited.of("sent")
-    assert report.auc.value > 0.8
-    assert report.auc.low > report.auc.chance_high
-    assert report.fedvck["mean_auc"][0] > report.fedvck["mean_auc"][1]
-    assert report.examples == {0: 20, 1: 20}
-    assert audited.of("sent", "predictor: confidence or image score").auc.value > 0.8
+    assert report["auc"]["value"] > 0.8
+    assert report["auc"]["low"] > report["auc"]["chance_high"]
+    assert report["fedvck"]["mean_auc"][0] > report["fedvck"]["mean_auc"][1]
+    assert report["examples"] == {0: 20, 1: 20}
+    assert audited.of("sent", "predictor: confidence or image score")["auc"]["value"] > 0.8
 
 
 def test_each_statistic_is_reported_and_all_of_them_together(audited):
-    assert [(found.side, found.statistic) for found in audited.findings] == [
+    assert [(found["side"], found["statistic"]) for found in audited.findings] == [
         ("sent", "update: direction of the last layer"),
         ("sent", "update: 2 exchanges"),
         ("sent", "predictor: confidence or image score"),
@@ -89,12 +91,12 @@ def test_each_statistic_is_reported_and_all_of_them_together(audited):
 def test_files(audited):
     written = json.loads((audited.run / "privacy" / "lira.json").read_text())
     report = audited.of("sent")
-    assert written["sent_auc"] == report.auc.value
-    assert written["sent_auc_chance"] == report.auc.chance
-    assert written["received_tpr_at_1_percent"] == audited.of("received").tpr["tpr_at_1_percent"].value
+    assert written["sent_auc"] == report["auc"]["value"]
+    assert written["sent_auc_chance"] == report["auc"]["chance"]
+    assert written["received_tpr_at_1_percent"] == audited.of("received")["tpr"]["tpr_at_1_percent"]["value"]
     assert (written["shadows"], written["mode"], written["rounds"]) == (SHADOWS, "online", 2)
     assert "test images" in written["shift"]
-    assert written["findings"][4]["report"]["clients"]["0"]["auc"] == report.clients[0][0]
+    assert written["findings"][4]["report"]["clients"]["0"][0] == report["clients"][0][0]
     assert (audited.run / "figures" / "lira.png").stat().st_size
     left = sorted(p.parent.name for p in audited.run.rglob("seen.pt"))
     assert left == [f"shadow_{n}" for n in range(SHADOWS)]
@@ -142,9 +144,9 @@ def test_models_that_saw_no_example_tell_nobody(audited):
 def test_complete_shadow_runs_serve_the_offline_attack(audited, spy, tmp_path):
     shutil.copytree(audited.run, tmp_path / "run")
     options = LiraOptions(shadows=SHADOWS, mode="offline", non_members="test")
-    findings = infer(reopen(str(tmp_path / "run")), options)
+    findings = infer(reopen(str(tmp_path / "run")), options).content["findings"]
     assert spy.held == {}
-    assert findings[4].report.auc.value > 0.8
+    assert findings[4]["report"]["auc"]["value"] > 0.8
     assert findings != audited.findings
 
 
@@ -168,12 +170,13 @@ def test_a_pair_of_which_noise_hid_one_is_left_out_and_another_takes_its_place(
     monkeypatch.setattr(Federation, "run", count)
     monkeypatch.setattr(Federation, "_merge", hide)
     options = LiraOptions(shadows=SHADOWS, non_members="test")
-    findings = infer(reopen(str(tmp_path / "run")), options)
+    findings = infer(reopen(str(tmp_path / "run")), options).content["findings"]
     assert played == ["shadow_3", "shadow_6", "shadow_7"]
     assert json.loads((tmp_path / "run/privacy/lira.json").read_text())["pairs_left_out"] == 1
-    assert findings[4].report.auc.value > 0.8
+    assert findings[4]["report"]["auc"]["value"] > 0.8
     assert findings != audited.findings
-    assert infer(reopen(str(tmp_path / "run")), options) == findings  # the hidden one is not played again
+    # The hidden one is not played again.
+    assert infer(reopen(str(tmp_path / "run")), options).content["findings"] == findings
     assert len(played) == 3
 
 
@@ -205,7 +208,7 @@ def test_interrupted_audit_goes_on_where_it_stopped(audited, tmp_path, monkeypat
         infer(reopen(str(audited.run)), options)
     assert not (tmp_path / "privacy" / "lira.json").exists()
     monkeypatch.setattr(Federation, "play", watched)
-    findings = infer(reopen(str(audited.run)), options)
+    findings = infer(reopen(str(audited.run)), options).content["findings"]
     assert played[-3:] == [("shadow_4", 2), ("shadow_5", 1), ("shadow_5", 2)]
     assert len(played) == 2 * SHADOWS
     assert findings == audited.findings
@@ -248,8 +251,9 @@ def test_command(audited, capsys, monkeypatch):
     command = ["privacy", f"run={audited.run}", "attack=lira", f"shadows={SHADOWS}", "non_members=test"]
     assert cli.main(command) == 0
     out = capsys.readouterr().out
-    assert "what clients send (each client's own):" in out
-    assert f"{audited.of('sent').auc.value:.3f} [{audited.of('sent').auc.low:.3f}, " in out
+    assert "uploads: each client's own" in out
+    auc = audited.of("sent")["auc"]
+    assert f"{auc['value']:.3f} [{auc['low']:.3f}, {auc['high']:.3f}] ({auc['chance']:.3f}, " in out
     assert cli.main([*command, "rounds.x=4"]) == 2
     assert "'rounds.x' cannot be given for a trained run" in capsys.readouterr().err
 

@@ -22,11 +22,13 @@ from lit_fedad.experiment.train import train
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
-    findings = infer(reopen(str(tiny_run)), LiraOptions(shadows=6, share=1.0, out=str(tmp_path)))
-    named = {f"{found.side} {found.statistic}" for found in findings}
+    findings = infer(reopen(str(tiny_run)), LiraOptions(shadows=6, share=1.0, out=str(tmp_path))).content[
+        "findings"
+    ]
+    named = {f"{found['side']} {found['statistic']}" for found in findings}
     assert {"sent bank: mean distance", "sent moments: largest residual", "sent all", "received all"} <= named
     assert {"sent bank: together", "received bank: together", "received subspace: mean residual"} <= named
-    assert all(0 <= found.report.auc.value <= 1 for found in findings)
+    assert all(0 <= found["report"]["auc"]["value"] <= 1 for found in findings)
     written = json.loads((tmp_path / "privacy" / "lira.json").read_text())
     assert written["shift"].startswith("none")
 
@@ -41,8 +43,8 @@ def test_methods_that_share_banks_or_moments(tmp_path, method, sent):
     overrides = [f"method={method}", "debug=seconds", "tracking=off", "cache.enabled=false"]
     overrides += ["calibration.share=0"]  # a client needs two images of a product
     train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
-    assert f"{sent}: together" in {found.statistic for found in findings if found.side == "sent"}
+    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content["findings"]
+    assert f"{sent}: together" in {found["statistic"] for found in findings if found["side"] == "sent"}
 
 
 @pytest.mark.slow
@@ -65,11 +67,11 @@ def test_of_noised_runs_the_released_sums_are_attacked(tmp_path, where):
     overrides += [f"federation/privacy={where}", "federation.privacy.epsilon=1e6", "calibration.share=0"]
     overrides += ["partition=iid", "partition.clients=3"] + ["federation=secure"] * (where == "distributed")
     train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
-    named = {f"{found.side} {found.statistic}": found.report for found in findings}
+    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content["findings"]
+    named = {f"{found['side']} {found['statistic']}": found["report"] for found in findings}
     assert {"sent sum: product with the sum", "sent sum: 3 exchanges", "received all"} <= named.keys()
     # With hardly any noise the products, of which every image's own length is a part, tell who was there.
-    assert named["sent all"].auc.low > named["sent all"].auc.chance_high
+    assert named["sent all"]["auc"]["low"] > named["sent all"]["auc"]["chance_high"]
     written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
     assert written["uploads"] == "their noised sum"
     assert not [*(tmp_path / "run" / "privacy").rglob("noise.key")]
@@ -96,16 +98,16 @@ def test_fedavg_shares_no_bank_to_score_with(tmp_path):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_methods_that_share_weights(tmp_path, method):
     train(compose([*TINY, f"method={method}", "rounds=2", f"out={tmp_path}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6))
-    assert set(findings[-1].report.clients) == {0, 1}
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6)).content["findings"]
+    assert set(findings[-1]["report"]["clients"]) == {0, 1}
 
 
 @pytest.mark.slow
 def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
     overrides = ["method=fedvck_sums", "debug=seconds", "tracking=off", f"out={tmp_path}"]
     train(compose(overrides), quiet=True)
-    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0))
-    named = {f"{found.side} {found.statistic}" for found in findings}
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0)).content["findings"]
+    named = {f"{found['side']} {found['statistic']}" for found in findings}
     assert {"sent sum: product with the sum", "received all"} <= named
 
 
@@ -138,8 +140,8 @@ def test_images_that_come_task_after_task(tmp_path, spy):
         *("evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu"),
     ]
     train(compose([*stream, f"out={tmp_path}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test"))
-    assert set(findings[-1].report.clients) == {0, 1}
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test")).content["findings"]
+    assert set(findings[-1]["report"]["clients"]) == {0, 1}
     tasks = json.loads((tmp_path / "partition.json").read_text())["stages"]
     attacked = reopen(str(tmp_path))
     shadows = ShadowRuns(attacked, tmp_path / "privacy" / "lira", "test", 0.5, 0)

@@ -50,15 +50,23 @@ def test_findings_and_defences_follow_the_files(folder):
     assert ["differential privacy", "none"] in [row[:2] for row in cells(before, 2)]
     assert ["secure sums", "off"] in [row[:2] for row in cells(before, 2)]
     assert ["method.client.min_images", "2"] in [row[:2] for row in cells(before, 2)]
-    names = ("auc", "tpr_at_0.1_percent", "tpr_at_1_percent")
-    ends = {"": 0.7, "_low": 0.6, "_high": 0.8, "_chance": 0.5}
-    numbers = {f"sent_{name}{end}": value for name in names for end, value in ends.items()}
+    estimate = {"value": 0.7, "low": 0.6, "high": 0.8, "chance": 0.5, "chance_high": 0.55}
+    tpr = dict.fromkeys(("tpr_at_0.1_percent", "tpr_at_1_percent"), estimate)
+    report = {"auc": estimate, "tpr": tpr, "auc_of_models": [0.75, 0.125]}
     (folder / "privacy").mkdir(exist_ok=True)
-    found = {"shadows": 8, "uploads": "each client's own", "shift": "none", **numbers}
+    found = {
+        "shadows": 8,
+        "mode": "online",
+        "uploads": "each client's own",
+        "shift": "none",
+        "pairs_left_out": 0,
+    }
+    found["findings"] = [{"side": "sent", "statistic": "all", "report": report}]
     (folder / "privacy" / "lira.json").write_text(json.dumps(found))
     run.result[BUDGET] = {"epsilon": 3.2, "delta": 1e-5}
     after = privacy_page(run)
-    assert cells(after, 1) == [["what clients send", *["0.700 [0.600, 0.800] (0.500)"] * 3]]
+    numbers = ["0.750 +- 0.125", *["0.700 [0.600, 0.800] (0.500, 0.550)"] * 3]
+    assert cells(after, 1) == [["what clients send", "all", *numbers]]
     assert ["differential privacy", "epsilon 3.2, delta 1e-05"] in [row[:2] for row in cells(after, 2)]
 
 
@@ -77,7 +85,7 @@ def test_results_of_another_form_end_in_one_line(folder, attack, content, capsys
 
 
 def test_page_is_written_in_both_forms(folder):
-    write_page(reopen(str(folder)), shown=False)
+    write_page(reopen(str(folder)))
     html, text = ((folder / "privacy" / f"privacy.{end}").read_text() for end in ("html", "md"))
     for part in ("What leaves a site", "Defences", "different images behind a slot"):
         assert part in html

@@ -278,13 +278,13 @@ def test_options_of_an_attack_reach_it_and_the_run_is_opened_here(say, monkeypat
     monkeypatch.setattr(RunFolder, "find", lambda run: RunFolder(tmp_path))
     monkeypatch.setattr(finished_run, "reopen", lambda *given: Reopened(given))
     for module, function in ((membership, "infer"), (inversion, "invert"), (density, "correlate")):
-        monkeypatch.setattr(module, function, lambda *given: called.append(given))
-    monkeypatch.setattr(page, "write_page", lambda run, shown: pages.append(shown))
+        monkeypatch.setattr(module, function, lambda *given, name=function: called.append(given) or name)
+    monkeypatch.setattr(page, "write_page", lambda run, outcome: pages.append(outcome))
     say("privacy", "run=r", "attack=lira", "seed=3", "data.root=x")
     say("privacy", "run=r", "attack=inversion", "steps=9")
     say("privacy", "data.root=x", "attack=dcor", "run=r")
     say("privacy", "run=r", "attack=report")
-    assert pages == [False, False, False, True]
+    assert pages == ["infer", "invert", "correlate", None]
     assert called == [
         (("r", {"data.root": "x"}), LiraOptions(seed=3)),
         (("r", {}), InversionOptions(steps=9)),

@@ -91,7 +91,8 @@ def test_maps_do_not_depend_on_the_batch_of_tiles(shape):
     task.load_subspace(torch.zeros(1, task.num_features), rows[None])
     predictions = []
     for at_once in (1, 7, 64):
-        task.backbone = TiledPyramid(backbone, shape, 64, at_once=at_once)
+        task.backbone = TiledPyramid(backbone, shape, 64)
+        task.backbone.at_once = at_once
         with torch.inference_mode():
             predictions.append(task.predict_step({"image": pixels}))
     first = predictions[0]

@@ -194,9 +194,7 @@ def test_a_refused_batch_leaves_no_trace():
     assert of(metrics) == expected
 
 
-@pytest.mark.parametrize(
-    "other", [{"pixel": False}, {"limit": 0.1}, {"bins": LogBins(mantissa_bits=8)}]
-)
+@pytest.mark.parametrize("other", [{"pixel": False}, {"limit": 0.1}, {"bins": LogBins(mantissa_bits=8)}])
 def test_other_settings_do_not_merge(other):
     with pytest.raises(ValueError, match="settings"):
         AnomalyMetrics().merge_state(AnomalyMetrics(**other))

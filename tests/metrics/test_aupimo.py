@@ -108,4 +108,6 @@ def test_is_anomalibs(seed):
     maps, masks = images(seed)
     *_, scores, _ = functional.aupimo_scores(maps, masks, num_thresholds=300_000, force=True)
     # With other numbers of pixels anomalib takes the nearest rate for a bound; here it is interpolated.
-    assert float(exact_aupimo(maps, masks)) == pytest.approx(float(scores[masks.any(2).any(1)].mean()), abs=1e-3)
+    assert float(exact_aupimo(maps, masks)) == pytest.approx(
+        float(scores[masks.any(2).any(1)].mean()), abs=1e-3
+    )

@@ -128,12 +128,8 @@ def test_perfect_constant_and_inverted_maps(limit):
     _, masks = images()
     perfect = 30 + 10 * masks.float()
     assert pro_of(perfect, masks, limit=limit) == 1
-    assert pro_of(-perfect, masks, limit=limit) == (
-        0 if limit < 1 else pytest.approx(0, abs=1e-12)
-    )
-    assert pro_of(torch.full_like(perfect, 30), masks, limit=limit) == pytest.approx(
-        limit / 2, abs=1e-12
-    )
+    assert pro_of(-perfect, masks, limit=limit) == (0 if limit < 1 else pytest.approx(0, abs=1e-12))
+    assert pro_of(torch.full_like(perfect, 30), masks, limit=limit) == pytest.approx(limit / 2, abs=1e-12)
 
 
 def test_random_maps_are_worth_half_the_limit():

@@ -77,7 +77,8 @@ def test_shares_of_a_position_add_up_to_one():
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_the_backbone_sees_a_bounded_number_of_tiles(at_once):
     backbone = Numbered()
-    tiled = TiledPyramid(backbone, (64, 96), 32, 8, at_once)
+    tiled = TiledPyramid(backbone, (64, 96), 32, 8)
+    tiled.at_once = at_once
     tiled(torch.zeros(2, 3, 64, 96))
     assert tiled.count == 3 * 4
     assert sum(backbone.calls) == 2 * tiled.count
@@ -86,7 +87,9 @@ def test_the_backbone_sees_a_bounded_number_of_tiles(at_once):
 
 def test_the_batch_of_tiles_changes_nothing():
     backbone, images = create_backbone("resnet10t", weights="own"), torch.randn(2, 3, 96, 160)
-    several = [TiledPyramid(backbone, (96, 160), 64, 16, at_once)(images) for at_once in (1, 4, 100)]
+    tiled, several = TiledPyramid(backbone, (96, 160), 64, 16), []
+    for tiled.at_once in (1, 4, 100):
+        several.append(tiled(images))
     for layers in zip(*several, strict=True):
         for other in layers[1:]:
             torch.testing.assert_close(other, layers[0], rtol=1e-5, atol=1e-5)

@@ -1,8 +1,8 @@
 """AUROC, average precision, PRO, F1 and AUPIMO from histograms over ordered bins, lowest score first.
 
 Histograms are counts or weights, int64 [bins]; samples of one bin are tied. With one bin for every distinct score the
-values are exact; with logarithmic bins the AUROC is off by at most half the share of (normal, anomalous) pairs that fall
-into a common bin. Values are float64 scalars in [0, 1], and NaN without a normal or without an anomalous sample.
+values are exact; with logarithmic bins the AUROC is off by at most half the share of (normal, anomalous) pairs that
+fall into a common bin. Values are float64 scalars in [0, 1], and NaN without a normal or without an anomalous sample.
 """
 
 import math
