@@ -176,7 +176,7 @@ def report_privacy(
         federation: Of a method that shares densities, after its last round.
         data: Of a `SemanticSet`.
         fabric: Moves batches and sets precision.
-        figures: Folder of ``distance_correlation.png`` and ``distance_correlation.json``, which has all numbers.
+        figures: Folder of ``distance_correlation.png``, and of all numbers in ``distance_correlation.json``.
 
     Returns:
         Distance correlation with the raw images, of samples from the densities (``shared``) and of Gaussian noise of

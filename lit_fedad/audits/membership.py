@@ -179,7 +179,7 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen], rule: Rule) -> dic
         rule: `online_scores` or `offline_scores`.
 
     Returns:
-        By the name of a statistic, the attacked examples by client; the last is of all.
+        The attacked examples by name of the statistic and client; the last is of all.
     """
     trained = {client: shadows.trained_on(client, observed) for client in shadows.clients}
     found: dict[str, dict[int, Attacked]] = {}

@@ -36,12 +36,10 @@ class Attacked(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric.
+    """A metric, with the ends of its 95 % interval.
 
     Attributes:
         value: What the attack reached.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
         chance: Mean of the metric where membership is permuted within cells.
         chance_high: 97.5 % quantile of the metric there: what is below it may be chance.
     """

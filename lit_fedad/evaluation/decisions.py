@@ -41,14 +41,7 @@ class EvaluatedImages:
 
 @dataclass
 class Rate:
-    """Decisions about images of one kind.
-
-    Attributes:
-        normal: Normal images.
-        false_alarms: Normal images that are called anomalous.
-        anomalous: Anomalous images.
-        misses: Anomalous images that are called normal.
-    """
+    """Numbers of normal images, of those called anomalous, of anomalous images, and of those called normal."""
 
     normal: float = 0
     false_alarms: float = 0

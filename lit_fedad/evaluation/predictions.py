@@ -58,13 +58,7 @@ class Cases:
         return self.client
 
     def add(self, predicted: Predicted, index: Tensor, maps: Tensor) -> None:
-        """Adds the maps of a batch that has been scored, and drops those that can no longer be picked.
-
-        Args:
-            predicted: The predictions so far.
-            index: Indices of the images of the batch [B].
-            maps: Their maps [B, H, W].
-        """
+        """Adds the maps [B, H, W] of images [B] that have been scored, and drops those that can no longer be picked."""
         batch = index.tolist()
         chosen = self._candidates([*predicted.maps, *batch], predicted.scores)
         for dropped in predicted.maps.keys() - chosen:

@@ -25,10 +25,6 @@ def balanced(negative: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         negative: Counts of normal samples per bin, int64 [bins], not all zero.
         positive: Counts of anomalous samples per bin, alike.
-
-    Example:
-        >>> balanced(torch.tensor([3, 1, 0]), torch.tensor([0, 2, 4]))
-        (tensor([9, 3, 0]), tensor([0, 4, 8]))
     """
     normal, anomalous = int(negative.sum()), int(positive.sum())
     divisor = math.gcd(normal, anomalous)
@@ -47,10 +43,6 @@ def percentile_threshold(negative: Tensor, positive: Tensor) -> int:
 
     Returns:
         Number of the highest bin that is predicted normal; of equally accurate percentiles, the lowest one's.
-
-    Example:
-        >>> percentile_threshold(torch.tensor([2, 2, 0, 0]), torch.tensor([0, 0, 1, 3]))
-        1
     """
     normal, anomalous = negative.cumsum(0), positive.cumsum(0)
     both = normal + anomalous
@@ -72,10 +64,6 @@ def detection_errors(negative: Tensor, positive: Tensor, threshold: int) -> tupl
 
     Returns:
         FE and ME, float64 scalars in [0, 1]. FE is NaN if no sample is predicted anomalous, ME if none is.
-
-    Example:
-        >>> detection_errors(torch.tensor([2, 1, 1]), torch.tensor([1, 0, 3]), threshold=1)
-        (tensor(0.2500, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
     """
     false_positives, true_positives = negative[threshold + 1 :].sum(), positive[threshold + 1 :].sum()
     anomalies = positive.sum()

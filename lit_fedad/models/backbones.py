@@ -191,10 +191,10 @@ def _open_residual_branches(features: nn.Module) -> None:
 
 
 def check_model(name: str, layers: Sequence[int]) -> None:
-    """Checks that timm has a model, and that layers are in rising order.
+    """Checks that timm has a model of this name and tag, and that layers are in rising order.
 
     Raises:
-        UserError: The model or its tag is unknown, or timm would silently reorder or repeat layers.
+        UserError: If not.
     """
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):

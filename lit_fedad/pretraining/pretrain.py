@@ -176,11 +176,7 @@ def command(options: Sequence[str], display: Display) -> None:
 
 
 def _trainer(options: PretrainOptions, folder: Path, progress: _Steps) -> Trainer:
-    """Builds Lightning's trainer.
-
-    Raises:
-        UserError: If Lightning refuses a value.
-    """
+    """Builds Lightning's trainer, whose refusals become a `UserError`."""
     checkpoints = ModelCheckpoint(
         folder, filename="{step}", every_n_train_steps=options.save_every, save_last=True, save_top_k=0
     )
@@ -202,12 +198,7 @@ def _trainer(options: PretrainOptions, folder: Path, progress: _Steps) -> Traine
 
 
 def _fit(trainer: Trainer, model: DenseContrast, last: Path) -> None:
-    """Trains from the last checkpoint, if there is one.
-
-    Raises:
-        UserError: If the checkpoint cannot be read.
-        KeyboardInterrupt: If it is interrupted.
-    """
+    """Trains from the last checkpoint, if there is one that can be read."""
     if last.exists():
         try:
             torch.load(last, map_location="cpu", weights_only=True)
@@ -239,11 +230,7 @@ class _Steps(Callback):
     show: Callable[[int, int], None]
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, *_: Any) -> None:
-        """Checks the loss, and shows the step.
-
-        Raises:
-            UserError: If the loss is not finite.
-        """
+        """Checks that the loss is finite, and shows the step."""
         if not outputs["loss"].isfinite():
             raise UserError(
                 f"the loss is not finite at step {trainer.global_step}: lower learning_rate, in another out="
@@ -276,11 +263,7 @@ class _TrackerLogger(Logger):
 
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Writes down which training a folder holds, so that no other one continues its checkpoint.
-
-    Raises:
-        UserError: If it holds another one, or cannot be written.
-    """
+    """Writes down which training a folder holds, so that no other one continues its checkpoint."""
     record = folder / "settings.yaml"
     text = yaml.safe_dump({**settings, "layers": list(settings["layers"])}, sort_keys=False)
     if record.exists() and (folder / LAST).exists() and record.read_text() != text:

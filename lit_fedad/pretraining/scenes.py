@@ -172,16 +172,7 @@ FAMILIES: tuple[Family, ...] = (clouds, swirls, cells, stripes, lattice, strokes
 
 
 def draw_textures(tiles: int, size: int, generator: torch.Generator) -> Tensor:
-    """Draws tiles, the families in turn, each turned, scaled and coloured at random.
-
-    Args:
-        tiles: Number of tiles.
-        size: Side in pixels.
-        generator: Source of all random numbers; tiles are drawn on its device.
-
-    Returns:
-        Colours in [0, 1] [tiles, 3, size, size].
-    """
+    """Draws tiles in [0, 1] [tiles, 3, size, size]: families in turn, each turned, scaled and coloured at random."""
     drawn = torch.empty(tiles, size, size, device=generator.device)
     for number, family in enumerate(FAMILIES):
         part = drawn[number :: len(FAMILIES)]
