@@ -15,7 +15,7 @@ from lit_fedad import __version__
 from lit_fedad.cli.help import Command, Form, command_help, overview
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import extra_of, install, require
-from lit_fedad.core.options import run
+from lit_fedad.core.options import bind
 from lit_fedad.experiment.disk_full import is_disk_full
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if command.extra:
                 require(command.extra, f"lit-fedad {name}")
             module, _, function = command.function.rpartition(".")
-            run(getattr(import_module(f"lit_fedad.{module}"), function), rest, name, display=display)
+            bind(getattr(import_module(f"lit_fedad.{module}"), function), rest, name, display=display)()
         except UserError as error:
             display.error(str(error))
             return 2

@@ -7,9 +7,10 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
-from lit_fedad.core.building import call
+from lit_fedad.core.building import call, check_arguments
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.usage import keys, usage
 
@@ -109,8 +110,10 @@ def parse(
     return typed, others
 
 
-def run(function: Callable[..., Any], options: Sequence[str], command: str, **given: Any) -> None:
-    """Calls the function of a command with options.
+def bind(
+    function: Callable[..., Any], options: Sequence[str], command: str, **given: Any
+) -> Callable[[], None]:
+    """Binds options to the parameters of a command's function.
 
     Args:
         function: If its first parameter is a sequence, it takes the options as they are; if it is ``options``, a
@@ -119,13 +122,16 @@ def run(function: Callable[..., Any], options: Sequence[str], command: str, **gi
         command: Named in errors.
         **given: Values of parameters that are no keys, as far as the function takes them.
 
+    Returns:
+        The function with all its arguments.
+
     Raises:
         UserError: As `read`.
 
     Example:
         >>> def attack(run: str, steps: int = 500, overrides: Mapping[str, str] | None = None) -> None:
         ...     print(run, steps, overrides)
-        >>> run(attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")
+        >>> bind(attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")()
         outputs/a 10 {'data.root': '/images'}
     """
     hints = typing.get_type_hints(function)
@@ -133,16 +139,16 @@ def run(function: Callable[..., Any], options: Sequence[str], command: str, **gi
     given = {key: value for key, value in given.items() if key in hints}
     takes_overrides = "overrides" in hints
     if typing.get_origin(kind) is Sequence:
-        function(options, **given)
-        return
+        return partial(function, options, **given)
     if first == "options":
         chosen, others = read(kind, options, command, takes_overrides)
         given = {**given, "overrides": others} if takes_overrides else given
-        function(chosen, **given)
-        return
+        return partial(function, chosen, **given)
     values, others = parse(function, options, command, takes_overrides, {*given, "overrides", "return"})
     _require_all(function, values, command)
-    call(function, values, command, **({**given, "overrides": others} if takes_overrides else given))
+    given = {**given, "overrides": others} if takes_overrides else given
+    check_arguments(function, command, values, given)
+    return partial(function, **values, **given)
 
 
 def separate(declared: type, options: Sequence[str], command: str) -> tuple[list[str], list[str]]:

@@ -26,7 +26,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_run
 from lit_fedad.experiment.track import Tracking
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.processes import launch, make_fabric
+from lit_fedad.federation.processes import gather, launched, make_fabric
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -68,7 +68,7 @@ def train(
             chosen = [build(node) for node in config["callbacks"].values()]
             hooks = [Console(), *participants.callbacks, *chosen, Tracking(), *callbacks]
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
-            launch(call(make_fabric, settings, "fabric"), _play, config, participants, quiet)
+            launched(call(make_fabric, settings, "fabric"), _play)(config, participants, quiet)
         else:
             _compare_images(config, folder.path, display)
             display.note(f"complete already; fresh=true runs it anew: {folder.path}")
@@ -121,9 +121,9 @@ def conclude(run: Run, participants: Participants = _HERE) -> None:
     if run.model.task.kind == "anomaly":
         participants.judge(run)
     fabric.call("on_rounds_end", run)
-    peaks = run.federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    peaks = gather(fabric, {fabric.global_rank: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
     if fabric.is_global_zero:
-        result = summarise_run(run, max(peaks))
+        result = summarise_run(run, max(peaks.values()))
         run.folder.save_json("result.json", result)
         (run.folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
         fabric.call("on_run_end", run, result)

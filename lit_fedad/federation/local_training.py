@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -44,7 +44,7 @@ def own_scale(fabric: Fabric | None, state: Scale | None = None) -> Iterator[tor
         precision.scaler = first
 
 
-def fit(client: Client, loader: Iterable[Any], fabric: Fabric) -> dict[str, float]:
+def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     """Trains a client locally for E epochs of its ``training_step``.
 
     Of Lightning's hooks the client's ``on_train_start``, ``on_train_epoch_start``, ``on_before_optimizer_step`` and
@@ -144,6 +144,4 @@ class Train(Exchange[Client, Server]):
     def __init__(self, sums: Sums | None = None) -> None:
         self.sums = sums
 
-    def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the client by `fit`."""
-        return fit(client, loader, fabric)
+    train = staticmethod(fit)  # type: ignore[assignment]

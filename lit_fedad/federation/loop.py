@@ -33,7 +33,7 @@ from lit_fedad.federation.collecting import Cohort, Collecting, Collector, Sende
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.joining import catch_up
 from lit_fedad.federation.local_transport import LocalTransport
-from lit_fedad.federation.processes import all_cores, gather, on_first, shard
+from lit_fedad.federation.processes import all_cores, on_first, shard
 from lit_fedad.federation.receiver import Receiver, Robust
 from lit_fedad.federation.round_report import Budget, RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
@@ -157,8 +157,23 @@ class Federation:
             on_first(self.fabric, lambda: plan.check(self.released + noised_sums, f"round {round}"))
         report = RoundReport(round, exchanges[0].name, self.sampler.sample(self.clients, context))
         report.fail(failed)
+        sizes = self.data.at(round).sizes
         for number, exchange in enumerate(exchanges):
-            self._exchange(exchange, replace(context, exchange=number), report)
+            # Clients that fail in one exchange are left out of the round's later ones.
+            here = replace(context, exchange=number)
+            self.server.context = here
+            spares = self.sampler.spares(self.clients, here) if number == 0 else []
+            cohort = Cohort(sizes, spares, partial(self._scored, exchange, here))
+            collector = (
+                self.summing if self.summing and exchange.upload_spec(self.client) else self.collecting
+            )
+            updates, results = collector.collect(exchange, here, report, cohort)
+            counted = on_first(self.fabric, partial(self._merge, exchange, here, report, updates, results))
+            self.sender.forget()
+            self.transport.settle(counted)
+            report.participants = self.fabric.broadcast(report.participants)
+        if round <= 0:
+            self._leave_out(self.fabric.broadcast(report.failures))
         report.noised_sums = noised_sums
         if self.fabric.is_global_zero:
             report.scalars.update(self.server.diagnostics())
@@ -238,10 +253,6 @@ class Federation:
         """What is spent of the budget of privacy (`Plan.summary`); None where nothing is noised."""
         return None if self.plan is None else self.plan.summary(self.released)
 
-    def over_processes(self, value: T) -> list[T]:
-        """Gathers the value of every process in a list on the first process; empty on the others."""
-        return list(gather(self.fabric, {self.fabric.global_rank: value}).values())
-
     def resume(self) -> int:
         """Restores the last checkpoint, if there is one.
 
@@ -275,21 +286,6 @@ class Federation:
             state = {"server": state_of(self.server), "history": self.history}
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
-
-    def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
-        """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
-        self.server.context = context
-        spares = self.sampler.spares(self.clients, context) if context.exchange == 0 else []
-        sizes = self.data.at(context.round).sizes
-        cohort = Cohort(sizes, spares, lambda playing: self._scored(exchange, playing, context))
-        collector = self.summing if self.summing and exchange.upload_spec(self.client) else self.collecting
-        updates, results = collector.collect(exchange, context, report, cohort)
-        counted = on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
-        self.sender.forget()
-        self.transport.settle(counted)
-        report.participants = self.fabric.broadcast(report.participants)
-        if context.round <= 0:
-            self._leave_out(self.fabric.broadcast(report.failures))
 
     def _merge(
         self,
@@ -385,7 +381,7 @@ class Federation:
             round % self.evaluate_every == 0 or round == self.rounds or round in self.data.milestones
         )
 
-    def _scored(self, exchange: Exchange, playing: list[int], context: Context) -> set[int]:
+    def _scored(self, exchange: Exchange, context: Context, playing: list[int]) -> set[int]:
         """Returns who is scored after training: clients that are not sampled again before the next evaluation."""
         predictors = self.client.predictors
         if not (exchange.trains and self.evaluator.after_fit and predictors.own) or predictors.merged:

@@ -7,6 +7,7 @@ import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -96,22 +97,22 @@ def _start_method() -> str:
     return "forkserver"
 
 
-def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
-    """Runs a function in every process, with the Fabric of the process as its first argument.
+def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., None]:
+    """Returns what runs a function in every process, with the Fabric of the process as its first argument.
 
     Args:
         fabric: The Fabric to launch.
-        function: The function.
-        *arguments: Its other arguments.
-
-    Raises:
-        UserError: If any process, also a child process, raised one.
+        function: The function; `UserError` of any process, also of a child process, is raised.
     """
     if fabric.world_size == 1:
         # Around a launched function Lightning patches torch's DataLoader, and takes the patch back neither after an
         # error nor after a Trainer has run inside: run by run, and trial by trial, loaders would become slower.
         fabric.launch()
-        return function(fabric, *arguments)
+        return partial(function, fabric)
+    return partial(_launch, fabric, function)
+
+
+def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
     try:
         fabric.launch(function, *arguments)
     except ProcessRaisedException as error:

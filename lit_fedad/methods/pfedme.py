@@ -108,7 +108,7 @@ class TrainOnRepeated(Train):
     def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Trains the client by `fit`."""
         assert isinstance(client, PFedMeClient)
-        return fit(client, Repeated(loader, client.inner_steps), fabric)
+        return fit(client, Repeated(loader, client.inner_steps), fabric)  # type: ignore[arg-type]
 
 
 def exchanges(client: PFedMeClient) -> Exchanges:

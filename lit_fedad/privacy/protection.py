@@ -42,13 +42,5 @@ def protect(
         plan = privacy.plan(method, Course(federation.rounds, stages, sizes, sampler, secure_sum))
         federation.plan, federation.exchanges = plan, plan.noised(method, noise_key)
     if secure_sum is not None:
-        federation.summing = Summing(
-            secure_sum,
-            method.client,
-            federation.sender,
-            federation.transport,
-            sampler,
-            federation.names,
-            federation.fabric,
-        )
+        federation.summing = Summing(secure_sum, method.client, federation.collecting)
     return federation

@@ -8,14 +8,12 @@ from typing import Any
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Context, Exchange, Update
-from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import ClientResult
-from lit_fedad.federation.collecting import Cohort, Collected, Sender
+from lit_fedad.federation.collecting import Cohort, Collected, Collecting
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts
-from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.transport import Outcome, SumStep, Transport
+from lit_fedad.federation.transport import Outcome, SumStep
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.privacy.party import Party
 from lit_fedad.privacy.secure_aggregation import Mask, SecureSum, SumForm, SumReceiver
@@ -51,25 +49,11 @@ class Summing:
     Args:
         secure: The settings.
         client: The live client, for declared forms.
-        sender: Sends the server's messages.
-        transport: The way to clients.
-        sampler: The policy for failures.
-        names: What clients are called.
-        fabric: The processes.
+        plain: Collects the uploads of other exchanges, by the same sender, transport and policy.
     """
 
-    def __init__(
-        self,
-        secure: SecureSum,
-        client: Client,
-        sender: Sender,
-        transport: Transport,
-        sampler: ClientSampler,
-        names: ClientNames,
-        fabric: Fabric,
-    ) -> None:
-        self.secure, self.client, self.sender, self.transport = secure, client, sender, transport
-        self.sampler, self.names, self.fabric = sampler, names, fabric
+    def __init__(self, secure: SecureSum, client: Client, plain: Collecting) -> None:
+        self.secure, self.client, self.plain = secure, client, plain
         self.receiver: SumReceiver | None = None
 
     def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
@@ -84,14 +68,14 @@ class Summing:
             UserError: If too few clients finish, or the policy is to stop at the first that fails.
         """
         updates: dict[int, Update] = {}
-        fabric, confer = self.fabric, self.transport.confer
-        blobs = self.sender.messages(exchange, report.participants, context)
+        fabric, transport = self.plain.fabric, self.plain.transport
+        blobs = self.plain.sender.messages(exchange, report.participants, context)
         add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
         members = {client: cohort.sizes[client] for client in blobs}
         invited = on_first(fabric, lambda: self._begin(exchange, context, members))
-        offers = confer("offer", invited)
+        offers = transport.confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
-        outcome = self.transport.play(
+        outcome = transport.play(
             exchange,
             context,
             {client: blobs[client] for client in envelopes},
@@ -99,12 +83,12 @@ class Summing:
             envelopes,
         )
         asked = on_first(fabric, lambda: self._take(outcome, report))
-        shares = confer("reveal", asked)
+        shares = transport.confer("reveal", asked)
         on_first(fabric, lambda: updates.update(self._finish(shares, report)))
         return updates, outcome.values
 
     def _begin(self, exchange: Exchange, context: Context, sizes: Mapping[int, int]) -> dict[int, bytes]:
-        gathering = self.secure.gather(exchange, context, sizes, self.names)
+        gathering = self.secure.gather(exchange, context, sizes, self.plain.names)
         form = SumForm.of(exchange, self.client, gathering.invitation)
         self.receiver = SumReceiver(gathering, form)
         return self.receiver.invite()
@@ -139,7 +123,7 @@ class Summing:
     def _note(self, outcome: Outcome[Any], report: RoundReport) -> SumReceiver:
         """Applies the policy for failures; a client whose masked sum has arrived is in it, whatever comes after."""
         assert self.receiver is not None
-        self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
+        self.plain.sampler.check_failures(self.plain.names.titled(outcome.failures), report.round)
         arrived = self.receiver.gathering.survivors
         self.receiver.causes |= outcome.failures
         report.fail({client: cause for client, cause in outcome.failures.items() if client not in arrived})
