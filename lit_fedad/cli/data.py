@@ -60,10 +60,6 @@ def list_data(display: Display) -> None:
 def init_data(folder: Path, display: Display) -> None:
     """Prints how the images of a folder are laid out, their counts, and the command that reads them.
 
-    Args:
-        folder: The folder.
-        display: Prints it.
-
     Raises:
         UserError: No layout is recognised, or its reader refuses the files.
     """

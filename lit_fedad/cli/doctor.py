@@ -40,9 +40,6 @@ class Finding(NamedTuple):
 def doctor(display: Display) -> None:
     """Prints a table of versions, devices, weights, cache, disk, ports and extras.
 
-    Args:
-        display: Prints the table.
-
     Raises:
         UserError: If something is in the way of every run.
     """
@@ -141,11 +138,7 @@ def ports() -> Iterator[Finding]:
 
 
 def extras(installed: Callable[[str], object] = find_spec) -> Iterator[Finding]:
-    """Finds the extras that are installed.
-
-    Args:
-        installed: Tells whether a module can be imported.
-    """
+    """Finds the extras that are installed."""
     for extra, modules in EXTRAS.items():
         missing = [module for module in modules if installed(module) is None]
         yield Finding(

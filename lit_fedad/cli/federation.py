@@ -146,11 +146,6 @@ def dispatch(
 ) -> None:
     """Calls one of a command's actions with its options.
 
-    Args:
-        command: Name of the command.
-        options: The action, and its options.
-        known: The actions by name.
-
     Raises:
         UserError: If there is no such action.
     """

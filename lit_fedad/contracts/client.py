@@ -85,9 +85,6 @@ class Client(Discloses, L.LightningModule):
     def check_task(cls, task: type[Task]) -> None:
         """Checks that the method supports a class of task.
 
-        Args:
-            task: The class of task.
-
         Raises:
             UserError: If the method does not support it.
         """

@@ -18,11 +18,6 @@ def map_batches(
 ) -> Iterator[T]:
     """Applies a function to every batch of a loader, moved to a module's device.
 
-    Args:
-        module: Module that defines the device.
-        loader: Batches.
-        function: Called with each batch.
-
     Yields:
         The function's values, in the order of the batches.
     """
@@ -32,9 +27,6 @@ def map_batches(
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """Disables autocast on a tensor's device for a block; tensors that are in half precision already stay so.
-
-    Args:
-        tensor: A tensor that the block computes with.
 
     Example:
         >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.eye(2)):

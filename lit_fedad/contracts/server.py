@@ -61,10 +61,6 @@ class Server:
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what the declared form of a client's message after training cannot say.
 
-        Args:
-            client_id: The client that sent it.
-            update: Its message, of the declared form.
-
         Raises:
             UserError: If the message cannot be that of a client with so many images.
         """

@@ -88,11 +88,7 @@ class ImageSums(Protocol):
         """Declares the sizes of the sums by name; none where nothing of an image is sent."""
 
     def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
-        """Yields what the images of each batch add: float64 ``[images, *sizes]`` by name, on the CPU.
-
-        Args:
-            loader: The client's training batches.
-        """
+        """Yields what the images of each batch add: float64 ``[images, *sizes]`` by name, on the CPU."""
 
     def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes the message that one client with the images of all would have sent.

@@ -53,11 +53,6 @@ def at_least(section: str, least: float, **numbers: float | None) -> None:
 def above(section: str, bound: float, **numbers: float | None) -> None:
     """Refuses numbers that are not above a bound; None passes, NaN does not.
 
-    Args:
-        section: As for `at_least`.
-        bound: The bound.
-        **numbers: Numbers by key.
-
     Raises:
         UserError: Naming the first key whose number is too small.
     """
@@ -68,12 +63,6 @@ def above(section: str, bound: float, **numbers: float | None) -> None:
 
 def within(section: str, least: float, most: float, **numbers: float | None) -> None:
     """Refuses numbers outside a closed interval; None passes, NaN does not.
-
-    Args:
-        section: As for `at_least`.
-        least: Its smallest number.
-        most: Its largest number.
-        **numbers: Numbers by key.
 
     Raises:
         UserError: Naming the first key whose number lies outside.

@@ -101,13 +101,6 @@ def check_arguments(
 ) -> None:
     """Refuses arguments that a function or class does not take, and those of the wrong type.
 
-    Args:
-        target: The function or class.
-        name: Named in errors.
-        arguments: From the configuration or the command line.
-        given: Arguments of any type.
-        some_left: Whether others are given later.
-
     Raises:
         UserError: As `build`.
     """

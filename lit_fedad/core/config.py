@@ -36,11 +36,6 @@ def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., An
 
     Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
     have and that are null. Images in memory keep the size that the data's ``size`` says, if it does.
-
-    Args:
-        composed: The configuration with the preset; it is changed.
-        plain: The configuration without the preset.
-        reader: Target of the data.
     """
     limits = {
         key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None

@@ -122,9 +122,6 @@ def bind(
         command: Named in errors.
         **given: Values of parameters that are no keys, as far as the function takes them.
 
-    Returns:
-        The function with all its arguments.
-
     Raises:
         UserError: As `read`.
 

@@ -32,12 +32,7 @@ class Progress(FederationCallback):
         self._show = lambda done, total: None
 
     def start(self, display: Display, title: str) -> None:
-        """Starts to show progress.
-
-        Args:
-            display: Display of the progress.
-            title: Title of the progress.
-        """
+        """Starts to show progress."""
         self._show = self._open.enter_context(display.progress(title))
 
     def stop(self) -> None:

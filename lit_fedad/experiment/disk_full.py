@@ -17,9 +17,6 @@ _SQLITE = "database or disk is full"
 def disk_full_in_one_line(folder: Path) -> Iterator[None]:
     """LocalTransport the errors of a full disk in a block into one line.
 
-    Args:
-        folder: The run's folder.
-
     Raises:
         UserError: If an error of the block, or the cause of one, is a full disk or a used-up quota.
     """

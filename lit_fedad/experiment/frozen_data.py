@@ -74,14 +74,7 @@ def pooled_folder(config: Config) -> Path | None:
 
 
 class _Extractor:
-    """Computes what a task's frozen encoder sees of images, or reads what is known.
-
-    Args:
-        task: A task with a frozen encoder.
-        mean: Channel means by which images were normalised.
-        std: Channel standard deviations, likewise.
-        folder: Folder of known features; None for none.
-    """
+    """Computes what a task's frozen encoder sees of images, or reads what is known."""
 
     def __init__(self, task: Task, mean: Sequence[float], std: Sequence[float], folder: Path | None) -> None:
         encoder = frozen_encoder(task)
@@ -142,16 +135,7 @@ def frozen_datasets(
     fabric: Fabric,
     display: Display,
 ) -> tuple[FrozenDataset, FrozenDataset]:
-    """Computes the features of training and test images, or reads those that are known.
-
-    Args:
-        images: The images.
-        task: A task with a frozen encoder.
-        transform: Transform from image files.
-        folder: Folder of known features; None for none.
-        fabric: Device and processes; the first fills the folder.
-        display: Shows progress.
-    """
+    """Computes the features of training and test images, or reads those that are known."""
     given = images if isinstance(images, LabelledSet) else transform
     extract = _Extractor(task, given.mean, given.std, folder)
     extract.encoder.to(fabric.device)
@@ -190,13 +174,7 @@ def frozen_datasets(
 
 
 def frozen_public(public: Tensor, task: Contrastive, folder: Path | None) -> Tensor:
-    """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S], which a server keeps instead of them.
-
-    Args:
-        public: The images.
-        task: A task with a frozen encoder.
-        folder: Folder of known features; None for none.
-    """
+    """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S], which a server keeps instead of them."""
     mean, std = (values.flatten().tolist() for values in (task.mean, task.std))
     extract = _Extractor(task, mean, std, folder)
     return extract.of_arrays(public, _Views(), lambda done, total: None).plain.float()

@@ -105,11 +105,6 @@ class Participants(Protocol):
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
         """Builds all parts of a run.
 
-        Args:
-            fabric: A launched Fabric.
-            config: The configuration.
-            display: Output of progress and warnings.
-
         Raises:
             UserError: If the input is invalid, or a client cannot be reached.
         """

@@ -86,9 +86,6 @@ class RunFolder:
     def find(cls, run: str) -> RunFolder:
         """Finds the folder of a finished or begun run.
 
-        Args:
-            run: Its path, or its MLflow run id.
-
         Raises:
             UserError: If there is no such run, or another version wrote it.
         """

@@ -12,12 +12,7 @@ from lit_fedad.federation.round_report import RoundReport
 
 
 def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
-    """Summarises a run after its last round.
-
-    Args:
-        run: The run, on the first process.
-        peak_rss_bytes: Largest resident memory of its processes.
-    """
+    """Summarises a run after its last round."""
     config = run.config
     return {
         "method": config["method"]["name"],

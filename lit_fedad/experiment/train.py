@@ -44,9 +44,6 @@ def train(
         quiet: Whether only warnings are printed.
         callbacks: Callbacks (`RunCallback`) in addition to those of the configuration; may raise `RunStoppedError`.
 
-    Returns:
-        The content of ``result.json``.
-
     Raises:
         UserError: If the input is invalid, another command is at work in the folder, the disk is full, or a client
             cannot be reached and the run does not go on without it; also if a complete run's images were exchanged.
@@ -111,12 +108,7 @@ def _play(fabric: Fabric, config: Config, participants: Participants, quiet: boo
 
 
 def conclude(run: Run, participants: Participants = _HERE) -> None:
-    """Calibrates and judges a run's decisions after its last round, and writes its result.
-
-    Args:
-        run: The run, in every process.
-        participants: Its clients.
-    """
+    """Calibrates and judges a run's decisions after its last round, and writes its result."""
     fabric = run.fabric
     if run.model.task.kind == "anomaly":
         participants.judge(run)

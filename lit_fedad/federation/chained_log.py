@@ -19,9 +19,6 @@ class ChainedLog:
     """A log whose lines cannot be changed, taken out or put in without notice.
 
     Lines that are taken away at the end are missed by who wrote down the last hash.
-
-    Args:
-        file: The file; absent before the first line.
     """
 
     def __init__(self, file: Path) -> None:
@@ -48,12 +45,6 @@ class ChainedLog:
 
     def append(self, **content: Any) -> dict[str, Any]:
         """Writes a line; it is on disk when this returns.
-
-        Args:
-            **content: Its content, beside number, time and hashes.
-
-        Returns:
-            The line.
 
         Raises:
             UserError: If an earlier line was changed, or nothing can be written.

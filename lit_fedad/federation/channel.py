@@ -38,12 +38,7 @@ class Codec(Protocol):
         """Decodes a received message."""
 
     def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Computes how many bytes an encoded tensor takes.
-
-        Args:
-            shape: Its shape before.
-            dtype: Its type before.
-        """
+        """Computes how many bytes an encoded tensor takes."""
 
 
 class Plain:
@@ -196,9 +191,6 @@ class Link:
 
     def largest(self, spec: MessageSpec) -> int:
         """Computes how many bytes a message of a declared form has at most, so that more need not be read.
-
-        Args:
-            spec: The declared form.
 
         Returns:
             The number of bytes; `LARGEST_BLOB` where the form leaves a size open.

@@ -62,9 +62,6 @@ class Checkpoints:
             round: Round that the checkpoint follows.
             state: Server state and history.
 
-        Returns:
-            The checkpoint's folder.
-
         Raises:
             UserError: If the state holds an object that could not be read again.
         """
@@ -79,9 +76,6 @@ class Checkpoints:
 
     def adopt(self, other: Checkpoints) -> tuple[Path, dict[str, Any]]:
         """Takes over the last checkpoint of another run, under this run's configuration and images.
-
-        Args:
-            other: The other run's checkpoints.
 
         Returns:
             The new checkpoint's folder, and the state that `load` returns.
@@ -126,9 +120,6 @@ class Checkpoints:
     def load(self, path: Path) -> tuple[int, dict[str, Any]]:
         """Loads the server's state of a checkpoint.
 
-        Args:
-            path: The checkpoint's folder.
-
         Returns:
             The round that the checkpoint follows, and the state given to `commit`.
 
@@ -152,9 +143,6 @@ class Checkpoints:
     def check_images(self, path: Path) -> None:
         """Refuses a checkpoint of other images.
 
-        Args:
-            path: The checkpoint's folder.
-
         Raises:
             UserError: It was written with other images, or with another partition of them.
         """
@@ -171,9 +159,6 @@ class Checkpoints:
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Reads what a checkpoint says of itself: round, identity, images, and SHA-256 by name of file.
-
-    Args:
-        path: The checkpoint's folder.
 
     Raises:
         UserError: If it cannot be read, or the folder does not hold exactly the files that it names.

@@ -145,12 +145,7 @@ class ClientPool:
         self._files[name] = path
 
     def save(self, folder: Path, previous: Path | None) -> None:
-        """Writes every state to a checkpoint; unchanged states are linked from the previous one.
-
-        Args:
-            folder: The checkpoint being written.
-            previous: The last complete checkpoint.
-        """
+        """Writes every state to a checkpoint; unchanged states are linked from the previous one."""
         there = {path.name for path in previous.iterdir()} if previous else set()
         for name in sorted({*self._memory, *self._files}):
             if name not in self._unsaved and previous and name in there:
@@ -163,10 +158,6 @@ class ClientPool:
 
     def restore(self, folder: Path, clients: set[int]) -> None:
         """Loads the states of some clients from a checkpoint.
-
-        Args:
-            folder: A complete checkpoint.
-            clients: The clients of this process.
 
         Raises:
             UserError: If the file of one of them is missing or was changed.

@@ -31,12 +31,7 @@ class ClientQuery(Discloses, Generic[T]):
     discloses: Disclosures = ()
 
     def __call__(self, client: Client, number: int) -> T:
-        """Answers with the live client.
-
-        Args:
-            client: The live client, as it predicts.
-            number: Client number.
-        """
+        """Answers with the live client."""
         raise NotImplementedError
 
     def pack(self, answer: T) -> Message:

@@ -84,15 +84,6 @@ class ClientRunner:
     def activate(self, exchange: Exchange, context: Context, state: State, blob: bytes) -> Message:
         """Loads one client's state and the server's message into the live client.
 
-        Args:
-            exchange: The current exchange.
-            context: Round, client and stage.
-            state: The client's personal state.
-            blob: The serialised message of the server.
-
-        Returns:
-            The server's message.
-
         Raises:
             UserError: If the message differs from the declared form.
         """
@@ -115,9 +106,6 @@ class ClientRunner:
             exchange: The current exchange.
             data: Training data of the round.
             mask: What the upload is masked with, where uploads are summed securely.
-
-        Returns:
-            The upload and the scalars of training.
 
         Raises:
             UserError: If training diverges, or the upload differs from the declared form.

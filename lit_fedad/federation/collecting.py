@@ -125,12 +125,6 @@ class Collecting:
     def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
         """Plays an exchange with the round's clients.
 
-        Args:
-            exchange: The exchange.
-            context: Its round and index.
-            report: Has the clients; takes failures and bytes.
-            cohort: What is known of clients.
-
         Raises:
             UserError: If a client fails and the policy is to stop.
         """

@@ -92,10 +92,6 @@ class Evaluator(ClientQuery[Any]):
     def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
         """Computes the metrics after a round.
 
-        Args:
-            federation: The federation.
-            round: The last finished round.
-
         Returns:
             The evaluation; None on all processes but the first.
         """
@@ -112,12 +108,7 @@ class Evaluator(ClientQuery[Any]):
         return self.score(client, number)
 
     def score(self, client: Client, number: int) -> Any:
-        """Computes the metric state of one client, from which `summarise` computes metrics.
-
-        Args:
-            client: The live client.
-            number: Client number.
-        """
+        """Computes the metric state of one client, from which `summarise` computes metrics."""
         raise NotImplementedError
 
     def predicted(self, answer: Any) -> Any:

@@ -132,11 +132,7 @@ def _unscaled(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:
 
 
 class Train(Exchange[Client, Server]):
-    """The exchange of most methods: clients receive the server's message, train, and answer with theirs.
-
-    Args:
-        sums: See `Exchange`.
-    """
+    """The exchange of most methods: clients receive the server's message, train, and answer with theirs."""
 
     name = "train"
     trains = True

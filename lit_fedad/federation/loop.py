@@ -295,11 +295,7 @@ class Federation:
         updates: dict[int, Update],
         results: dict[int, ClientResult],
     ) -> set[int]:
-        """Merges the updates on the server, and adds the results of merged clients to the report.
-
-        Returns:
-            Clients whose message counts.
-        """
+        """Merges the updates on the server, and adds the results of merged clients to the report."""
         updates = dict(sorted(updates.items()))
         answered = senders(updates)
         left_out = self.names.titled(report.failures | report.refused)

@@ -127,10 +127,6 @@ def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> N
 def shard(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
     """Assigns clients, the largest first, to processes so that each has about the same number of images.
 
-    Args:
-        sizes: Images by client.
-        processes: Number of processes.
-
     Returns:
         Clients of each process, ascending.
 

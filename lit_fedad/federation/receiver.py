@@ -90,9 +90,6 @@ class Receiver:
             blob: What it sent; not trusted.
             num_samples: Its number of training images.
 
-        Returns:
-            The update.
-
         Raises:
             UserError: If the bytes hold no message, or one that is not of the declared form or refused by the method.
         """

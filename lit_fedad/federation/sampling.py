@@ -41,10 +41,6 @@ class ClientSampler:
     def sample(self, clients: Sequence[int], context: Context) -> list[int]:
         """Samples the clients of a round.
 
-        Args:
-            clients: All clients that hold data.
-            context: Seed and round.
-
         Returns:
             Client numbers, ascending.
 
@@ -60,12 +56,7 @@ class ClientSampler:
         return sorted(self._order(clients, context)[: self._count(clients)])
 
     def spares(self, clients: Sequence[int], context: Context) -> list[int]:
-        """Lists the clients that are not sampled, in the order in which they replace clients that fail.
-
-        Args:
-            clients: All clients that hold data.
-            context: Seed and round.
-        """
+        """Lists the clients that are not sampled, in the order in which they replace clients that fail."""
         return [] if context.round <= 0 else self._order(clients, context)[self._count(clients) :]
 
     def _count(self, clients: Sequence[int]) -> int:

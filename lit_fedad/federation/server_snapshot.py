@@ -17,9 +17,6 @@ class ServerSnapshot:
 
     It costs no memory: servers replace their tensors (`Server.aggregate`), so that those of the snapshot stay as they
     were. `check` finds a server that does not.
-
-    Args:
-        server: The server.
     """
 
     def __init__(self, server: Server) -> None:

@@ -53,12 +53,7 @@ class Pose:
 
 
 class Progress:
-    """The number of visits to clients that are done, told to callbacks (`FederationCallback.on_client_end`).
-
-    Args:
-        fabric: Calls the callbacks.
-        mine: Clients whose visits are counted here.
-    """
+    """The number of visits to clients that are done, told to callbacks (`FederationCallback.on_client_end`)."""
 
     def __init__(self, fabric: Fabric, mine: Collection[int]) -> None:
         self.fabric, self.mine = fabric, mine

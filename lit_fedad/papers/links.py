@@ -28,19 +28,11 @@ class Links:
     out: Path
 
     def run(self, run: TrackedRun) -> str:
-        """Returns the address of a run's page in MLflow.
-
-        Args:
-            run: The run.
-        """
+        """Returns the address of a run's page in MLflow."""
         return f"{self.ui}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
 
     def runs(self, runs: Sequence[CompleteRun]) -> str | None:
-        """Returns the address of one run's page, or of MLflow's comparison of several; None without runs.
-
-        Args:
-            runs: The runs.
-        """
+        """Returns the address of one run's page, or of MLflow's comparison of several; None without runs."""
         tracked = [run.tracked for run in runs]
         if len(tracked) < 2:
             return self.run(tracked[0]) if tracked else None
@@ -49,11 +41,7 @@ class Links:
         return f"{self.ui}/#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)}"
 
     def folder(self, run: TrackedRun) -> Cell:
-        """Makes a cell with the name of a run's folder, and a link if the folder is on this machine.
-
-        Args:
-            run: The run.
-        """
+        """Makes a cell with the name of a run's folder, and a link if the folder is on this machine."""
         if run.folder is None or not run.folder.is_dir():
             return Cell(run.folder.name if run.folder else UNKNOWN)
         return Cell(run.folder.name, quote(os.path.relpath(run.folder, self.out.resolve())))

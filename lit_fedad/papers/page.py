@@ -59,13 +59,6 @@ class PageOptions:
 def report_runs(options: Sequence[str], display: Display) -> Path:
     """Writes ``report.html``, ``report.md`` and their ``pictures``.
 
-    Args:
-        options: Those of `PageOptions`, and ``tracking.uri=URI``.
-        display: Prints what was written.
-
-    Returns:
-        The HTML file.
-
     Raises:
         UserError: For bad input, or if no complete run is tracked.
     """
@@ -105,9 +98,6 @@ def build_page(
         runs: The complete ones, in the order in which they began.
         links: Addresses.
         uri: Tracking URI, for the histories of metrics.
-
-    Returns:
-        The page; sections without content are left out.
     """
     trials = [run for run in runs if run.tracked.parent]
     data = groups_by_data([run for run in runs if not run.tracked.parent])
@@ -141,13 +131,6 @@ def build_page(
 
 def write_page(page: Page, out: Path) -> Path:
     """Writes a page as HTML and as Markdown, and removes the pictures of an earlier one, but no others.
-
-    Args:
-        page: The page.
-        out: Its folder.
-
-    Returns:
-        The HTML file.
 
     Raises:
         UserError: If a file that no report wrote has the name of a picture.

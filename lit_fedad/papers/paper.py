@@ -219,13 +219,7 @@ class _Labels:
         return label
 
     def rows(self, rows: Sequence[Row], with_runs: set[str], columns: set[str]) -> list[Row]:
-        """Lists rows and their variants that have runs, or at least numbers of the paper.
-
-        Args:
-            rows: Rows of the paper.
-            with_runs: Labels of the rows that have runs.
-            columns: Keys of the paper's numbers.
-        """
+        """Lists rows and their variants that have runs, or at least numbers of the paper."""
         shown = []
         for row in rows:
             labels = [row.label, *self._variants.get(row.label, ())]

@@ -45,10 +45,6 @@ class Place:
 def places_of(table: Table, run: CompleteRun) -> list[Place]:
     """Finds the rows of a run's method that the run differs least from.
 
-    Args:
-        table: The table.
-        run: The run.
-
     Returns:
         Its places: none if the table has no row for it; several if the run holds several classifiers.
     """
@@ -75,10 +71,6 @@ def places_of(table: Table, run: CompleteRun) -> list[Place]:
 def paper_column(table: Table, run: CompleteRun) -> str | None:
     """Finds the paper's column that a run's data and settings belong to.
 
-    Args:
-        table: The table.
-        run: The run.
-
     Returns:
         The label; None if the paper has no such column.
     """
@@ -92,10 +84,6 @@ def paper_column(table: Table, run: CompleteRun) -> str | None:
 
 def column_overrides(table: Table, run: CompleteRun) -> tuple[str, ...]:
     """Lists the overrides that runs of a run's column begin with.
-
-    Args:
-        table: The table.
-        run: The run.
 
     Returns:
         Those of the paper's column; the run's preset or data, where the paper has no such column.
@@ -112,10 +100,6 @@ def column_overrides(table: Table, run: CompleteRun) -> tuple[str, ...]:
 
 def composed(overrides: tuple[str, ...], run: CompleteRun) -> Config:
     """Composes overrides for the data of a run.
-
-    Args:
-        overrides: Overrides.
-        run: Its data decide whether the configuration needs ``data.root``.
 
     Returns:
         The configuration, with a placeholder for ``data.root``; empty if the overrides do not go with the data.

@@ -150,9 +150,6 @@ def read_table(name: str) -> tuple[str, Table]:
     Args:
         name: Name of its file, or an ending that no other name has: ``fig1a`` for ``fedvck_fig1a``.
 
-    Returns:
-        Its full name, and the table.
-
     Raises:
         UserError: If there is no such table, with the reason if a paper has it, or its file does not describe one.
     """
@@ -187,9 +184,6 @@ def choose_rows(name: str, table: Table, labels: Sequence[str]) -> list[Row]:
         name: Name of the table, for errors.
         table: The table.
         labels: Labels in upper or lower case; none of them means all rows.
-
-    Returns:
-        The rows, in the order of the table.
 
     Raises:
         UserError: If the table has no row of such a label, naming the nearest one.
@@ -241,10 +235,6 @@ def own_columns(experiments: Sequence[str], data: Sequence[str]) -> list[Column]
 def add_roots(columns: Sequence[Column], roots: Mapping[str, str]) -> list[Column]:
     """Adds the folders of data to the overrides of columns.
 
-    Args:
-        columns: The columns.
-        roots: Folders by one of the columns' names.
-
     Returns:
         The columns, those named in `roots` with ``data.root=FOLDER``.
 
@@ -273,9 +263,6 @@ def plan_runs(
         columns: Columns; their overrides count more than the common ones.
         common: Overrides of every run.
         seeds: One run for each.
-
-    Returns:
-        The runs, row by row, then column by column.
 
     Raises:
         UserError: Naming row and column of an override that cannot be composed.

@@ -117,12 +117,7 @@ class TableResults:
         ]
 
     def add(self, run: PlannedRun, cause: str | None) -> None:
-        """Takes in a run that has ended, and writes the files anew.
-
-        Args:
-            run: The run.
-            cause: Why it failed; None if it did not.
-        """
+        """Takes in a run that has ended, and writes the files anew."""
         path = run.folder.path
         if cause:
             self.causes[path] = cause
@@ -197,11 +192,7 @@ class TableResults:
         return None if self._table.attack else constant_rows(self._outcomes(), self._table.metrics)
 
     def show(self, display: Display) -> None:
-        """Prints the table: one table a column if all columns side by side are wider than the terminal.
-
-        Args:
-            display: Prints.
-        """
+        """Prints the table: one table a column if all columns side by side are wider than the terminal."""
         frame = self.frame()
         rows = [row for row in (*self._table.rows, *self._table.beyond) if row.label in self._rows]
         shown, lines = rows, frame
@@ -233,9 +224,6 @@ def constant_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
     Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
     those with most clients: a row of the pooled data does not have the others' clients.
 
-    Args:
-        outcomes: The runs of a table.
-
     Returns:
         The outcomes; none for columns without a complete classification run.
     """
@@ -257,10 +245,6 @@ def constant_rows(
     outcomes: Sequence[Outcome], metrics: Sequence[str]
 ) -> tuple[list[Row], pd.DataFrame] | None:
     """Lists the rows of a table's constant predictions, with their frame.
-
-    Args:
-        outcomes: The runs of a table.
-        metrics: Metrics of the table.
 
     Returns:
         Rows and frame, as of `runs_frame`; None where no run classifies.

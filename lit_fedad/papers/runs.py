@@ -30,10 +30,6 @@ def differences(config: Config, other: Config) -> dict[str, str]:
 
     Seed, circumstances and folders are not compared; of the backbone's weights only whether they are random.
 
-    Args:
-        config: A configuration.
-        other: The configuration that it is compared with.
-
     Returns:
         Overrides by dotted key, in alphabetical order.
 
@@ -64,10 +60,6 @@ def differences(config: Config, other: Config) -> dict[str, str]:
 
 def shortened(items: Sequence[str], most: int = 3) -> str:
     """Joins texts with commas, and counts those beyond the first ones.
-
-    Args:
-        items: Texts.
-        most: Number of texts to name.
 
     Example:
         >>> shortened(["rounds=3", "grid=4", "batch_size=2"], most=2)
@@ -135,28 +127,15 @@ class CompleteRun:
         return ClientNames.of(self.result)
 
     def mean(self, metric: str, at: Literal["last", "best"] = "last") -> float | None:
-        """Returns the mean of a metric over clients; None if it is not measured or not defined.
-
-        Args:
-            metric: Name of the metric.
-            at: Which round.
-        """
+        """Returns the mean of a metric over clients; None if it is not measured or not defined."""
         return self.result[at].get(metric, {}).get("mean")
 
     def per_client(self, metric: str) -> dict[str, float]:
-        """Returns a metric after the last round by client, without clients for which it is not defined.
-
-        Args:
-            metric: Name of the metric.
-        """
+        """Returns a metric after the last round by client, without clients for which it is not defined."""
         return self._defined(metric, "per_client")
 
     def per_product(self, metric: str) -> dict[str, float]:
-        """Returns a metric after the last round by product, without products for which it is not defined.
-
-        Args:
-            metric: Name of the metric.
-        """
+        """Returns a metric after the last round by product, without products for which it is not defined."""
         return self._defined(metric, "per_product")
 
     def _defined(self, metric: str, kind: str) -> dict[str, float]:
@@ -193,12 +172,6 @@ def complete_runs(
 
     Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
     whose result cannot be read is left out, with a warning.
-
-    Args:
-        tracked: Runs.
-        fetched: Folder for files from MLflow.
-        uri: Tracking URI; None for MLflow's own setting.
-        display: Prints warnings.
 
     Returns:
         The complete runs, in the order of `tracked`; studies are not among them.

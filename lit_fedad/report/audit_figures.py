@@ -22,13 +22,6 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], auc: Mapping
 
     Rates of 0, which a logarithmic axis cannot show, are left out.
 
-    Args:
-        curves: False and true positive rates, ascending, by name.
-        auc: Area under each curve.
-
-    Returns:
-        The figure.
-
     Raises:
         ValueError: `curves` is empty.
     """
@@ -73,9 +66,6 @@ def draw_correlation_heatmap(
         r_squared: Plain R^2 (FADngs Eq. 18) [k, k].
         r: Plain R [k, k].
         corrected: Bias-corrected R^2 [k, k].
-
-    Returns:
-        The figure as it was written.
     """
     figure = blank_figure(7.16, 2.6)
     panels = figure.subplots(1, 3, sharey=True)
@@ -121,9 +111,6 @@ def inversion_sheet(rows: Sequence[Sequence[Shown]], heads: Sequence[str], title
         rows: At least one, each with one image a column.
         heads: Heading of each column.
         title: Heading of the sheet.
-
-    Returns:
-        The figure.
     """
     height, width = rows[0][0].image.shape[:2]
     cell = _CELL * height / width

@@ -23,14 +23,7 @@ _WORDS = {
 
 
 def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Lists the four metrics that tell most of a run's last round, each with a word.
-
-    Args:
-        result: Content of ``result.json``.
-
-    Returns:
-        Text of each cell by its heading.
-    """
+    """Lists the four metrics that tell most of a run's last round, each with a word."""
     last, alone = result["last"], result.get("alone", {}).get("metrics")
     columns = {"together": (last, "mean"), "worst client": (last, "worst")}
     if alone:
@@ -47,9 +40,6 @@ def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def in_words(result: Mapping[str, Any]) -> list[str]:
     """Says what a detector decides, and what the clients find together and alone; nothing where that is not known.
-
-    Args:
-        result: Content of ``result.json``.
 
     Example:
         >>> rates = {"false_alarm_rate": {"mean": 0.012}, "miss_rate": {"mean": 0.2}}

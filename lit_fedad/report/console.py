@@ -62,11 +62,7 @@ def each_warning_once() -> Iterator[None]:
 
 
 class Display:
-    """Console output of one experiment.
-
-    Args:
-        quiet: Whether to print nothing but warnings and errors.
-    """
+    """Console output of one experiment."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._out = Console(quiet=quiet, highlight=False)
@@ -81,9 +77,6 @@ class Display:
 
         On a terminal this is a bar that vanishes at its end; elsewhere a line at the start and then at most one
         every 15 seconds. Steps do not nest.
-
-        Args:
-            description: Name of the step.
 
         Yields:
             A function of the number of items done and the number of all items.
@@ -181,11 +174,7 @@ class Display:
         self._print(Text.assemble((label, "bold"), rest))
 
     def closing_table(self, result: Mapping[str, Any]) -> None:
-        """Prints four metrics of the last round, each with a word, and what the detector finds.
-
-        Args:
-            result: Content of ``result.json``.
-        """
+        """Prints four metrics of the last round, each with a word, and what the detector finds."""
         self._print("")
         self.table(closing_rows(result))
         said = [*in_words(result), without_value(result["last"]), looking_at_nothing(result)]
@@ -233,30 +222,18 @@ class Display:
             self._print(line)
 
     def where_next(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Prints commands and paths to copy, each whole on a line of its own.
-
-        Args:
-            lines: Pairs (label, command or path).
-        """
+        """Prints commands and paths to copy, each whole on a line of its own."""
         width = max((len(label) for label, _ in lines), default=0)
         self._print("")
         for label, value in lines:
             self._print(Text.assemble((f"{label:<{width}}", "bold"), f"  {_clean(value)}"))
 
     def note(self, message: str) -> None:
-        """Prints a remark as one line.
-
-        Args:
-            message: The remark.
-        """
+        """Prints a remark as one line."""
         self._print(_clean(message))
 
     def warn(self, message: str) -> None:
-        """Prints a warning as one line on standard error, also when quiet.
-
-        Args:
-            message: What is wrong and what to do.
-        """
+        """Prints a warning as one line on standard error, also when quiet."""
         said = _said.get()
         if said is not None:
             if message in said:
@@ -265,21 +242,12 @@ class Display:
         self._complain("warning", "yellow", message)
 
     def unsent(self, records: int, run: Path) -> None:
-        """Warns of tracking records that wait in a run's folder, if there are any.
-
-        Args:
-            records: Their number.
-            run: The run's folder.
-        """
+        """Warns of tracking records that wait in a run's folder, if there are any."""
         if records:
             self.warn(f"{records} tracking records are kept; send them: lit-fedad sync run={run}")
 
     def error(self, message: str) -> None:
-        """Prints an error as one line on standard error, also when quiet.
-
-        Args:
-            message: What is wrong and what to do.
-        """
+        """Prints an error as one line on standard error, also when quiet."""
         self._complain("error", "bold red", message)
 
     def _print(self, text: Text | str) -> None:

@@ -21,9 +21,6 @@ CONSTANT_LABELS = {
 def looking_at_nothing(result: Mapping[str, Any]) -> str | None:
     """Says what accuracy predictions that look at no image have after the last round.
 
-    Args:
-        result: Content of ``result.json``.
-
     Returns:
         One line; None for a result without such accuracies.
     """

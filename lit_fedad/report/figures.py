@@ -37,9 +37,6 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
         counts: Images of each product type on each client [clients, products].
         products: Names of the product types.
 
-    Returns:
-        The figure.
-
     Raises:
         ValueError: `counts` is not of the shape [clients, products], or holds no image.
     """
@@ -65,9 +62,6 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
     Args:
         counts: For every client the images of each of its stages and each class [stages, classes].
         products: Names of the classes.
-
-    Returns:
-        The figure.
 
     Raises:
         ValueError: An array is not of the shape [stages, classes], or there is no image at all.
@@ -105,9 +99,6 @@ def curves_figure(
         history: Pairs (round, value) of each client.
         ylabel: Label of the values.
         names: What clients are called.
-
-    Returns:
-        The figure.
 
     Raises:
         ValueError: `history` names no client.
@@ -150,15 +141,7 @@ def curves_figure(
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG atomically, with the same bytes for the same figure.
-
-    Args:
-        figure: The figure.
-        path: File to write; missing folders are created.
-
-    Returns:
-        `path`.
-    """
+    """Writes a figure as PNG atomically, with the same bytes for the same figure."""
     with atomic(path) as part:
         figure.savefig(part, format="png", metadata={"Software": None})
     return path
@@ -294,9 +277,6 @@ def communication_figure(points: Sequence[Point], ylabel: str) -> Figure:
         points: At least one, rounds ascending. Those before anything was sent are left out if the axis is
             logarithmic.
         ylabel: Label of the values.
-
-    Returns:
-        The figure.
     """
     figure = blank_figure(3.5, 2.3)
     axes = labelled_axes(figure, "sent by all clients by the end of a round (MB)", ylabel)

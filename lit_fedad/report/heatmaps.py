@@ -41,13 +41,6 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     The scale is shared so that rows can be compared; it covers `robust_range` of all maps. If no case has a
     mask, the mask column is left out. The overlay has the outline of the mask.
 
-    Args:
-        cases: Cases to show, at least one.
-        title: Heading of the sheet.
-
-    Returns:
-        The figure.
-
     Raises:
         ValueError: There is no case.
     """

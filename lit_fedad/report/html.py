@@ -193,12 +193,6 @@ class Page:
 def render_html(page: Page) -> str:
     """Renders a report as one HTML document that loads no other file.
 
-    Args:
-        page: The report.
-
-    Returns:
-        The document.
-
     Example:
         >>> "<h1>1 &lt; 2</h1>" in render_html(Page("1 < 2", "", []))
         True

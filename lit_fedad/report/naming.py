@@ -28,9 +28,6 @@ _ATTACK_TITLES |= {f"{name}_chance": f"{title}, chance" for name, title in _ATTA
 def metric_title(name: str) -> str:
     """Returns the title of a metric or of an attack's number; of a single anomaly set, its family's title and the set.
 
-    Args:
-        name: Name of the metric in results.
-
     Returns:
         The title; the name itself for a metric that has none.
 
@@ -47,9 +44,6 @@ def metric_title(name: str) -> str:
 def metric_family(name: str) -> str | None:
     """Returns the metric of which a name stands for the value on a single anomaly set.
 
-    Args:
-        name: Name of a metric in results.
-
     Returns:
         Name of the metric over all sets; None for a name that is no single set's.
 
@@ -64,9 +58,6 @@ def metric_family(name: str) -> str | None:
 
 def human_bytes(count: int) -> str:
     """Formats a number of bytes in decimal units.
-
-    Args:
-        count: Number of bytes.
 
     Returns:
         Whole bytes, or two decimals of the unit that leaves less than 1,000.
@@ -87,9 +78,6 @@ def human_bytes(count: int) -> str:
 
 def human_seconds(seconds: float) -> str:
     """Formats a duration.
-
-    Args:
-        seconds: Duration in seconds.
 
     Returns:
         Seconds with one decimal below a minute, else as `clock`.

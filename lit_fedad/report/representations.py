@@ -49,9 +49,6 @@ def draw_representations(
         local_client: Number of that client.
         judge: Source of ``global_decisions``, the title of (c).
 
-    Returns:
-        The figure as it was written.
-
     Raises:
         ValueError: The arrays differ in length.
     """

@@ -39,9 +39,6 @@ def draw_score_boxes(
         scores: For each model the pairs (scores of normal images, scores of anomalous images), one a client.
         clients: Number of each client.
 
-    Returns:
-        The figure as it was written.
-
     Raises:
         ValueError: There is no model or no client, or a model has another number of clients.
     """

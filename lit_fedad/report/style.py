@@ -55,9 +55,6 @@ def labelled_axes(
         ylabel: Label of the y axis.
         place: Rows, columns and number of the axes in a grid; by default they fill the figure.
         **shared: ``sharex`` and ``sharey``.
-
-    Returns:
-        The axes.
     """
     axes = figure.add_subplot(*place, **shared)
     axes.spines[["top", "right"]].set_visible(False)
@@ -76,9 +73,6 @@ def line_style(index: int, points: int) -> dict[str, Any]:
     Args:
         index: Position of the client; colours and markers are used in turn, then again with the next line style.
         points: Number of points of the line; above 30 there are no markers.
-
-    Returns:
-        Keyword arguments for matplotlib's ``plot``.
     """
     turn, colour = divmod(index, len(_MARKERS))
     marker = _MARKERS[colour] if points <= 30 else None
@@ -87,13 +81,5 @@ def line_style(index: int, points: int) -> dict[str, Any]:
 
 
 def legend_mark(label: str, **look: Any) -> Line2D:
-    """Creates a mark without a line, for a legend.
-
-    Args:
-        label: Text beside the mark.
-        **look: Keyword arguments for matplotlib's ``Line2D``.
-
-    Returns:
-        The handle of the legend.
-    """
+    """Creates a mark without a line, for a legend."""
     return Line2D([], [], linestyle="", markersize=4, label=label, **look)

@@ -26,9 +26,6 @@ def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fig
         table: The table; its rows, in their order, are the points of each line.
         columns: Label of each column, which is one line.
         runs: Runs, from `lit_fedad.report.tables.runs_frame`.
-
-    Returns:
-        The figure.
     """
     metric, labels = table.metrics[0], [row.label for row in table.rows]
     figure = blank_figure(3.5, 2.3)
@@ -51,9 +48,6 @@ def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fi
         table: The table; its rows are the lines, without those that no run belongs to.
         columns: Label of each column, which is one panel.
         runs: Runs, from `lit_fedad.report.tables.runs_frame`.
-
-    Returns:
-        The figure.
     """
     metric = table.metrics[0]
     labels = [row.label for row in table.rows if row.label in set(runs["row"])]
@@ -176,11 +170,6 @@ def sheets_figure(
     rows: Sequence[str], columns: Sequence[str], pictures: Mapping[tuple[str, str], Path]
 ) -> Figure:
     """Draws a grid of pictures.
-
-    Args:
-        rows: Labels of the rows.
-        columns: Labels of the columns.
-        pictures: Picture files by labels of row and column.
 
     Returns:
         The figure; a place without a picture says so.

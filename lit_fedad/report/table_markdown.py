@@ -16,16 +16,7 @@ _BRACKETS = {
 
 
 def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[str]:
-    """Explains the numbers, and names the data of each column.
-
-    Args:
-        table: The table.
-        columns: Labels of the columns.
-        runs: Runs, from `runs_frame`.
-
-    Returns:
-        Sentences, one a line.
-    """
+    """Explains the numbers, and names the data of each column."""
     ours = (
         "Per cent. Ours: mean over clients on the common test set after the last round, mean ± sample standard "
         f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}."
@@ -68,9 +59,6 @@ def markdown(
         columns: Key of each column's numbers, as for `results_table`.
         runs: Runs, from `runs_frame`.
         constants: Rows of constant predictions, and their runs; None where there are none.
-
-    Returns:
-        Content of the Markdown file.
     """
     blocks = [
         ("", [row for row in table.rows if row.label in chosen]),

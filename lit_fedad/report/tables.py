@@ -199,16 +199,7 @@ def results_table(
 
 
 def costs_table(table: Table, rows: Sequence[Row], runs: pd.DataFrame) -> pd.DataFrame:
-    """Formats bytes, time and settings of each row, from lowest to highest where its runs differ.
-
-    Args:
-        table: Heading of the rows.
-        rows: Rows of the table to list.
-        runs: Runs, from `runs_frame`.
-
-    Returns:
-        Texts of the cells.
-    """
+    """Formats bytes, time and settings of each row, from lowest to highest where its runs differ."""
     lines = []
     for row in rows:
         group = runs[(runs["row"] == row.label) & (runs["state"] == "complete")]

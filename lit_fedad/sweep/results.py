@@ -27,10 +27,6 @@ from lit_fedad.sweep.trial import DEFAULT
 def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
     """Builds the table of trials, one line a trial, each as its last attempt.
 
-    Args:
-        study: The study.
-        plan: Its file.
-
     Returns:
         Number, state, objectives, searched keys, and what became of each trial.
     """
@@ -58,11 +54,6 @@ def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
 
 def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
     """Writes the table of trials, and those figures that the study has enough trials for.
-
-    Args:
-        study: The study.
-        plan: Its file.
-        out: The study's folder.
 
     Returns:
         The files: ``trials.csv``, and PNGs in ``figures``.

@@ -74,13 +74,7 @@ def has_heartbeats(storage: BaseStorage) -> bool:
 
 
 def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:
-    """Records that a trial's worker lives, where the storage records heartbeats.
-
-    Args:
-        storage: The study's storage.
-        study: The study.
-        trial: Number of the trial.
-    """
+    """Records that a trial's worker lives, where the storage records heartbeats."""
     if isinstance(storage, RDBStorage):
         study_id = storage.get_study_id_from_name(study.study_name)
         storage.record_heartbeat(storage.get_trial_id_from_study_id_trial_number(study_id, trial))

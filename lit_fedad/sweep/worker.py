@@ -275,9 +275,6 @@ class Worker:
 def refuse_failures(ended: Sequence[FrozenTrial]) -> None:
     """Refuses a study of which every trial failed.
 
-    Args:
-        ended: Its trials that have ended.
-
     Raises:
         UserError: If all failed, with the cause of the last.
     """

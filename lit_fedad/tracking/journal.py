@@ -75,9 +75,6 @@ class Journal:
             values: Named values. A metric or parameter that is known keeps its value; others are appended again
                 if their value changed.
             scope: Scope of the names.
-
-        Returns:
-            Whether anything was appended.
         """
         # MLflow would draw a second value of a metric at its step, and refuse that of a parameter.
         once = kind in ("metrics", "params")
@@ -93,13 +90,7 @@ class Journal:
         return bool(new)
 
     def append(self, kind: str, values: Mapping[str, Any], scope: str | int | None = None) -> None:
-        """Appends one record with the current time, and returns when it is on the disk.
-
-        Args:
-            kind: Kind of record.
-            values: Named values.
-            scope: Scope of the names.
-        """
+        """Appends one record with the current time, and returns when it is on the disk."""
         record = {"kind": kind, "scope": scope, "values": values, "time": time.time_ns() // 1_000_000}
         self._remember(record)
         self._file.write(json.dumps(record).encode() + b"\n")

@@ -137,11 +137,6 @@ def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> lis
 def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tuple[int, float]]:
     """Returns the values of one metric of a run over its steps.
 
-    Args:
-        run_id: Id of the MLflow run.
-        metric: Name of the metric.
-        uri: Tracking URI, as for `lit_fedad.tracking.tracker.Tracker`.
-
     Returns:
         Pairs (step, value), steps ascending; of several values at a step the last that was logged.
     """
@@ -157,9 +152,6 @@ def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | No
         names: Names of files or folders at the top of the run's artifacts; those it does not have are left out.
         into: An existing folder.
         uri: Tracking URI, as for `lit_fedad.tracking.tracker.Tracker`.
-
-    Returns:
-        ``into``.
     """
     client = connect(destination(uri))
     for artifact in client.list_artifacts(run_id):

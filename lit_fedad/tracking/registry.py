@@ -43,9 +43,6 @@ def register_files(
         alias: Alias that names this version from now on; None for none.
         tags: Tags of the version.
 
-    Returns:
-        Number of the version.
-
     Raises:
         UserError: If the server does not answer, or refuses a name.
     """

@@ -86,11 +86,7 @@ def destination(uri: str | None, fallback: str | None = None) -> str:
 
 
 def connect(uri: str) -> Any:
-    """Returns an MLflow client that prints nothing; creates the database of an SQLite URI if there is none.
-
-    Args:
-        uri: Tracking URI, from `destination`.
-    """
+    """Returns an MLflow client that prints nothing; creates the database of an SQLite URI if there is none."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from filelock import FileLock
@@ -146,10 +142,6 @@ def _within_seconds(uri: str) -> Any:
 
 def connect_existing(uri: str, what: str) -> Any:
     """Returns an MLflow client for a server or database that exists.
-
-    Args:
-        uri: Tracking URI, from `destination`.
-        what: What is wanted of it, for the message.
 
     Raises:
         UserError: There is no such database.
@@ -279,10 +271,6 @@ def _find_or_create(client: Any, start: Record) -> str:
 def list_files(place: str, uri: str) -> dict[str, int]:
     """Returns the sizes in bytes of the files directly at a place of artifacts, by name.
 
-    Args:
-        place: URI of the artifacts.
-        uri: Tracking URI, from `destination`.
-
     Raises:
         Exception: The server did not answer.
     """
@@ -294,11 +282,6 @@ def list_files(place: str, uri: str) -> dict[str, int]:
 
 def fetch_file(place: str, into: Path, uri: str) -> None:
     """Copies an artifact into a folder, which is made.
-
-    Args:
-        place: URI of the artifact.
-        into: The folder.
-        uri: Tracking URI, from `destination`.
 
     Raises:
         Exception: The server did not answer, or has no such artifact.

@@ -152,9 +152,6 @@ def log_files(
         tags: Tags of the run.
         uri: Tracking URI, as for `Tracker`.
         enabled: With False nothing is logged.
-
-    Returns:
-        State of the delivery.
     """
     tracker = Tracker(folder, experiment, folder.name, tags, uri, enabled)
     for file in files:
@@ -173,9 +170,6 @@ def amend(
         step: Their step.
         files: Further artifacts; one of the same name replaces the old one.
         place: Their folder among the artifacts.
-
-    Returns:
-        State of the delivery.
     """
     if not journal_file(folder).is_file():
         return Delivery(None, 0, None)

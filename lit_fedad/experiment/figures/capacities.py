@@ -57,12 +57,6 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
     averaged and the global model score by those of all clients (if densities are shared), a local model by those of its
     client alone. A client's images are normal test images of its most frequent class, and an equal, disjoint share of
     the anomalous ones.
-
-    Args:
-        federation: A federation of FADngs, after its last round.
-        data: Data of a `SemanticSet`.
-        fabric: Moves batches and sets precision.
-        figures: Folder of ``capacities.png``.
     """
     assert isinstance(federation.server, FADngsServer)
     assert isinstance(federation.client, FADngsClient)

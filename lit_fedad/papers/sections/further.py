@@ -30,10 +30,6 @@ _FIGURES = {
 def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates the results of attacks on runs, and shows their figures.
 
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
     Yields:
         A table and a block of pictures, if a run was attacked.
     """
@@ -68,10 +64,6 @@ def _results(run: CompleteRun) -> dict[str, dict[str, Any]]:
 def site_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates the sites of each federation, and its failures and refusals with their causes.
 
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
     Yields:
         A table of sites, and one of troubles, if there are any.
     """
@@ -100,11 +92,6 @@ _OBJECTIVE = "objectives."  # prefix among the parameters of a study
 
 def sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: Links) -> Iterator[Block]:
     """Tabulates the trials of each study with their parameters and objectives, and shows the study's figures.
-
-    Args:
-        tracked: All runs, studies and trials among them.
-        trials: The complete trials.
-        links: Addresses of the runs.
 
     Yields:
         For each study a table, and a block of pictures if it has any.
@@ -144,10 +131,6 @@ def _differing(runs: Sequence[TrackedRun]) -> list[str]:
 def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]:
     """Tabulates each paper's numbers beside those of our runs, and what our runs cost.
 
-    Args:
-        tables: Tables that have at least one run.
-        links: Addresses of the runs.
-
     Yields:
         For the rows of each paper, and for rows beyond it: a table of results and one of costs. A table without a
         number of the paper for our data is left out.
@@ -159,10 +142,6 @@ def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]
 
 def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterator[Block]:
     """Lists the commands for all runs that tables lack.
-
-    Args:
-        names: Names of all tables.
-        tables: Those that have at least one run.
 
     Yields:
         A line of explanation and the commands, if a run is missing.

@@ -18,9 +18,6 @@ from lit_fedad.tracking.reading import TrackedRun
 def format_metric(value: float) -> str:
     """Formats shares with four decimals, and counts with as many digits as they need.
 
-    Args:
-        value: A metric.
-
     Example:
         >>> [format_metric(value) for value in (0.5, 12.0, 2_000_500.0)]
         ['0.5000', '12', '2,000,500']
@@ -32,9 +29,6 @@ def format_metric(value: float) -> str:
 
 def format_parameter(text: str) -> str:
     """Shortens a number with many digits to four; leaves any other text as it is.
-
-    Args:
-        text: A parameter of a run.
 
     Example:
         >>> [format_parameter(text) for text in ("0.0013525517894", "2.66e-05", "median")]
@@ -53,10 +47,6 @@ _NOTE = (
 
 def product_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates each metric of each product after the last round, as tables of MVTec AD have it.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
 
     Yields:
         A table for each data set with products: one line a metric of each group of runs.
@@ -100,10 +90,6 @@ def _product_texts(runs: Sequence[CompleteRun], metric: str, products: Sequence[
 def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates and draws the first metric of each client after the last round.
 
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
     Yields:
         A table and a figure for each data set on which the metric is defined for a client.
     """
@@ -145,15 +131,7 @@ def _client_texts(clients: Mapping[str, float]) -> list[str]:
 
 
 def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates complete runs, one table a data set: one line a configuration, and under it one line a seed.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        The tables.
-    """
+    """Tabulates complete runs, one table a data set: one line a configuration, and under it one line a seed."""
     for name, groups in data.items():
         runs = [run for group in groups for run in group.runs]
         first = groups[0].first.first_metric
@@ -176,16 +154,7 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
 def incomplete_table(
     tracked: Sequence[TrackedRun], runs: Sequence[CompleteRun], links: Links
 ) -> Iterator[Block]:
-    """Tabulates runs that are not complete, without studies and their trials.
-
-    Args:
-        tracked: All runs.
-        runs: The complete ones.
-        links: Addresses of the runs.
-
-    Yields:
-        The table, if there are such runs.
-    """
+    """Tabulates runs that are not complete, without studies and their trials."""
     complete = {run.tracked.run_id for run in runs}
     lines = [
         Line(
