@@ -147,9 +147,7 @@ def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterato
         A line of explanation and the commands, if a run is missing.
     """
     exact = {table.name: table.exact for table in tables}
-    pairs = [pair for table in tables for pair in table.missing_beside]
-    for name in names:
-        pairs += missing(name, exact.get(name, ()))
+    pairs = [pair for name in names for pair in missing(name, exact.get(name, ()))]
     if pairs:
         yield Prose(
             [
@@ -169,7 +167,6 @@ def _paper_table(filled: FilledTable, links: Links) -> Iterator[Block]:
     notes = [
         f"The paper's numbers: {table.source}.",
         *caption(table, list(filled.columns), frame),
-        *filled.notes,
         " ".join(table.note.split()),
     ]
     with_runs = {row for row, _ in filled.runs}
