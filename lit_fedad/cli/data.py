@@ -83,11 +83,6 @@ def check_data(name: str, overrides: Mapping[str, str], display: Display) -> Non
 
     Sets that hold arrays instead of files are only counted: building them has read them completely.
 
-    Args:
-        name: The data configuration.
-        overrides: Keys of its section (``root``, ``products``, ...), or ``image.page``, and their values.
-        display: Prints the tables and problems.
-
     Raises:
         UserError: The set cannot be built, or something is wrong with it.
     """

@@ -27,7 +27,6 @@ class Finding(NamedTuple):
     """What was found about one thing.
 
     Attributes:
-        check: The thing.
         state: ``ok``; ``note`` where a run may do without it; ``trouble`` where none can start.
         remark: What was seen, and what to do.
     """

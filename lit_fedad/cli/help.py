@@ -61,13 +61,7 @@ def overview(commands: Mapping[str, Command]) -> str:
 
 
 def command_help(name: str, command: Command, first: str | None = None) -> str:
-    """Writes the keys of a command, with defaults and one example for each of its forms.
-
-    Args:
-        name: Name of the command.
-        command: The command.
-        first: First word that was given; it chooses a form.
-    """
+    """Writes the keys of a command, with defaults and one example for each of its forms."""
     forms = {word: form for word, form in command.forms.items() if word == first} or command.forms
     return "\n\n".join(_form_help(name, command, word, form) for word, form in forms.items())
 

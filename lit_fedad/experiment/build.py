@@ -45,8 +45,6 @@ class Model:
 
     Attributes:
         backbone: Frozen feature extractor; None for tasks that train from pixels.
-        task: What a client learns.
-        method: The method.
     """
 
     backbone: Backbone | None
@@ -79,10 +77,7 @@ class Data:
     """Images, their partition to clients, and their loaders.
 
     Attributes:
-        images: Training and test samples.
-        partition: Training indices by client.
         transform: Transform from file to tensor.
-        module: Loaders.
         digest: Hash of images and partition.
     """
 

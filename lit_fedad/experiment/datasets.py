@@ -30,17 +30,7 @@ def build_datasets(
     fabric: Fabric,
     display: Display,
 ) -> tuple[Dataset, Dataset]:
-    """Builds the training and the test data set, and computes frozen features that are not yet kept.
-
-    Args:
-        config: The configuration.
-        images: The images.
-        transform: Transform from image files.
-        task: The task.
-        backbone: Its frozen backbone; None for tasks that train on pixels.
-        fabric: Device and processes.
-        display: Shows progress and warnings.
-    """
+    """Builds the training and the test data set, and computes frozen features that are not yet kept."""
     if frozen_encoder(task) is not None:
         return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
     if isinstance(images, LabelledSet):

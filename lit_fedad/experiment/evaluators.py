@@ -35,15 +35,7 @@ IN_THE_PLANE = 500
 def build_evaluator(
     config: Config, data: Data, method: Method, fabric: Fabric, common: bool = True
 ) -> Evaluator:
-    """Builds the evaluator for this kind of images.
-
-    Args:
-        config: The configuration.
-        data: The images.
-        method: The method.
-        fabric: Device and processes.
-        common: Whether all clients are scored on the test images; otherwise these are one client's own.
-    """
+    """Builds the evaluator for this kind of images."""
     images, partition, module = data.images, data.partition, data.module
     loader, pro_limit = module.test_dataloader(), config["evaluation"]["pro_limit"]
     counts, pictures = partition.counts(images), config["evaluation"]["pictures"]

@@ -42,14 +42,11 @@ class FinishedRun:
     """A run after its last round, on this machine.
 
     Attributes:
-        folder: The run's files.
         result: Content of ``result.json``.
         config: The run's configuration on this machine.
         model: The live client and server.
-        data: The run's images.
         federation: The federation, restored from the last checkpoint.
         fabric: A Fabric of one process.
-        display: Display of messages.
     """
 
     folder: RunFolder
@@ -69,12 +66,6 @@ def reopen(
     version: int | None = 0,
 ) -> FinishedRun:
     """Builds a run's parts as they were at its end, without further rounds.
-
-    Args:
-        run: MLflow run id, or the run's folder.
-        overrides: Values that differ on this machine, such as ``data.root``.
-        callbacks: Callbacks of the federation.
-        version: As for `complete_run`.
 
     Raises:
         UserError: If there is no such complete run, or its data or backbone is not available; also if it is a site's
@@ -129,11 +120,6 @@ def complete_run(
     run: str, overrides: Mapping[str, str] | None, version: int | None = 0
 ) -> tuple[RunFolder, dict[str, Any], Config]:
     """Returns a run's folder and result, and its configuration on this machine.
-
-    Args:
-        run: MLflow run id, or the run's folder.
-        overrides: Values that differ on this machine.
-        version: Number of the version: 0 for the run as it was trained, None for the default.
 
     Raises:
         UserError: If there is no such complete run or version, or an override is not allowed.

@@ -194,12 +194,6 @@ class Worker:
     ) -> tuple[ClientResult | None, str | None, State | None]:
         """Plays an exchange with one client.
 
-        Args:
-            context: Round, exchange, client and stage.
-            blob: The server's message.
-            state: The client's personal state.
-            scored: Whether it is scored with the weights that it has trained.
-
         Returns:
             The result or the cause of the failure, and the new state where there is one.
         """

@@ -27,12 +27,8 @@ class Run:
     """All parts of a run, in one process.
 
     Attributes:
-        config: The run's configuration.
-        folder: The run's files.
         model: Backbone, task, client and server.
         data: The data of all clients.
-        federation: The round loop.
-        fabric: Device, precision and processes.
         display: Output for the user; quiet in processes other than the first.
         calibration: Calibration scores by client, after the last round of an anomaly task; on the first process only.
         predictions: Predictions of the test images by client, likewise.

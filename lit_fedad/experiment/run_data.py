@@ -15,7 +15,6 @@ class Record(NamedTuple):
     """What MLflow records of a run's data.
 
     Attributes:
-        name: Name of the data.
         source: Folder or function that they come from.
         digest: Hash of images and partition.
         profile: Numbers of images.

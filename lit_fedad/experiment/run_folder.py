@@ -55,11 +55,7 @@ _ATTACK = "remove it, and attack the run again"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run.
-
-    Attributes:
-        path: The folder.
-    """
+    """The files of one run."""
 
     path: Path
 

@@ -34,12 +34,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
 
 
 def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[str, Any]:
-    """Summarises the rounds of a federation: metrics of the first, last and best, traffic, scalars, failures.
-
-    Args:
-        federation: The federation after its last round.
-        rates: Rates of its decisions, beside the metrics of the last round.
-    """
+    """Summarises the rounds of a federation: metrics of the first, last and best, traffic, scalars, failures."""
     history, names = federation.history, federation.evaluator.metrics
     evaluated = [report for report in history if report.metrics is not None]
     best = max(evaluated, key=lambda r: _sortable((r.metrics or {})[names[0]]["mean"]))

@@ -31,10 +31,7 @@ class TrainedClient:
     """What a client predicts with.
 
     Attributes:
-        round: Round of the message.
         exchange: Index of the message's exchange in its round.
-        blob: The server's message, serialised.
-        state: The client's personal state.
     """
 
     round: int

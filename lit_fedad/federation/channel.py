@@ -27,12 +27,7 @@ class Codec(Protocol):
     """An encoding of messages before they are serialised, and its inverse."""
 
     def encode(self, message: Message, context: Context) -> Message:
-        """Encodes a message before it is serialised.
-
-        Args:
-            message: The message.
-            context: Round and client, for codecs that draw random numbers.
-        """
+        """Encodes a message before it is serialised."""
 
     def decode(self, message: Message) -> Message:
         """Decodes a received message."""

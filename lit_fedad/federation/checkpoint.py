@@ -58,10 +58,6 @@ class Checkpoints:
     def commit(self, round: int, state: dict[str, Any]) -> Path:
         """Writes the server's state beside the files of the other processes and completes the checkpoint.
 
-        Args:
-            round: Round that the checkpoint follows.
-            state: Server state and history.
-
         Raises:
             UserError: If the state holds an object that could not be read again.
         """

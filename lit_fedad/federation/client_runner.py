@@ -33,13 +33,7 @@ class ClientData(Protocol):
         """Training images by client."""
 
     def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
-        """Returns training batches of a client.
-
-        Args:
-            client: The client.
-            generator: Decides the order of its images.
-            shuffle: Whether the order is random; otherwise it is fixed.
-        """
+        """Returns training batches of a client."""
 
     def at(self, round: int) -> ClientData:
         """Returns what the clients hold in a round."""
@@ -57,7 +51,6 @@ class ClientResult:
     """What a client's part in an exchange gave.
 
     Attributes:
-        blob: The serialised upload.
         scalars: Loss and other scalars of training.
         trained: Value of `Evaluator.score` directly after training; None where the client was not scored.
     """
@@ -72,9 +65,7 @@ class ClientRunner:
     """Plays the live client's part in exchanges, independently of the server and of other clients.
 
     Attributes:
-        client: The live client.
         channel: Encodes and checks messages in both directions.
-        fabric: Device and precision.
     """
 
     client: Client
@@ -102,11 +93,6 @@ class ClientRunner:
 
         The caller stores the client's new state (`state_of`).
 
-        Args:
-            exchange: The current exchange.
-            data: Training data of the round.
-            mask: What the upload is masked with, where uploads are summed securely.
-
         Raises:
             UserError: If training diverges, or the upload differs from the declared form.
         """
@@ -133,14 +119,7 @@ def ordered_loader(data: ClientData, client: int) -> DataLoader:
 
 
 def pose_client(client: Client, which: Literal["own", "server"], lent: Message, data: ClientData) -> None:
-    """Sets the activated client up as it predicts.
-
-    Args:
-        client: The live client.
-        which: Its own model, or the server's.
-        lent: Entries of the task's state that replace its own.
-        data: What it holds.
-    """
+    """Sets the activated client up as it predicts."""
     assert client.context.client is not None
     client.deploy(which)
     if lent:

@@ -32,7 +32,6 @@ class Sender:
         server: The method's server, which sends from the first process.
         client: The live client, for declared forms.
         link: The link from the server to clients.
-        fabric: The processes.
     """
 
     server: Server
@@ -85,7 +84,6 @@ class Cohort:
     """What is known of the clients that an exchange is played with.
 
     Attributes:
-        sizes: Training images by client.
         spares: Clients that take the place of those that fail, in this order.
         scored: Returns who of some clients is scored directly after training.
     """
@@ -104,16 +102,7 @@ class Collector(Protocol):
 
 @dataclass(frozen=True)
 class Collecting:
-    """The collector of single uploads.
-
-    Attributes:
-        sender: Sends the server's messages.
-        transport: The way to clients.
-        receiver: Checks what they send.
-        sampler: The policy for failures.
-        names: What clients are called.
-        fabric: The processes.
-    """
+    """The collector of single uploads."""
 
     sender: Sender
     transport: Transport

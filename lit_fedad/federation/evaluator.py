@@ -19,11 +19,8 @@ class QueriedFederation(Protocol):
     """The part of a federation that evaluators and figures use.
 
     Attributes:
-        client: The live client.
         clients: All clients that hold images.
         exchanges: What clients and server exchange.
-        fabric: Device, precision and processes.
-        rounds: Training rounds T.
         history: One report per round so far; complete on the first process only.
     """
 
@@ -53,7 +50,6 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        metrics: Metrics by name.
         trained: New value of the round's `RoundReport.trained`; None leaves it unchanged.
         predictions: Predictions of the test images by client (`Evaluator.predicted`).
     """

@@ -24,14 +24,6 @@ def catch_up(
 
     Afterwards all clients take part but those that fail in it, which try again before the next round.
 
-    Args:
-        collecting: The way to clients and back.
-        exchanges: The federation's exchanges.
-        server: The server.
-        context: Seed, and the round that is about to begin.
-        holders: All clients that hold images.
-        history: Reports of the rounds before; those before round 1 take the clients that have caught up.
-
     Returns:
         Causes by client that failed, in every process.
 

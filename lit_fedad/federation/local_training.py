@@ -102,10 +102,6 @@ def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
     """Loads the moments of an earlier round; rates are those of this one.
 
     An optimiser of another kind or of other parameters, which a task may build after a warm-up, begins anew.
-
-    Args:
-        optimizer: The optimiser of this round, as the task built it.
-        state: State of that of the earlier round.
     """
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if settings[0].keys() != state["param_groups"][0].keys() - {"params"}:

@@ -98,12 +98,7 @@ def _start_method() -> str:
 
 
 def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., None]:
-    """Returns what runs a function in every process, with the Fabric of the process as its first argument.
-
-    Args:
-        fabric: The Fabric to launch.
-        function: The function; `UserError` of any process, also of a child process, is raised.
-    """
+    """Returns what runs a function in every process, with the Fabric of the process as its first argument."""
     if fabric.world_size == 1:
         # Around a launched function Lightning patches torch's DataLoader, and takes the patch back neither after an
         # error nor after a Trainer has run inside: run by run, and trial by trial, loaders would become slower.

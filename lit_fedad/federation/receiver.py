@@ -39,13 +39,7 @@ class Robust(Protocol):
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
     ) -> tuple[dict[int, Update], list[Remark]]:
-        """Returns the updates to merge, and remarks on clients.
-
-        Args:
-            updates: Checked updates by client, in client order.
-            spec: Their declared form.
-            previous: The server's message in this exchange.
-        """
+        """Returns the updates to merge, and remarks on clients."""
 
 
 @dataclass
@@ -68,11 +62,9 @@ class Receiver:
     """The receiver of the clients' messages.
 
     Attributes:
-        server: The method's server.
         client: The live client, for declared forms.
         link: The link from clients to the server.
         robust: Defence against lies; None for none.
-        names: What clients are called.
     """
 
     server: Server
@@ -111,13 +103,6 @@ class Receiver:
         Where merging fails, or leaves a state that cannot be sent, the server returns to its state before, and merges
         without the clients at fault: those whose message cannot be merged alone, or else the one without which the
         others can be merged.
-
-        Args:
-            exchange: The current exchange.
-            updates: Opened updates by client, in client order; not empty.
-            clients: All clients that the server may send to.
-            exchanges: The method's exchanges.
-            context: Round and exchange.
 
         Returns:
             Who was left out, and remarks.

@@ -75,10 +75,6 @@ class ClientSampler:
     def check_failures(self, failures: Mapping[str, str], round: int) -> None:
         """Checks whether a run continues when clients fail.
 
-        Args:
-            failures: Causes by name of client, as it stands in a sentence.
-            round: Round number, for the message.
-
         Raises:
             UserError: If the policy is to fail.
         """
@@ -88,11 +84,6 @@ class ClientSampler:
 
     def check_finished(self, finished: int, left_out: Mapping[str, str], round: int) -> None:
         """Checks whether enough clients finished an exchange.
-
-        Args:
-            finished: Number of clients whose messages can be merged.
-            left_out: Causes by name of client that did not finish.
-            round: Round number, for the message.
 
         Raises:
             UserError: If there are fewer than `min_clients`.

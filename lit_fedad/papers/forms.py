@@ -30,10 +30,6 @@ def upload_mib(config: Config, setting: Setting) -> float:
     Condensed images are `share` times the training images; that each class of a client has a fewest number of them,
     and is rounded up, is not counted. Lists of classes are counted as if each client had all.
 
-    Args:
-        config: Configuration of a run on all clients.
-        setting: Its published numbers of training images and of classes.
-
     Raises:
         UserError: If the sender chooses another size, which only a run can tell.
     """

@@ -91,14 +91,7 @@ def report_runs(options: Sequence[str], display: Display) -> Path:
 def build_page(
     tracked: Sequence[TrackedRun], runs: Sequence[CompleteRun], links: Links, uri: str | None
 ) -> Page:
-    """Builds the page, section by section.
-
-    Args:
-        tracked: All runs of the experiments.
-        runs: The complete ones, in the order in which they began.
-        links: Addresses.
-        uri: Tracking URI, for the histories of metrics.
-    """
+    """Builds the page, section by section."""
     trials = [run for run in runs if run.tracked.parent]
     data = groups_by_data([run for run in runs if not run.tracked.parent])
     grouped = [run for groups in data.values() for group in groups for run in group.runs]

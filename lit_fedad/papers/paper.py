@@ -23,10 +23,6 @@ SEEDS = (0, 1, 2)
 def missing(name: str, exact: Iterable[tuple[str, str, int]]) -> list[tuple[str, str]]:
     """Lists the commands for the runs that a paper's table lacks.
 
-    Args:
-        name: Name of the table.
-        exact: Row, column and seed of the runs that it has.
-
     Returns:
         Pairs of what is missing and the command that makes it. One command takes all data sets that lack the same
         rows and seeds.
@@ -71,7 +67,6 @@ class FilledTable:
     """A paper's table with the complete runs that it lists.
 
     Attributes:
-        name: Name of the table.
         table: The table; its rows are those that have runs, or at least numbers of the paper.
         columns: Key of the paper's numbers by label of a column that has runs.
         runs: Runs, one a seed, by labels of row and column.

@@ -43,10 +43,6 @@ from lit_fedad.report.tables import (
 def with_attack(result: Mapping[str, Any], folder: RunFolder) -> dict[str, Any]:
     """Adds what membership inference found to a run's last round.
 
-    Args:
-        result: Content of the run's ``result.json``.
-        folder: The run's folder, which holds ``privacy/lira.json`` if the run was attacked.
-
     Returns:
         The result; of a run that was not attacked, as it is.
 

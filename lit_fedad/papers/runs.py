@@ -97,7 +97,6 @@ class CompleteRun:
     """A complete run.
 
     Attributes:
-        tracked: Its record in MLflow.
         files: Folder on this machine that holds its result and its figures.
         result: Content of ``result.json``.
     """

@@ -152,12 +152,7 @@ class TableOptions:
 
 
 def report(options: Sequence[str], display: Display) -> None:
-    """Makes a paper's table, or else the page of all tracked runs.
-
-    Args:
-        options: With ``table=``, those of `report_table`; otherwise those of `report_runs`.
-        display: Prints what was written.
-    """
+    """Makes a paper's table, or else the page of all tracked runs."""
     if any(option.startswith("table=") for option in options):
         report_table(options, display)
     else:
@@ -168,10 +163,6 @@ def report(options: Sequence[str], display: Display) -> None:
 
 def report_table(options: Sequence[str], display: Display) -> None:
     """Makes a table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
-
-    Args:
-        options: Those of `TableOptions`; all others are overrides of every run.
-        display: Prints progress and the table.
 
     Raises:
         UserError: For bad input, before anything runs; and at the end, if runs failed.

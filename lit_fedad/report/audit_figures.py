@@ -97,7 +97,6 @@ class Shown(NamedTuple):
 
     Attributes:
         image: Values in [0, 1], [H, W] or [H, W, 3].
-        caption: One line under it.
     """
 
     image: np.ndarray
@@ -105,13 +104,7 @@ class Shown(NamedTuple):
 
 
 def inversion_sheet(rows: Sequence[Sequence[Shown]], heads: Sequence[str], title: str) -> Figure:
-    """Draws a grid of images with a caption under each.
-
-    Args:
-        rows: At least one, each with one image a column.
-        heads: Heading of each column.
-        title: Heading of the sheet.
-    """
+    """Draws a grid of images with a caption under each."""
     height, width = rows[0][0].image.shape[:2]
     cell = _CELL * height / width
     figure = blank_figure(len(heads) * _CELL, _HEAD + len(rows) * (cell + _CAPTION))

@@ -108,11 +108,7 @@ class Display:
             yield self._progress_lines(_clean(description))
 
     def header(self, pairs: Mapping[str, str]) -> None:
-        """Prints what will run, one line a fact.
-
-        Args:
-            pairs: Name and value of each line: method, task, data, clients, backbone and weights, seed, ...
-        """
+        """Prints what will run, one line a fact."""
         width = max(map(len, pairs), default=0)
         for name, value in pairs.items():
             self._print(Text.assemble((f"{name:<{width}}", "bold"), f"  {_clean(value)}"))
@@ -292,10 +288,6 @@ def plain_warnings(display: Display, ignore: bool = False) -> Iterator[None]:
 
     Covers `warnings.warn` and `logging`. Of other libraries only logged errors are printed. Enter it before
     Lightning is imported: Lightning adds its own handlers if the root logger has none.
-
-    Args:
-        display: Prints the lines.
-        ignore: Whether to print no `warnings.warn` at all, for all processes but the first.
     """
     package = Path(lit_fedad.__file__).parent
 

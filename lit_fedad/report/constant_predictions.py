@@ -36,10 +36,6 @@ def looking_at_nothing(result: Mapping[str, Any]) -> str | None:
 def constant_predictions(metrics: Mapping[str, Any], names: ClientNames = NUMBERS) -> str | None:
     """Names the clients that predict a single class for every test image.
 
-    Args:
-        metrics: Metrics of one evaluation by name, with ``predicted_classes`` if classes are predicted.
-        names: What clients are called.
-
     Returns:
         One line; None if no client does.
 

@@ -262,7 +262,6 @@ class Point(NamedTuple):
     Attributes:
         round: Number of the round.
         sent: Bytes that all clients have sent by its end.
-        value: Value of the metric.
     """
 
     round: int

@@ -50,7 +50,6 @@ class Cell:
     """One cell of a table.
 
     Attributes:
-        text: Its text.
         url: Link to the source of the text.
     """
 
@@ -63,7 +62,6 @@ class Line:
     """One line of a table.
 
     Attributes:
-        cells: One cell a heading.
         part: Whether the line is a part of the one above, such as one seed of several.
     """
 
@@ -73,11 +71,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraphs.
-
-    Attributes:
-        lines: Text of each paragraph.
-    """
+    """Paragraphs."""
 
     kind: ClassVar[str] = "prose"
     lines: Sequence[str]
@@ -88,10 +82,6 @@ class Grid:
     """A table.
 
     Attributes:
-        title: Its title.
-        heads: Heading of each column.
-        lines: Its lines.
-        notes: Remarks under the table.
         texts: Number of columns from the left that hold text; the others hold numbers.
     """
 
@@ -108,11 +98,7 @@ class Picture:
     """One picture.
 
     Attributes:
-        data: Content of its file.
-        form: Format of its file.
         alt: Description for readers who do not see it.
-        caption: Text below it.
-        url: Link to its run.
     """
 
     data: bytes
@@ -130,12 +116,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures side by side, if there is room.
-
-    Attributes:
-        pictures: At least one.
-        title: Their common title.
-    """
+    """Pictures side by side, if there is room."""
 
     kind: ClassVar[str] = "gallery"
     pictures: Sequence[Picture]
@@ -159,12 +140,7 @@ Block = Prose | Grid | Gallery | Commands
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under a heading.
-
-    Attributes:
-        title: The heading.
-        blocks: Its content.
-    """
+    """A part of the page under a heading."""
 
     title: str
     blocks: Sequence[Block]
@@ -180,7 +156,6 @@ class Page:
     """The report.
 
     Attributes:
-        title: Its title.
         summary: One line under the title.
         sections: Its parts, with different titles.
     """
@@ -202,10 +177,6 @@ def render_html(page: Page) -> str:
 
 def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, bytes]]:
     r"""Renders a report in Markdown, with the files of its pictures.
-
-    Args:
-        page: The report.
-        folder: Name of the folder for the pictures, beside the Markdown file.
 
     Returns:
         The text, and the content of each picture by file name.

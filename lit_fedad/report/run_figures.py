@@ -54,12 +54,7 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
 
 
 def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Figure:
-    """Draws one row a run with one dot a client and a bar at the mean; the worst client is named.
-
-    Args:
-        groups: Value by what a client is called, of each run; at least one client each.
-        xlabel: Label of the values.
-    """
+    """Draws one row a run with one dot a client and a bar at the mean; the worst client is named."""
     figure = blank_figure(4.6, 0.7 + 0.26 * len(groups))
     axes = labelled_axes(figure, xlabel, "")
     axes.grid(visible=False)

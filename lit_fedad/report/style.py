@@ -47,15 +47,7 @@ def blank_figure(width: float, height: float) -> Figure:
 def labelled_axes(
     figure: FigureBase, xlabel: str, ylabel: str, place: tuple[int, int, int] = (1, 1, 1), **shared: Any
 ) -> Axes:
-    """Adds axes in the common style to a figure.
-
-    Args:
-        figure: Figure or part of a figure.
-        xlabel: Label of the x axis.
-        ylabel: Label of the y axis.
-        place: Rows, columns and number of the axes in a grid; by default they fill the figure.
-        **shared: ``sharex`` and ``sharey``.
-    """
+    """Adds axes in the common style to a figure."""
     axes = figure.add_subplot(*place, **shared)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)

@@ -20,13 +20,7 @@ from lit_fedad.report.tables import Outcome, Table
 
 
 def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
-    """Draws the table's first metric in the last round: means over seeds, sample standard deviations as bars.
-
-    Args:
-        table: The table; its rows, in their order, are the points of each line.
-        columns: Label of each column, which is one line.
-        runs: Runs, from `lit_fedad.report.tables.runs_frame`.
-    """
+    """Draws the table's first metric in the last round: means over seeds, sample standard deviations as bars."""
     metric, labels = table.metrics[0], [row.label for row in table.rows]
     figure = blank_figure(3.5, 2.3)
     axes = labelled_axes(figure, table.rows_are, f"{metric_title(metric)} (%)")
@@ -42,13 +36,7 @@ def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fig
 
 
 def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
-    """Draws the table's first metric after each stage: means over seeds, sample standard deviations as bars.
-
-    Args:
-        table: The table; its rows are the lines, without those that no run belongs to.
-        columns: Label of each column, which is one panel.
-        runs: Runs, from `lit_fedad.report.tables.runs_frame`.
-    """
+    """Draws the table's first metric after each stage: means over seeds, sample standard deviations as bars."""
     metric = table.metrics[0]
     labels = [row.label for row in table.rows if row.label in set(runs["row"])]
     stages = [name for name in map(str, runs) if name.startswith(f"{metric}_task_")]
@@ -80,10 +68,6 @@ _WIDTH, _HEIGHT = 2.4, 1.8  # inches of a panel
 def rounds_frame(table: Table, outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """Lists the table's quantities by round.
 
-    Args:
-        table: The table; with the figure ``"clients"`` losses are listed by client.
-        outcomes: Its runs.
-
     Returns:
         One line for each run, quantity, client and round; ``client`` is empty for a mean over clients.
     """
@@ -100,11 +84,6 @@ def rounds_frame(table: Table, outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> Figure:
     """Draws one line a row over the rounds: means over seeds.
-
-    Args:
-        table: The table; its rows are the lines, without those that no run belongs to.
-        columns: Label of each column.
-        frame: Values, from `rounds_frame`.
 
     Returns:
         The figure, with a line of panels for each quantity and one panel a column; with the figure ``"clients"`` a

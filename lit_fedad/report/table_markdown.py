@@ -51,15 +51,7 @@ def markdown(
     runs: pd.DataFrame,
     constants: tuple[Sequence[Row], pd.DataFrame] | None = None,
 ) -> str:
-    """Writes the table with costs and caption in Markdown.
-
-    Args:
-        table: The table.
-        chosen: Labels of the rows to show.
-        columns: Key of each column's numbers, as for `results_table`.
-        runs: Runs, from `runs_frame`.
-        constants: Rows of constant predictions, and their runs; None where there are none.
-    """
+    """Writes the table with costs and caption in Markdown."""
     blocks = [
         ("", [row for row in table.rows if row.label in chosen]),
         ("## Beyond the paper", [row for row in table.beyond if row.label in chosen]),

@@ -27,8 +27,6 @@ class Row:
     """A row of the table.
 
     Attributes:
-        label: Its name.
-        overrides: Overrides of its runs.
         paper: The paper's numbers, one a metric, by the name of the data, or by the column's label if columns
             differ in settings. In a table of declared forms the one number is MiB.
         ending: Ending of the metrics' names in results (``"_lp"``), if one run has metrics of several classifiers.
@@ -62,16 +60,12 @@ class Table:
     """Content of a table.
 
     Attributes:
-        title: Its title.
         source: Place where the paper's numbers were printed.
         metrics: Names of metrics in results. All are shares of one, shown in per cent. None in a table of declared
             forms.
-        rows_are: Heading of the rows.
         columns: The paper's columns by label: the name of a data configuration, or data with settings.
         protocol: The paper's protocol, as overrides.
-        rows: The paper's rows.
         beyond: Rows that the paper does not have.
-        note: Remark for the reader.
         figure: Figure of the first metric: one line a column over the paper's ``"rows"``, or one line a row over
             the stages (``"tasks"``) with one panel a column. Or one line a row over the rounds, of all clients
             (``"rounds"``) or of each (``"clients"``). Or pictures that runs drew themselves (``"sheets"``).
@@ -115,10 +109,6 @@ class Outcome:
     """State and result of one run of a table.
 
     Attributes:
-        row: Label of its row.
-        column: Label of its column.
-        seed: Its seed.
-        folder: Folder of its files.
         result: Content of its ``result.json``; None if it is not complete.
         cause: Cause of its failure; None if it did not fail.
         ending: Ending of the metrics' names, as in `Row`.

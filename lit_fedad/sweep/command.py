@@ -73,11 +73,6 @@ class SweepOptions:
 def sweep(options: Sequence[str], display: Display, play: Play | None = None) -> None:
     """Joins a study, or begins it; any number of processes may do so.
 
-    Args:
-        options: Those of `SweepOptions`; any other overrides the configuration of every trial.
-        display: Shows what happens.
-        play: Plays one trial; by default an ordinary run.
-
     Raises:
         UserError: For bad input, before anything runs; and if all trials fail.
     """

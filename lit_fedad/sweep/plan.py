@@ -81,7 +81,6 @@ class Dimension:
     """One searched key of the configuration.
 
     Attributes:
-        type: Kind of its values.
         low: Least value of a number.
         high: Largest value of a number.
         log: Search the number's logarithm.
@@ -116,7 +115,6 @@ class Plan:
     """A study: the experiment that its trials run, the keys that they vary, and the objectives.
 
     Attributes:
-        base: The experiment's overrides.
         objectives: Direction by metric. A metric is a mean over clients after the last round (``pro``), ``pro/worst``,
             ``pro/pooled``, over products (``pro/product_mean``), or ``bytes``: bytes sent in a round, up and down.
         space: Searched keys, each with its `Dimension`.
@@ -185,10 +183,6 @@ def sweeps_folder() -> Path:
 
 def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
     """Reads a study file and checks it against the configuration that it searches.
-
-    Args:
-        study: Name of a file in ``sweeps/``, or the path of another one.
-        overrides: Overrides for every trial.
 
     Raises:
         UserError: If the study does not exist, or something in its file is wrong.

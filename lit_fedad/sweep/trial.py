@@ -26,13 +26,6 @@ def play_trial(
 ) -> list[float]:
     """Runs a trial, or what is left of it.
 
-    Args:
-        trial: The trial, with its parameters drawn.
-        plan: The study.
-        folder: The run's folder; a trial that was passed on finds its checkpoint there.
-        leaving: Whether this worker has been asked to stop.
-        tracking: Values that replace some of the configuration's section of this name.
-
     Returns:
         A value an objective.
 

@@ -21,14 +21,8 @@ class TrackedRun:
     """A run as MLflow knows it.
 
     Attributes:
-        run_id: Its id.
-        experiment_id: Id of its experiment.
-        experiment: Name of its experiment.
-        name: Its name.
         status: ``FINISHED``, ``RUNNING``, ``FAILED`` or ``KILLED``.
         started: Time of its start, in milliseconds since 1970.
-        tags: Its tags.
-        params: Its parameters.
         metrics: The last value of each metric.
     """
 

@@ -58,14 +58,7 @@ def artifact_values(path: Path, folder: Path) -> dict[str, str]:
 def dataset_values(
     name: str, source: str, digest: str, profile: Mapping[str, object]
 ) -> dict[str, dict[str, str]]:
-    """Returns a data set's description by its name.
-
-    Args:
-        name: Name of the data set.
-        source: Its path or URL.
-        digest: Hash of its content, cut to 36 characters.
-        profile: Facts about it.
-    """
+    """Returns a data set's description by its name."""
     profile_text = json.dumps(profile, default=str)
     return {name: {"source": redact(source), "digest": digest[:_MAX_DIGEST], "profile": profile_text}}
 

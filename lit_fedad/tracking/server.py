@@ -157,7 +157,6 @@ class ServerRun:
     """A run on the tracking server.
 
     Attributes:
-        client: MLflow client.
         run_id: Id of the MLflow run.
     """
 

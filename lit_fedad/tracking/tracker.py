@@ -143,16 +143,7 @@ def log_files(
     uri: str | None,
     enabled: bool,
 ) -> Delivery:
-    """Logs files as the artifacts of a run that holds nothing else; logged again, they replace those before.
-
-    Args:
-        files: Files to log.
-        folder: Folder of the journal; the run has its name.
-        experiment: Name of the MLflow experiment.
-        tags: Tags of the run.
-        uri: Tracking URI, as for `Tracker`.
-        enabled: With False nothing is logged.
-    """
+    """Logs files as the artifacts of a run that holds nothing else; logged again, they replace those before."""
     tracker = Tracker(folder, experiment, folder.name, tags, uri, enabled)
     for file in files:
         tracker.artifact(file)

@@ -17,12 +17,7 @@ from lit_fedad.report.naming import p_value_text
 
 
 def draw_heatmaps(run: Run) -> None:
-    """Draws the best and the worst cases of the client with most data, with their p-values, where it localises.
-
-    Args:
-        run: A run after its last round, on the first process; ``evaluation.pictures`` is the number of best and of
-            worst cases.
-    """
+    """Draws the best and the worst cases of the client with most data, with their p-values, where it localises."""
     data, sizes = run.local, run.local.partition.sizes
     largest = max(run.federation.clients, key=lambda client: (sizes[client], -client))
     predicted = run.predictions.get(largest)

@@ -66,13 +66,7 @@ def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
 
 
 def draw_communication(history: Sequence[RoundReport], metric: str, folder: Path) -> None:
-    """Draws a metric over the bytes sent so far; nothing where no client sends anything.
-
-    Args:
-        history: One report per round.
-        metric: Name of the metric whose mean over clients is drawn.
-        folder: The run's folder.
-    """
+    """Draws a metric over the bytes sent so far; nothing where no client sends anything."""
     sent = list(accumulate(sum(report.bytes_up.values()) for report in history))
     values = [(report.metrics or {}).get(metric, {}).get("mean", math.nan) for report in history]
     points = [Point(r.round, s, v) for r, s, v in zip(history, sent, values, strict=True) if math.isfinite(v)]

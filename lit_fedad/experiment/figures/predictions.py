@@ -27,11 +27,7 @@ _MOST_CLIENTS = 12
 
 
 def draw_calibration(run: Run) -> None:
-    """Draws ``calibration.png``: promised and seen false alarms, and misses, of all clients together.
-
-    Args:
-        run: A run whose decisions have been judged (`Run.decisions`), on the first process.
-    """
+    """Draws ``calibration.png``: promised and seen false alarms, and misses, of all clients together."""
     promised = sorted(alpha for alpha in run.decisions if not isinstance(alpha, str))
     pooled = [pooled_rates(run.decisions[alpha]) for alpha in promised]
     intervals = [pooled_intervals(run.decisions[alpha]) for alpha in promised]
@@ -50,9 +46,6 @@ def draw_scores(run: Run) -> None:
 
     The threshold is that for images whose product is not known; where a client has too few scores it may be by those of
     all clients. Of many clients the 12 with most images are drawn.
-
-    Args:
-        run: A run whose decisions have been judged, on the first process.
     """
     sizes, alpha = run.local.partition.sizes, run.alphas[0]
     anomalous = evaluated_images(run.config, run.local).labels != 0
@@ -77,9 +70,6 @@ def show_representations(run: Run) -> None:
     Writes ``representations.png``. A normal image belongs to the client with most training images of
     its class. Where the client scores by the densities of all clients, its decisions by its own densities alone, with
     the same promise, are drawn beside.
-
-    Args:
-        run: A run on a `SemanticSet`, after its last round.
     """
     federation, data = run.federation, run.local
     figures, alpha = run.folder.path / "figures", run.alphas[0]
