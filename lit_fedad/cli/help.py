@@ -49,6 +49,11 @@ class Command(NamedTuple):
     extra: str | None = None
 
 
+def only(*form: Any, **words: Any) -> dict[str, Form]:
+    """Makes the forms of a command that has one alone."""
+    return {"": Form(*form, **words)}
+
+
 def overview(commands: Mapping[str, Command]) -> str:
     """Writes the list of all commands."""
     lines = ["lit-fedad COMMAND key=value ...", ""]

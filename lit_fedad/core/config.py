@@ -159,8 +159,11 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     config = typing.cast("Config", container)
     if "experiment" not in chosen and not any(o.startswith("~experiment") for o in overrides):
         raise UserError(_NO_PRESET)
-    if chosen.get("features") == "frozen":
-        _refuse_unused_encoder(overrides)
+    asked = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
+    if asked and chosen.get("features") == "frozen":
+        raise UserError(
+            f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
+        )
     _check_root(config)
     return config
 
@@ -180,14 +183,6 @@ def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool)
     with open_dict(composed):
         composed.method.under = f"{kind}: {' '.join(settings)}" if settings else None
     return composed
-
-
-def _refuse_unused_encoder(overrides: Sequence[str]) -> None:
-    asked = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
-    if asked:
-        raise UserError(
-            f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
-        )
 
 
 def identity(config: Config) -> str:

@@ -64,7 +64,14 @@ Key(name='steps', default='500', meaning='Number of steps.', choices=())]
         listed = keys(kinds["options"])
     else:
         listed = [
-            Key(*_name_and_default(name, default, kinds[name]), meanings.get(name, ""), _choices(kinds[name]))
+            Key(f"{name}.NAME", "", meanings.get(name, ""))
+            if typing.get_origin(kind := kinds[name]) is Mapping
+            else Key(
+                name,
+                None if default is inspect.Parameter.empty else _text(default),
+                meanings.get(name, ""),
+                typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else (),
+            )
             for name, default in _defaults(declared).items()
             if name not in _GIVEN
         ]
@@ -90,21 +97,11 @@ def _defaults(declared: Callable[..., Any]) -> dict[str, Any]:
     return defaults
 
 
-def _name_and_default(name: str, default: Any, kind: Any) -> tuple[str, str | None]:
-    if typing.get_origin(kind) is Mapping:
-        return f"{name}.NAME", ""
-    return name, None if default is inspect.Parameter.empty else _text(default)
-
-
 def _text(value: Any) -> str:
     """Writes a value as a user gives it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _choices(kind: Any) -> tuple[str, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
 
 
 def _meanings(declared: Callable[..., Any]) -> dict[str, str]:

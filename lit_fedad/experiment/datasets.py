@@ -11,7 +11,6 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
-from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.frozen_data import cache_folder, frozen_datasets, frozen_encoder, pooled_folder
@@ -34,8 +33,30 @@ def build_datasets(
     if frozen_encoder(task) is not None:
         return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
     if isinstance(images, LabelledSet):
-        return _labelled_data(images)
-    return _image_data(config, images, transform, task, backbone, fabric, display)
+        parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
+        normal = images.normal_classes if isinstance(images, SemanticSet) else None
+        train, test = (LabelledDataset(*part, images.mean, images.std, normal) for part in parts)
+        return train, test
+    products = task.products if isinstance(task, PatchTask) else ()
+    if backbone is None or not config["cache"]["enabled"]:
+        return (
+            ImageDataset(images.train, transform, products=products),
+            ImageDataset(images.test, transform, with_masks=images.has_masks),
+        )
+    backbone.to(fabric.device)
+    cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
+    samples = (*images.train, *images.test)
+    batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
+    if fabric.is_global_zero:
+        with all_cores(fabric), display.progress("Frozen features") as progress:
+            cache.fill(samples, batch_size, progress, fabric.device)
+    fabric.barrier()
+    if not fabric.is_global_zero:
+        cache.fill(samples, batch_size, device=fabric.device)
+    return (
+        cache.dataset(images.train, products=products),
+        cache.dataset(images.test, with_masks=images.has_masks),
+    )
 
 
 def check_form(config: Config, images: Images) -> None:
@@ -57,40 +78,3 @@ def check_form(config: Config, images: Images) -> None:
             f"image.channels={config['image']['channels']}, but the images of {images.name} have"
             f" {images.channels}; give image.channels={images.channels}"
         )
-
-
-def _labelled_data(images: LabelledSet) -> tuple[Dataset, Dataset]:
-    parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
-    normal = images.normal_classes if isinstance(images, SemanticSet) else None
-    train, test = (LabelledDataset(*part, images.mean, images.std, normal) for part in parts)
-    return train, test
-
-
-def _image_data(
-    config: Config,
-    images: ImageSet,
-    transform: ImageTransform,
-    task: Task,
-    backbone: Backbone | None,
-    fabric: Fabric,
-    display: Display,
-) -> tuple[Dataset, Dataset]:
-    products = task.products if isinstance(task, PatchTask) else ()
-    if backbone is None or not config["cache"]["enabled"]:
-        return (
-            ImageDataset(images.train, transform, products=products),
-            ImageDataset(images.test, transform, with_masks=images.has_masks),
-        )
-    backbone.to(fabric.device)
-    cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
-    samples = (*images.train, *images.test)
-    batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
-    if fabric.is_global_zero:
-        with all_cores(fabric), display.progress("Frozen features") as progress:
-            cache.fill(samples, batch_size, progress, fabric.device)
-    fabric.barrier()
-    if not fabric.is_global_zero:
-        cache.fill(samples, batch_size, device=fabric.device)
-    return cache.dataset(images.train, products=products), cache.dataset(
-        images.test, with_masks=images.has_masks
-    )

@@ -32,25 +32,37 @@ from lit_fedad.federation.transport import Transport
 from lit_fedad.report.console import Display
 
 
-class LocalClients:
-    """The clients of this machine (`Participants`)."""
+class Participants:
+    """The clients of a run: those of this machine, or what a subclass makes of it.
+
+    Attributes:
+        fabric: Settings of ``fabric`` that these clients ask for.
+    """
 
     fabric: Mapping[str, Any] = {}
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
-        """Figures: what draws them is not installed where clients are sites."""
+        """Callbacks of runs with these clients: figures, what draws them is not installed where clients are sites."""
         from lit_fedad.experiment.figures.history import History
         from lit_fedad.experiment.figures.predictions import Predictions
 
         return [History(), Predictions()]
 
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
-        """Builds all parts of a run; see `Participants.build`."""
+        """Builds all parts of a run on a launched Fabric.
+
+        Raises:
+            UserError: If the input is invalid, or a client cannot be reached.
+        """
         return build_run(fabric, config, display)
 
     def judge(self, run: Run) -> None:
-        """Judges decisions about the common test images; see `Participants.judge`."""
+        """Calibrates a run's decisions after its last round, and judges them: sets `Run.calibration` and what follows.
+
+        Raises:
+            UserError: If no client answers.
+        """
         judge(run)
         if found := alone(run):
             run.extras["alone"] = found

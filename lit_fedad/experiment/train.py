@@ -19,9 +19,9 @@ from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
 from lit_fedad.experiment.frozen_data import hashes_file
-from lit_fedad.experiment.local_clients import LocalClients
+from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.lock import launches
-from lit_fedad.experiment.run import Participants, Run
+from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_run
 from lit_fedad.experiment.track import Tracking
@@ -30,7 +30,7 @@ from lit_fedad.federation.processes import gather, launched, make_fabric
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.report.console import Display, plain_warnings
 
-_HERE = LocalClients()
+_HERE = Participants()
 
 
 def train(

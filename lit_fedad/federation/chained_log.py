@@ -50,7 +50,11 @@ class ChainedLog:
             UserError: If an earlier line was changed, or nothing can be written.
         """
         before = self.entries()
-        line: dict[str, Any] = {"entry": len(before) + 1, "time": _now(), **content}
+        line: dict[str, Any] = {
+            "entry": len(before) + 1,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **content,
+        }
         line["before"] = before[-1]["hash"] if before else _BEGIN
         line["hash"] = _hash(line)
         try:
@@ -89,7 +93,3 @@ class ChainedLog:
 def _hash(line: dict[str, Any]) -> str:
     text = json.dumps({name: value for name, value in line.items() if name != "hash"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

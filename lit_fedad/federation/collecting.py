@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -44,20 +44,21 @@ class Sender:
         """Forgets what was packed, as the server's state has changed."""
         self._packed.clear()
 
-    def messages(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
+    def messages(self, exchange: Exchange, clients: Collection[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client on the first process, for every process.
 
         Raises:
             UserError: On every process, if a message differs from its declared form.
         """
-        return on_first(self.fabric, lambda: self._messages(exchange, list(clients), context))
 
-    def _messages(self, exchange: Exchange, clients: list[int], context: Context) -> dict[int, bytes]:
-        key = (context.round, context.exchange, type(exchange), exchange.name)
-        known = self._packed.setdefault(key, {})
-        if missing := [client for client in clients if client not in known]:
-            known |= self.pack(exchange, missing, context)
-        return {client: known[client] for client in clients}
+        def packed() -> dict[int, bytes]:
+            key = (context.round, context.exchange, type(exchange), exchange.name)
+            known = self._packed.setdefault(key, {})
+            if missing := [client for client in clients if client not in known]:
+                known |= self.pack(exchange, missing, context)
+            return {client: known[client] for client in clients}
+
+        return on_first(self.fabric, packed)
 
     def pack(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client; equal messages are serialised once."""

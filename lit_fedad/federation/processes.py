@@ -61,28 +61,16 @@ def make_fabric(
             f"fabric.precision={precision}: weights of reduced precision do not go with exact statistics and banks;"
             " give bf16-mixed or 16-mixed"
         )
+    settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes}
+    if num_nodes == 1 and (str(devices) == "1" or (str(devices) == "auto" and not torch.cuda.is_available())):
+        settings = {"devices": 1}
+    else:
+        start = _start_method() if num_nodes == 1 else "popen"
+        settings["strategy"] = ClientsApart(start_method=start)  # type: ignore[arg-type]
     try:
-        return _make_fabric(accelerator, devices, precision, num_nodes, list(callbacks))
+        return Fabric(accelerator=accelerator, precision=precision, callbacks=list(callbacks), **settings)
     except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
         raise UserError(f"fabric: {' '.join(str(error).split())}") from error
-
-
-def _make_fabric(
-    accelerator: str, devices: int | str, precision: Any, num_nodes: int, callbacks: list[object]
-) -> Fabric:
-    alone = num_nodes == 1 and str(devices) in ("1", "auto") and not torch.cuda.is_available()
-    if alone or (num_nodes == 1 and str(devices) == "1"):
-        return Fabric(accelerator=accelerator, devices=1, precision=precision, callbacks=callbacks)
-    start = _start_method() if num_nodes == 1 else "popen"
-    strategy = ClientsApart(start_method=start)  # type: ignore[arg-type]
-    return Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        precision=precision,
-        num_nodes=num_nodes,
-        strategy=strategy,
-        callbacks=callbacks,
-    )
 
 
 def _start_method() -> str:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from lit_fedad.core.config import Config, compose
@@ -201,18 +200,16 @@ def report_table(options: Sequence[str], display: Display) -> None:
     display.note(f"{total} runs, {total - len(missing)} of them complete: {out}")
     launch(missing, chosen.jobs, out / "logs", display, results.add)
     if waiting := results.to_attack():
-        command = partial(_attack, table.attack)
-        launch(waiting, chosen.jobs, out / "logs" / "attacks", display, results.add, command, "attacks")
+
+        def attack(run: PlannedRun) -> list[str]:
+            return [sys.executable, "-m", "lit_fedad", "privacy", f"run={run.folder.path}", *table.attack]
+
+        launch(waiting, chosen.jobs, out / "logs" / "attacks", display, results.add, attack, "attacks")
     results.show(display)
     _deliver(name, results.files, runs[0].config, out, display)
     if results.causes:
         failed = len(results.causes)
         raise UserError(f"{failed} of {total} runs failed; the same command tries them again")
-
-
-def _attack(options: Sequence[str], run: PlannedRun) -> list[str]:
-    """Returns the command line of an attack on a complete run."""
-    return [sys.executable, "-m", "lit_fedad", "privacy", f"run={run.folder.path}", *options]
 
 
 def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:

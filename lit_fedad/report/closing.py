@@ -31,7 +31,10 @@ def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "last round": metric_title(name),
-            **{head: _number(values.get(name, {}).get(kind)) for head, (values, kind) in columns.items()},
+            **{
+                head: f"{value:.3f}" if _known(value := values.get(name, {}).get(kind)) else "-"
+                for head, (values, kind) in columns.items()
+            },
             "what it tells": _words(name, result),
         }
         for name in _listed(last)
@@ -106,7 +109,3 @@ def _of_100(share: float) -> int:
 
 def _known(value: Any) -> bool:
     return value is not None and math.isfinite(value)
-
-
-def _number(value: float | None) -> str:
-    return f"{value:.3f}" if value is not None and math.isfinite(value) else "-"

@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,7 +24,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 import lit_fedad
@@ -39,7 +38,6 @@ from lit_fedad.report.naming import (
     human_seconds,
     metric_family,
     metric_title,
-    spread_columns,
     without_value,
 )
 
@@ -189,14 +187,20 @@ class Display:
             metrics: Each with `mean` and `worst` (over the clients), `pooled` (all test images as one set) and, where
                 products are known, `per_product` and `product_mean`, where None or NaN means undefined.
         """
-        table, spreads = _table(), {"mean": "mean", **spread_columns(metrics)}
-        for head in spreads:
-            table.add_column(head, justify="right")
+        columns = {"mean": "mean", "worst client": "worst", "pooled": "pooled"}
+        if any("product_mean" in values for values in metrics.values()):
+            columns["mean of products"] = "product_mean"
         known = [metric for metric in METRIC_TITLES if metric in metrics]
-        for metric in _listed([*known, *metrics]):
-            cells = [_metric(metrics[metric].get(key)).strip() for key in spreads.values()]
-            table.add_row(metric_title(metric), *cells)
-        self._out.print(table)
+        # Errors of single anomaly sets are only in the files.
+        errors = ("fe", "me", "fe_calibrated", "me_calibrated")
+        listed = [name for name in dict.fromkeys([*known, *metrics]) if metric_family(name) not in errors]
+        self.table(
+            [
+                {"metric": metric_title(name)}
+                | {head: _metric(metrics[name].get(key)).strip() for head, key in columns.items()}
+                for name in listed
+            ]
+        )
         if lacking := without_value(metrics):
             self._print(lacking)
 
@@ -325,19 +329,6 @@ class _LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.ERROR or record.name.startswith(f"{lit_fedad.__name__}."):
             self.display.warn(record.getMessage())
-
-
-def _listed(names: Iterable[str]) -> list[str]:
-    """Metrics of the closing tables, once each: errors of single anomaly sets are only in the files."""
-    errors = ("fe", "me", "fe_calibrated", "me_calibrated")
-    return [name for name in dict.fromkeys(names) if metric_family(name) not in errors]
-
-
-def _table() -> Table:
-    """Creates a table of metrics, whose titles stay on one line where it is narrow."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("metric", no_wrap=True)
-    return table
 
 
 def _clean(message: str) -> str:

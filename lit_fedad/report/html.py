@@ -9,7 +9,7 @@ import base64
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, Literal
 from urllib.parse import quote
@@ -211,15 +211,11 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"md": _escaped, "md_url": _plain_url}
+    # What would end a Markdown link is escaped in addresses.
+    environment.filters |= {"md": _escaped, "md_url": partial(quote, safe="/:#?&=%.,-_~+@")}
     return environment
 
 
 def _escaped(text: str) -> str:
     """Escapes a text for Markdown, on one line."""
     return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))
-
-
-def _plain_url(url: str) -> str:
-    """Escapes the characters of an address that would end a Markdown link."""
-    return quote(url, safe="/:#?&=%.,-_~+@")

@@ -123,14 +123,6 @@ def promised_text(rates: Iterable[float]) -> str:
     return low if low == high else f"{low} to {high} by client"
 
 
-def spread_columns(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values of a metric beside its mean over clients: key by heading."""
-    spreads = {"worst\nclient": "worst", "pooled": "pooled"}
-    if any("product_mean" in values for values in metrics.values() if isinstance(values, Mapping)):
-        spreads["mean of\nproducts"] = "product_mean"
-    return spreads
-
-
 def without_value(metrics: Mapping[str, Any]) -> str | None:
     """Names the products that have no part in the mean over products; None if all have."""
     name = next(

@@ -237,7 +237,7 @@ def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> 
         of_rounds = pd.DataFrame([result["metrics"][str(round)] for round in rounds], dtype=float)
         moments[f"task_{stage}"] = of_rounds.mean(skipna=False).to_dict()
     figures = {
-        f"{metric}_{moment}": _float(means.get(f"{metric}{ending}"))
+        f"{metric}_{moment}": math.nan if (mean := means.get(f"{metric}{ending}")) is None else float(mean)
         for metric in metrics
         for moment, means in moments.items()
     }
@@ -291,10 +291,6 @@ def _paper(number: PaperNumber) -> str:
     if number is None:
         return UNKNOWN
     return " ± ".join(f"{part:.2f}" for part in (number if isinstance(number, Sequence) else [number]))
-
-
-def _float(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
 
 
 def _bytes(value: float) -> str:

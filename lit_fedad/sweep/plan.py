@@ -218,7 +218,9 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
     """
     for key, value in section.items():
         for name in _targets(value) if key in _CALLED else ():
-            if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not _is_optuna(name):
+            if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not (
+                inspect.isclass(found := locate(name)) and issubclass(found, (BaseSampler, BasePruner))
+            ):
                 raise UserError(
                     f"{where}: {key} names {name}; a study names Optuna's samplers and pruners alone"
                 )
@@ -235,11 +237,6 @@ def _targets(value: Any) -> Iterator[str]:
         value = list(value.values())
     for part in value if isinstance(value, list) else ():
         yield from _targets(part)
-
-
-def _is_optuna(name: str) -> bool:
-    found = locate(name)
-    return inspect.isclass(found) and issubclass(found, (BaseSampler, BasePruner))
 
 
 def _check(plan: Plan, where: str) -> None:

@@ -135,8 +135,12 @@ class Worker:
                 trial = self.claim()
                 if trial is not None:
                     self.perform(trial)
-                    self._refuse_failing_study()
-                elif self._states().isdisjoint({TrialState.RUNNING, TrialState.WAITING}):
+                    ended = [one for one in standing(self.study).values() if one.state in _ENDED]
+                    if len(ended) >= min(_MOST_FAILURES, self.trials):
+                        refuse_failures(ended)
+                elif not self.study.get_trials(
+                    deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)
+                ):
                     return
                 else:
                     if not said:
@@ -224,15 +228,6 @@ class Worker:
         left = max(0, self.trials - len(ended))
         eta = f", about {clock(statistics.median(took) * left / workers)} left" if left and took else ""
         return f"{len(ended)} of {self.trials} trials ended{eta}"
-
-    def _states(self) -> set[TrialState]:
-        return {trial.state for trial in self.study.get_trials(deepcopy=False)}
-
-    def _refuse_failing_study(self) -> None:
-        """Ends a study whose first trials all failed."""
-        ended = [trial for trial in standing(self.study).values() if trial.state in _ENDED]
-        if len(ended) >= min(_MOST_FAILURES, self.trials):
-            refuse_failures(ended)
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:

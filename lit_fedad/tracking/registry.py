@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
@@ -87,7 +86,12 @@ def fetch_version(address: str, names: Collection[str], into: Path) -> Path:
     uri = destination(None)
     client = connect_existing(uri, address)
     try:
-        found = _version(client, **wanted.groupdict())
+        name, alias, version = wanted["name"], wanted["alias"], wanted["version"]
+        found = (
+            client.get_model_version_by_alias(name, alias)
+            if alias
+            else client.get_model_version(name, version)
+        )
         source = client.get_model_version_download_uri(found.name, found.version)
         identity = repr((redact(uri), found.name, found.version, found.creation_timestamp, source))
         folder = into / hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -105,12 +109,6 @@ def fetch_version(address: str, names: Collection[str], into: Path) -> Path:
     except Exception as cause:
         raise _failure(address, cause, uri) from None
     return folder
-
-
-def _version(client: Any, name: str, alias: str | None, version: str | None) -> Any:
-    if alias:
-        return client.get_model_version_by_alias(name, alias)
-    return client.get_model_version(name, version)
 
 
 def _check(address: str, sizes: Mapping[str, int]) -> None:

@@ -101,7 +101,8 @@ def sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: 
         if "study" not in study.tags:
             continue
         own = [run for run in tracked if run.parent == study.run_id]
-        parameters = _differing(own)
+        keys = sorted({key for run in own for key in run.params})
+        parameters = [key for key in keys if len({run.params.get(key) for run in own}) > 1]
         objectives = [key.removeprefix(_OBJECTIVE) for key in study.params if key.startswith(_OBJECTIVE)]
         lines = []
         for run in own:
@@ -120,12 +121,6 @@ def sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: 
         ]
         if pictures:
             yield Gallery(pictures)
-
-
-def _differing(runs: Sequence[TrackedRun]) -> list[str]:
-    """Names the parameters that are not the same in all runs."""
-    keys = sorted({key for run in runs for key in run.params})
-    return [key for key in keys if len({run.params.get(key) for run in runs}) > 1]
 
 
 def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]:

@@ -98,7 +98,11 @@ def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:
         first = groups[0].first.first_metric
         title = metric_title(first)
         runs = {f"{group.label}, seed {run.seed}": run for group in groups for run in group.runs}
-        values = {label: clients for label, run in runs.items() if (clients := _labelled(run, first))}
+        values = {
+            label: {run.names.title(int(client)): value for client, value in clients.items()}
+            for label, run in runs.items()
+            if (clients := run.per_client(first))
+        }
         if not values:
             continue
         lines = []
@@ -109,11 +113,6 @@ def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:
         alt = f"{title} of each client on {name}: one row a run, one dot a client, the worst client named"
         caption = f"{name}: one dot a client; bar: mean; name: worst client"
         yield Gallery([Picture(svg(spread_figure(values, title)), "svg", alt, caption)])
-
-
-def _labelled(run: CompleteRun, metric: str) -> dict[str, float]:
-    """Returns a metric after the last round by what clients are called."""
-    return {run.names.title(int(client)): value for client, value in run.per_client(metric).items()}
 
 
 def _client_texts(clients: Mapping[str, float]) -> list[str]:

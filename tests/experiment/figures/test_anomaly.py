@@ -34,13 +34,13 @@ def drawn(monkeypatch):
     """What is handed to the figures, by the name of the figure."""
     calls = {}
     figures = ("partition_figure", "stages_figure", "curves_figure", "heatmap_sheet")
-    for name in (*figures, "communication_figure"):
+    for name in (*figures, "lines_figure"):
         module = anomaly if hasattr(anomaly, name) else history_figures
         original = getattr(module, name)
 
-        def record(*given, name=name, original=original):
+        def record(*given, name=name, original=original, **named):
             calls.setdefault(name, []).append(given)
-            return original(*given)
+            return original(*given, **named)
 
         monkeypatch.setattr(module, name, record)
     return calls
@@ -136,7 +136,9 @@ def test_accuracy_is_drawn_over_all_that_was_sent(drawn, tmp_path):
         report(3, {}, 0.75),
     ]
     history_figures.draw_communication(history, "accuracy", tmp_path)
-    assert drawn["communication_figure"] == [([(1, 311, 0.5), (3, 361, 0.75)], "accuracy")]
+    assert [given[0] for given in drawn["lines_figure"]] == [
+        {"mean over clients": [[(0.000311, 0.5), (0.000361, 0.75)]]}
+    ]
     assert pictures(tmp_path) == {"communication.png"}
 
 
