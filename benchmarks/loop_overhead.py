@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from benchmarks.simulation import A_ROUND, settings, write_images
 from lit_fedad.core.config import compose
 from lit_fedad.experiment.local_clients import build_run
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.report.console import Display
 
 ROUNDS, WARM = 20, 3

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Task
 from lit_fedad.core.config import compose
 from lit_fedad.experiment.build import build_model
-from lit_fedad.federation.local_training import fit
+from lit_fedad.federation.client_runner import fit
 from lit_fedad.methods.fedavg import FedAvgClient
 
 TASKS = ("reverse_distillation", "efficient_ad", "simplenet", "dinomaly", "autoencoder")

@@ -25,8 +25,14 @@ from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.data_digest import data_digest
-from lit_fedad.experiment.datasets import build_datasets, check_form
-from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, hashes_file, pooled_folder
+from lit_fedad.experiment.frozen_data import (
+    build_datasets,
+    check_form,
+    frozen_encoder,
+    frozen_public,
+    hashes_file,
+    pooled_folder,
+)
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints

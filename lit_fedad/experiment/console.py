@@ -14,8 +14,8 @@ from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import in_words
+from lit_fedad.report.closing import constant_predictions
 from lit_fedad.report.console import Display
-from lit_fedad.report.constant_predictions import constant_predictions
 
 # Other metrics are in the final table; with a fourth, the bytes would not fit in the line.
 _LINE = (

@@ -18,9 +18,9 @@ from lit_fedad.core.files import atomic, sha256
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.federations import open_checkpoints
 from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.client_pool import ClientPool, State, detached
 from lit_fedad.federation.client_runner import ClientRunner
-from lit_fedad.federation.state_file import read_state, write_state
 
 OWN_CLIENT = "client.pt"
 """File in which a site keeps its client, in the folder of its own detector."""

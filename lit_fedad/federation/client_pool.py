@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.core.bounds import at_least
-from lit_fedad.federation.checkpoint import read_meta
-from lit_fedad.federation.state_file import read_state, write_state
+from lit_fedad.federation.checkpoint import read_meta, read_state, write_state
 
 State = dict[str, Any]
 

@@ -18,9 +18,8 @@ from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner, Mask, pose_client
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import ClientQuery, Evaluator
 from lit_fedad.federation.processes import gather
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 

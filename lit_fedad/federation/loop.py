@@ -27,11 +27,9 @@ from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
 from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.client_query import ClientQuery, LocalQuery
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner
-from lit_fedad.federation.collecting import Cohort, Collecting, Collector, Sender
-from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.joining import catch_up
+from lit_fedad.federation.collecting import Collecting, Sender
+from lit_fedad.federation.evaluator import ClientQuery, Evaluator, LocalQuery
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import all_cores, on_first, shard
 from lit_fedad.federation.receiver import Receiver, Robust
@@ -111,7 +109,7 @@ class Federation:
         here = LocalTransport(self.runner, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline)
         self.transport = transport(here) if transport else here
         self.collecting = Collecting(self.sender, self.transport, self.receiver, sampler, names, fabric)
-        self.summing: Collector | None = None
+        self.summing: Collecting | None = None
         self.plan: Budget | None = None
         self.history: list[RoundReport] = []
         self._predictions: tuple[int | None, Mapping[int, Any]] = None, {}
@@ -146,9 +144,7 @@ class Federation:
         context = Context(self.seed, round)
         failed: dict[int, str] = {}
         if round > 0 and self.joinable:
-            failed = catch_up(
-                self.collecting, self.exchanges, self.server, context, self.holders, self.history
-            )
+            failed = self.collecting.catch_up(self.exchanges, context, self.holders, self.history)
             self.clients = [client for client in self.holders if client not in failed]
         self.server.context = context
         exchanges = self.exchanges.of_round(round)
@@ -163,11 +159,11 @@ class Federation:
             here = replace(context, exchange=number)
             self.server.context = here
             spares = self.sampler.spares(self.clients, here) if number == 0 else []
-            cohort = Cohort(sizes, spares, partial(self._scored, exchange, here))
-            collector = (
+            scored = partial(self._scored, exchange, here)
+            collecting = (
                 self.summing if self.summing and exchange.upload_spec(self.client) else self.collecting
             )
-            updates, results = collector.collect(exchange, here, report, cohort)
+            updates, results = collecting.collect(exchange, here, report, sizes, spares, scored)
             counted = on_first(self.fabric, partial(self._merge, exchange, here, report, updates, results))
             self.sender.forget()
             self.transport.settle(counted)

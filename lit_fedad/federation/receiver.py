@@ -25,7 +25,7 @@ from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
-from lit_fedad.federation.local_training import own_scale
+from lit_fedad.federation.client_runner import own_scale
 from lit_fedad.federation.message_check import check, outliers
 
 FAR = 100.0

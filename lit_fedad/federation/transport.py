@@ -11,8 +11,8 @@ from typing import Generic, Literal, Protocol, TypeVar
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Exchange, Message
-from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.client_runner import ClientResult
+from lit_fedad.federation.evaluator import ClientQuery
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client, Exchanges, Message, Predictors, Task
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import above, at_least
-from lit_fedad.federation.local_training import Train, fit
+from lit_fedad.federation.client_runner import Train, fit
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import MEANS, FedAvgClient
 from lit_fedad.methods.parts.functional import trainable

@@ -12,10 +12,9 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.options import read
 from lit_fedad.core.text import without_user
-from lit_fedad.papers.links import Links
 from lit_fedad.papers.paper import fill
 from lit_fedad.papers.plan import page_tables
-from lit_fedad.papers.runs import CompleteRun, complete_runs, groups_by_data
+from lit_fedad.papers.runs import CompleteRun, Links, complete_runs, groups_by_data
 from lit_fedad.papers.sections.figures import (
     accuracy_over_bytes,
     accuracy_over_rounds,

@@ -17,8 +17,8 @@ from lit_fedad.core.text import csv_cell
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.plan import PlannedRun
 from lit_fedad.papers.runs import CompleteRun
+from lit_fedad.report.closing import CONSTANT_LABELS
 from lit_fedad.report.console import Display
-from lit_fedad.report.constant_predictions import CONSTANT_LABELS
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.html import markdown_table
 from lit_fedad.report.table_figures import (
@@ -28,13 +28,14 @@ from lit_fedad.report.table_figures import (
     sheets_figure,
     tasks_figure,
 )
-from lit_fedad.report.table_markdown import caption, markdown
 from lit_fedad.report.tables import (
     Outcome,
     Row,
     Setting,
     Table,
+    caption,
     costs_table,
+    markdown,
     results_table,
     runs_frame,
 )

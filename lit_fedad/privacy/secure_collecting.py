@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client, Context, Exchange, Update
+from lit_fedad.contracts import Context, Exchange, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import ClientResult
-from lit_fedad.federation.collecting import Cohort, Collected, Collecting
+from lit_fedad.federation.collecting import Collected, Collecting
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.transport import Outcome, SumStep
@@ -43,20 +44,27 @@ class Parties:
         return Mask(self._parties[client], envelopes)
 
 
-class Summing:
+@dataclass
+class Summing(Collecting):
     """The server's conduct of summed exchanges. It holds masked sums, and one plain sum at the end: that of all.
 
-    Args:
+    Attributes:
         secure: The settings.
-        client: The live client, for declared forms.
-        plain: Collects the uploads of other exchanges, by the same sender, transport and policy.
+        sums: Receives the current exchange's sum.
     """
 
-    def __init__(self, secure: SecureSum, client: Client, plain: Collecting) -> None:
-        self.secure, self.client, self.plain = secure, client, plain
-        self.receiver: SumReceiver | None = None
+    secure: SecureSum
+    sums: SumReceiver | None = None
 
-    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
+    def collect(
+        self,
+        exchange: Exchange,
+        context: Context,
+        report: RoundReport,
+        sizes: Mapping[int, int],
+        spares: list[int],
+        scored: Callable[[list[int]], set[int]],
+    ) -> Collected:
         """Plays an exchange with the round's clients, and sums what they send; see `Collecting.collect`.
 
         No spare client takes the place of one that fails: masks are between those that were asked.
@@ -68,10 +76,10 @@ class Summing:
             UserError: If too few clients finish, or the policy is to stop at the first that fails.
         """
         updates: dict[int, Update] = {}
-        fabric, transport = self.plain.fabric, self.plain.transport
-        blobs = self.plain.sender.messages(exchange, report.participants, context)
+        fabric, transport = self.fabric, self.transport
+        blobs = self.sender.messages(exchange, report.participants, context)
         add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-        members = {client: cohort.sizes[client] for client in blobs}
+        members = {client: sizes[client] for client in blobs}
         invited = on_first(fabric, lambda: self._begin(exchange, context, members))
         offers = transport.confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
@@ -79,7 +87,7 @@ class Summing:
             exchange,
             context,
             {client: blobs[client] for client in envelopes},
-            cohort.scored(list(envelopes)),
+            scored(list(envelopes)),
             envelopes,
         )
         asked = on_first(fabric, lambda: self._take(outcome, report))
@@ -88,10 +96,10 @@ class Summing:
         return updates, outcome.values
 
     def _begin(self, exchange: Exchange, context: Context, sizes: Mapping[int, int]) -> dict[int, bytes]:
-        gathering = self.secure.gather(exchange, context, sizes, self.plain.names)
-        form = SumForm.of(exchange, self.client, gathering.invitation)
-        self.receiver = SumReceiver(gathering, form)
-        return self.receiver.invite()
+        gathering = self.secure.gather(exchange, context, sizes, self.names)
+        form = SumForm.of(exchange, self.sender.client, gathering.invitation)
+        self.sums = SumReceiver(gathering, form)
+        return self.sums.invite()
 
     def _pass_on(self, offers: Outcome[bytes], report: RoundReport) -> dict[int, bytes]:
         receiver = self._note(offers, report)
@@ -117,14 +125,14 @@ class Summing:
         add_counts(report.bytes_up, receiver.bytes_up)
         add_counts(report.bytes_down, receiver.bytes_down)
         add_counts(report.elements_up, dict.fromkeys(receiver.gathering.survivors, receiver.form.elements))
-        self.receiver = None
+        self.sums = None
         return updates
 
     def _note(self, outcome: Outcome[Any], report: RoundReport) -> SumReceiver:
         """Applies the policy for failures; a client whose masked sum has arrived is in it, whatever comes after."""
-        assert self.receiver is not None
-        self.plain.sampler.check_failures(self.plain.names.titled(outcome.failures), report.round)
-        arrived = self.receiver.gathering.survivors
-        self.receiver.causes |= outcome.failures
+        assert self.sums is not None
+        self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
+        arrived = self.sums.gathering.survivors
+        self.sums.causes |= outcome.failures
         report.fail({client: cause for client, cause in outcome.failures.items() if client not in arrived})
-        return self.receiver
+        return self.sums

@@ -29,8 +29,7 @@ from rich.text import Text
 import lit_fedad
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.text import printable, redact
-from lit_fedad.report.closing import closing_rows, in_words
-from lit_fedad.report.constant_predictions import constant_predictions, looking_at_nothing
+from lit_fedad.report.closing import closing_rows, constant_predictions, in_words, looking_at_nothing
 from lit_fedad.report.naming import (
     METRIC_TITLES,
     clock,

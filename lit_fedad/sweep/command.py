@@ -25,8 +25,7 @@ from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.results import best_so_far, show, write_results
 from lit_fedad.sweep.storage import open_storage, standing
-from lit_fedad.sweep.trial import DEFAULT, play_trial
-from lit_fedad.sweep.worker import Play, Registry, Worker, refuse_failures
+from lit_fedad.sweep.worker import DEFAULT, Play, Registry, Worker, play_trial, refuse_failures
 from lit_fedad.tracking.sender import Delivery
 from lit_fedad.tracking.tracker import Tracker
 

@@ -21,7 +21,7 @@ from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import attempts, standing
-from lit_fedad.sweep.trial import DEFAULT
+from lit_fedad.sweep.worker import DEFAULT
 
 
 def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from typing import Any
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.stored_files import within
 from lit_fedad.core.text import HIDDEN, redact
-from lit_fedad.tracking.records import Record
+from lit_fedad.tracking.journal import Record
 
 _logger = logging.getLogger(__name__)
 

@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.config import flatten
-from lit_fedad.tracking.journal import Journal, journal_file
-from lit_fedad.tracking.records import artifact_values, dataset_values, metric_values, text_values
+from lit_fedad.tracking.journal import (
+    Journal,
+    artifact_values,
+    dataset_values,
+    journal_file,
+    metric_values,
+    text_values,
+)
 from lit_fedad.tracking.sender import Delivery, Sender, deliver
 from lit_fedad.tracking.server import FOLDER_TAG, destination
 

@@ -17,7 +17,7 @@ from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.train import train
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.robust.aggregation import RobustAggregation
 

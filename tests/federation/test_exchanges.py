@@ -11,7 +11,7 @@ from lit_fedad.contracts import Exchanges, Free, TensorSpec
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.sampling import ClientSampler
 
 

@@ -3,10 +3,9 @@
 import pytest
 
 from lit_fedad.papers.results import constant_outcomes, constant_rows
-from lit_fedad.report.constant_predictions import CONSTANT_LABELS as LABELS
-from lit_fedad.report.constant_predictions import looking_at_nothing
-from lit_fedad.report.table_markdown import markdown
-from lit_fedad.report.tables import Outcome, Row, Table, results_table, runs_frame
+from lit_fedad.report.closing import CONSTANT_LABELS as LABELS
+from lit_fedad.report.closing import looking_at_nothing
+from lit_fedad.report.tables import Outcome, Row, Table, markdown, results_table, runs_frame
 
 TABLE = Table(
     "Title", "Table 1", ["accuracy"], "method", {"A": "a"}, [], [Row("Local", ()), Row("Pooled", ())]

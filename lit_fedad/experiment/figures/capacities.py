@@ -22,7 +22,7 @@ from lit_fedad.experiment.figures.embedding import (
     loader_of,
 )
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
 from lit_fedad.report.score_boxes import draw_score_boxes

@@ -14,7 +14,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.parts.condensed_images import Knowledge
 from lit_fedad.methods.parts.condensed_server import CondensedServer

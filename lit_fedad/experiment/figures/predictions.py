@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,19 +12,63 @@ from lit_fedad.contracts import Client, Exchanges
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.decisions import pooled_intervals, pooled_rates
+from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.evaluators import shown_images
-from lit_fedad.experiment.figures.anomaly import draw_heatmaps
 from lit_fedad.experiment.figures.embedding import density_scores, embed_images, last_exchange
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.metrics.conformal import Alpha, Calibration, ScoreCounts
 from lit_fedad.report.decision_figures import ClientScores, calibration_figure, client_scores_figure
 from lit_fedad.report.figures import save_figure
+from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
 from lit_fedad.report.knowledge import tsne_layout
+from lit_fedad.report.naming import p_value_text
 from lit_fedad.report.representations import draw_representations
 from lit_fedad.tasks.contrastive import Contrastive
+
+
+def draw_heatmaps(run: Run) -> None:
+    """Draws the best and the worst cases of the client with most data, with their p-values, where it localises."""
+    data, sizes = run.local, run.local.partition.sizes
+    largest = max(run.federation.clients, key=lambda client: (sizes[client], -client))
+    predicted = run.predictions.get(largest)
+    if predicted is None or not predicted.maps:
+        return
+    assert isinstance(data.images, ImageSet)
+    alpha, by_product = run.alphas[0], run.config["calibration"]["by"] == "product"
+    promised, captioned = run.calibration.rate(largest, alpha), []
+    for index, case in drawn_cases(data, predicted, run.config["evaluation"]["pictures"]):
+        score, product = (
+            float(predicted.scores[index]),
+            data.images.test[index].category if by_product else None,
+        )
+        known = run.calibration.rule(largest, alpha, product).scores
+        p_value = p_value_text(float(known.p_values(torch.tensor([score]))))
+        captioned.append(replace(case, caption=f"{case.caption}, score {score:.3g}, {p_value}"))
+    title = f"Client {largest} on {data.images.name}: clearest cases, then hardest (anomalous: p at most {promised:g})"
+    save_figure(heatmap_sheet(captioned, title), run.folder.path / "figures" / "heatmaps.png")
+
+
+def drawn_cases(data: Data, predicted: Predicted, each: int) -> Iterator[tuple[int, Case]]:
+    """Yields index and case of the clearest test images, then of the hardest; of none whose map was not kept."""
+    assert isinstance(data.images, ImageSet)
+    labels = [sample.label for sample in data.images.test]
+    for index in pick_cases(predicted.scores, labels, each, each):
+        if index not in predicted.maps:
+            continue
+        sample = data.images.test[index]
+        yield (
+            index,
+            Case(
+                image=data.transform.raw(sample.path).numpy(),
+                mask=data.transform.mask(sample.mask, sample.path).numpy() if data.images.has_masks else None,
+                anomaly_map=predicted.maps[index].numpy(),
+                caption=f"{sample.category}: {sample.defect}",
+            ),
+        )
+
 
 _MOST_CLIENTS = 12
 

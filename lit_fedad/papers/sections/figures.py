@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-from lit_fedad.papers.links import Links
-from lit_fedad.papers.runs import CompleteRun, GroupsByData
+from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
 from lit_fedad.papers.sections.overview import format_metric
 from lit_fedad.report.figures import curves_figure
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture

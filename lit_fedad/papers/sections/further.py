@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.papers.links import Links
 from lit_fedad.papers.paper import FilledTable, missing
-from lit_fedad.papers.runs import CompleteRun, GroupsByData
+from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
 from lit_fedad.papers.sections.figures import run_pictures
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
 from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
 from lit_fedad.report.naming import metric_title
 from lit_fedad.report.run_figures import sheet
-from lit_fedad.report.table_markdown import caption
-from lit_fedad.report.tables import UNKNOWN, costs_table, results_table
+from lit_fedad.report.tables import UNKNOWN, caption, costs_table, results_table
 from lit_fedad.sites.status import status_rows
 from lit_fedad.sweep.plan import objective_value
 from lit_fedad.tracking.reading import TrackedRun

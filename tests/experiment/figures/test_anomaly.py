@@ -17,7 +17,6 @@ from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import build_data, build_model, build_partition
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation
-from lit_fedad.experiment.figures import anomaly
 from lit_fedad.experiment.figures import history as history_figures
 from lit_fedad.experiment.figures import predictions as calibration
 from lit_fedad.experiment.run import Run
@@ -35,7 +34,7 @@ def drawn(monkeypatch):
     calls = {}
     figures = ("partition_figure", "stages_figure", "curves_figure", "heatmap_sheet")
     for name in (*figures, "lines_figure"):
-        module = anomaly if hasattr(anomaly, name) else history_figures
+        module = calibration if hasattr(calibration, name) else history_figures
         original = getattr(module, name)
 
         def record(*given, name=name, original=original, **named):
@@ -158,7 +157,7 @@ def test_the_largest_clients_cases_with_their_p_values(restored, drawn, tmp_path
     federation, data, fabric = restored
     sizes = data.partition.sizes
     largest = int(np.argmax(sizes))
-    anomaly.draw_heatmaps(
+    calibration.draw_heatmaps(
         run_of(federation, data, fabric, tmp_path, 2, limits({largest: 5.25, 1 - largest: 99.0}))
     )
     cases, title = drawn["heatmap_sheet"][0]
@@ -180,7 +179,7 @@ def test_a_task_that_does_not_localise_has_no_heatmaps(restored, monkeypatch, tm
         federation.client, "predict_step", lambda batch: Prediction(batch["image"].flatten(1).mean(1))
     )
     federation.evaluate(federation.rounds)
-    anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, limits({})))
+    calibration.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, limits({})))
     monkeypatch.undo()
     federation.evaluate(federation.rounds)
     assert not (tmp_path / "figures").exists()
@@ -212,5 +211,5 @@ def test_scores_of_the_largest_clients_beside_what_they_ship(restored, monkeypat
 def test_a_process_that_is_not_the_first_draws_nothing(restored, drawn, tmp_path):
     federation, data, fabric = restored
     elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, predictions=lambda round: {})
-    anomaly.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, limits({})))
+    calibration.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, limits({})))
     assert drawn == {}
