@@ -25,10 +25,6 @@ _PAGE = "image.page"
 def data(options: Sequence[str]) -> None:
     """Lists the data configurations, or checks one of them.
 
-    Args:
-        options: ``list`` or nothing; ``check``, a configuration's name, and overrides of its section, with or without
-            ``data.`` before the key, or ``image.page``; or ``init`` and a folder.
-
     Raises:
         UserError: For bad input, or if something is wrong with the data.
     """

@@ -262,9 +262,7 @@ COMMANDS = {
                 _OVERRIDES,
             ),
             "start": Form(
-                "run it until its end; the same command continues",
-                "start fed=fed",
-                ("cli.federation.start",),
+                "run it until its end; the same command continues", "start fed=fed", ("cli.federation.start",)
             ),
             "status": Form(
                 "rounds, bytes, false alarms and troubles of every site",
@@ -272,9 +270,7 @@ COMMANDS = {
                 ("cli.federation.status",),
             ),
             "renew": Form(
-                "issue its certificates again, in place",
-                "renew fed=fed",
-                ("cli.federation.renew",),
+                "issue its certificates again, in place", "renew fed=fed", ("cli.federation.renew",)
             ),
         },
         continues=True,

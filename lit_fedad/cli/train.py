@@ -68,9 +68,6 @@ def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:
 def list_choices(groups: Sequence[str]) -> None:
     """Prints the choices of configuration groups.
 
-    Args:
-        groups: Names of groups; all of them if there are none.
-
     Raises:
         UserError: If there is no such group.
     """

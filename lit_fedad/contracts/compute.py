@@ -16,11 +16,7 @@ T = TypeVar("T")
 def map_batches(
     module: L.LightningModule, loader: Iterable[Any], function: Callable[[Mapping[str, Any]], T]
 ) -> Iterator[T]:
-    """Applies a function to every batch of a loader, moved to a module's device.
-
-    Yields:
-        The function's values, in the order of the batches.
-    """
+    """Applies a function to every batch of a loader, moved to a module's device."""
     for batch in loader:
         yield function(module.transfer_batch_to_device(batch, module.device, 0))
 

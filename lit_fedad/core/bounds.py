@@ -32,11 +32,6 @@ RANGES: dict[str, tuple[float, float]] = {
 def at_least(section: str, least: float, **numbers: float | None) -> None:
     """Refuses numbers below a bound; None passes, NaN does not.
 
-    Args:
-        section: Section of the configuration that has the keys, for the message.
-        least: The bound.
-        **numbers: Numbers by key.
-
     Raises:
         UserError: Naming the first key whose number is too small.
 

@@ -17,11 +17,7 @@ from lit_fedad.core.usage import keys, usage
 T = TypeVar("T")
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_PARSERS: dict[Any, Callable[[str], Any]] = {
-    int: int,
-    float: float,
-    bool: lambda text: _TRUTH[text.lower()],
-}
+_PARSERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: lambda text: _TRUTH[text.lower()]}
 
 
 def split(option: str) -> tuple[str, str]:
@@ -79,18 +75,7 @@ def parse(
     overrides: bool = True,
     leave: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Parses options by the types of what declares them, and checks nothing more.
-
-    Args:
-        declared: A dataclass or function; its fields or parameters are the keys.
-        options: As for `read`.
-        command: As for `read`.
-        overrides: As for `read`.
-        leave: Fields or parameters that are no keys.
-
-    Returns:
-        Values by key, and the overrides by key; an unknown key is among the values.
-    """
+    """Parses options by the types of what declares them, and checks nothing more."""
     kinds = {key: kind for key, kind in typing.get_type_hints(declared).items() if key not in leave}
     typed: dict[str, Any] = {}
     others: dict[str, str] = {}

@@ -15,14 +15,7 @@ from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import LastStages
-from lit_fedad.experiment.build import (
-    Data,
-    Model,
-    build_data,
-    build_images,
-    build_model,
-    build_partition,
-)
+from lit_fedad.experiment.build import Data, Model, build_data, build_images, build_model, build_partition
 from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.evaluators import build_evaluator

@@ -192,11 +192,7 @@ class Worker:
     def play(
         self, context: Context, blob: bytes, state: State, scored: bool
     ) -> tuple[ClientResult | None, str | None, State | None]:
-        """Plays an exchange with one client.
-
-        Returns:
-            The result or the cause of the failure, and the new state where there is one.
-        """
+        """Plays an exchange with one client."""
         assert context.client is not None
         number = context.client
         self.transport.pool = ClientPool(state, Path(self.folder.name))

@@ -23,10 +23,6 @@ _ADVICE = "restore it from a copy, or begin anew with fresh=true"
 def write_state(state: Any, path: Path) -> None:
     """Writes a nested state of tensors, numbers, texts and containers.
 
-    Args:
-        state: The state. A class of its own must be known to `torch.serialization.add_safe_globals`.
-        path: The file.
-
     Raises:
         UserError: If the state holds an object that `read_state` would refuse.
         OSError: If the file cannot be written.
@@ -133,9 +129,6 @@ class Checkpoints:
 
     def adopt(self, other: Checkpoints) -> tuple[Path, dict[str, Any]]:
         """Takes over the last checkpoint of another run, under this run's configuration and images.
-
-        Returns:
-            The new checkpoint's folder, and the state that `load` returns.
 
         Raises:
             UserError: As `load`, or if there is none.

@@ -56,11 +56,6 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     not scaled when ``on_before_optimizer_step`` sees them. It is not called in a step that the gradient scaler of
     ``16-mixed`` leaves out, because gradients have overflowed.
 
-    Args:
-        client: The live client, on the Fabric's device.
-        loader: Its training batches.
-        fabric: Moves batches, scales precision and runs the backward pass.
-
     Returns:
         Means of the loss and the other scalars that ``training_step`` returned, each over the steps that returned it;
         empty where the task has no trainable parameters.

@@ -34,10 +34,6 @@ def deadline(seconds: float | None, who: str) -> Iterator[None]:
     A block that runs Python code, sleeps or waits for a file is interrupted. A block that hangs in compiled code cannot
     be: its process is ended, and with it the run, which continues from its last checkpoint when it is started again.
 
-    Args:
-        seconds: Wall-clock time; None for no limit.
-        who: Who is limited, such as ``"client 3"``.
-
     Raises:
         UserError: In the block, at the deadline; or at once, where there are no alarms (outside the main thread, on
             Windows).

@@ -11,15 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import (
-    Client,
-    Context,
-    Exchange,
-    Message,
-    Method,
-    Update,
-    senders,
-)
+from lit_fedad.contracts import Client, Context, Exchange, Message, Method, Update, senders
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError

@@ -87,9 +87,6 @@ def outliers(
     An entry is far larger if its largest magnitude or its root mean square exceeds `factor` times the median of the
     other clients, and the same of the server's last message where it holds an entry of this name and shape. Without
     either, nothing can be compared. Counts are not: a client may have a thousand times the images of another.
-
-    Returns:
-        One line by client that is far off.
     """
     found: dict[int, str] = {}
     for name in (name for name, form in spec.items() if not form.counted):

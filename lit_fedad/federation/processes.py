@@ -110,9 +110,6 @@ def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> N
 def shard(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
     """Assigns clients, the largest first, to processes so that each has about the same number of images.
 
-    Returns:
-        Clients of each process, ascending.
-
     Example:
         >>> shard({0: 10, 1: 70, 2: 30, 3: 40}, 2)
         [[0, 1], [2, 3]]

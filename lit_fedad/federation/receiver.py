@@ -107,9 +107,6 @@ class Receiver:
         without the clients at fault: those whose message cannot be merged alone, or else the one without which the
         others can be merged.
 
-        Returns:
-            Who was left out, and remarks.
-
         Raises:
             UserError: If no message can be merged.
             Exception: Whatever merging raised, if it cannot be laid to single clients.

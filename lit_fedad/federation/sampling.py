@@ -41,9 +41,6 @@ class ClientSampler:
     def sample(self, clients: Sequence[int], context: Context) -> list[int]:
         """Samples the clients of a round.
 
-        Returns:
-            Client numbers, ascending.
-
         Raises:
             UserError: If there are fewer clients than `min_clients`.
         """

@@ -148,12 +148,7 @@ class Transport(Protocol):
         """
 
     def save(self, folder: Path, previous: Path | None) -> None:
-        """Adds to a checkpoint what the clients' next exchanges depend on, in files of this process.
-
-        Args:
-            folder: The checkpoint being written.
-            previous: The last complete checkpoint.
-        """
+        """Adds to a checkpoint what the clients' next exchanges depend on, in files of this process."""
 
     def restore(self, folder: Path) -> None:
         """Goes back to what `save` wrote to a complete checkpoint.

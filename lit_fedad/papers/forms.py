@@ -51,11 +51,7 @@ def upload_mib(config: Config, setting: Setting) -> float:
 
 
 def messages(config: Config, setting: Setting) -> dict[str, str]:
-    """Lists what crosses before round 1 and in a round, each way (FedVCK, Table 10).
-
-    Returns:
-        By heading: ``weights`` for parameters and buffers of the task, and the names of other tensors.
-    """
+    """Lists what crosses before round 1 and in a round, each way (FedVCK, Table 10)."""
     model = _model(config, setting)
     found = {}
     for when, exchanges in (

@@ -102,9 +102,7 @@ class FilledTable:
 def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     """Fills a table of ``conf/table`` with the runs that it lists; None if there are none.
 
-    Args:
-        name: Name of the table.
-        runs: In the order in which they began: of several runs in one cell with one seed the last one counts.
+    Of several runs in one cell with one seed the last one counts.
 
     Raises:
         UserError: If there is no such table.

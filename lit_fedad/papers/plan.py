@@ -140,9 +140,6 @@ def page_tables() -> list[str]:
 def read_table(name: str) -> tuple[str, Table]:
     """Reads a table of ``conf/table``.
 
-    Args:
-        name: Name of its file, or an ending that no other name has: ``fig1a`` for ``fedvck_fig1a``.
-
     Raises:
         UserError: If there is no such table, with the reason if a paper has it, or its file does not describe one.
     """
@@ -199,11 +196,7 @@ def paper_columns(table: Table) -> list[Column]:
 
 
 def own_columns(experiments: Sequence[str], data: Sequence[str]) -> list[Column]:
-    """Makes a column for each pair of an experiment and a data set.
-
-    Returns:
-        The columns, none without experiments and data; what all of them have in common is no part of their labels.
-    """
+    """Makes a column for each pair of an experiment and a data set."""
     groups = {"experiment": experiments, "data": data}
     axes = [[(group, name) for name in names] for group, names in groups.items() if names]
     columns = []
@@ -218,9 +211,6 @@ def own_columns(experiments: Sequence[str], data: Sequence[str]) -> list[Column]
 
 def add_roots(columns: Sequence[Column], roots: Mapping[str, str]) -> list[Column]:
     """Adds the folders of data to the overrides of columns.
-
-    Returns:
-        The columns, those named in `roots` with ``data.root=FOLDER``.
 
     Raises:
         UserError: For a name that no column has.

@@ -44,9 +44,6 @@ from lit_fedad.report.tables import (
 def with_attack(result: Mapping[str, Any], folder: RunFolder) -> dict[str, Any]:
     """Adds what membership inference found to a run's last round.
 
-    Returns:
-        The result; of a run that was not attacked, as it is.
-
     Raises:
         UserError: If the attack's file cannot be read.
     """
@@ -220,9 +217,6 @@ def constant_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
     Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
     those with most clients: a row of the pooled data does not have the others' clients.
-
-    Returns:
-        The outcomes; none for columns without a complete classification run.
     """
     found: dict[tuple[str, int], Outcome] = {}
     for outcome in outcomes:
@@ -241,11 +235,7 @@ def constant_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def constant_rows(
     outcomes: Sequence[Outcome], metrics: Sequence[str]
 ) -> tuple[list[Row], pd.DataFrame] | None:
-    """Lists the rows of a table's constant predictions, with their frame.
-
-    Returns:
-        Rows and frame, as of `runs_frame`; None where no run classifies.
-    """
+    """Lists the rows of a table's constant predictions, with their frame."""
     found = constant_outcomes(outcomes)
     return (
         ([Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(found, metrics))

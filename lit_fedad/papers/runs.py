@@ -34,9 +34,6 @@ def differences(config: Config, other: Config) -> dict[str, str]:
 
     Seed, circumstances and folders are not compared; of the backbone's weights only whether they are random.
 
-    Returns:
-        Overrides by dotted key, in alphabetical order.
-
     Example:
         >>> differences({"seed": 1, "image": {"size": 32}}, {"seed": 0, "image": {"size": 64}, "grid": 4})
         {'grid': '~grid', 'image.size': 'image.size=32'}
@@ -175,9 +172,6 @@ def complete_runs(
 
     Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
     whose result cannot be read is left out, with a warning.
-
-    Returns:
-        The complete runs, in the order of `tracked`; studies are not among them.
     """
     found = []
     for run in tracked:
@@ -221,9 +215,6 @@ def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
 
     Args:
         runs: In the order in which they began: of several runs with one configuration and seed the last one counts.
-
-    Returns:
-        Groups by the name of the data, by method.
     """
     seeds: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:

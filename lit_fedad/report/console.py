@@ -204,11 +204,7 @@ class Display:
             self._print(lacking)
 
     def table(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Prints a table, one line a row however long; columns of numbers are aligned to the right.
-
-        Args:
-            rows: Text of each cell by its heading; at least one row, all with the same headings.
-        """
+        """Prints a table, one line a row however long; columns of numbers are aligned to the right."""
         columns = {head: [_clean(head), *(_clean(row[head]) for row in rows)] for head in rows[0]}
         padded = []
         for head, cells in columns.items():

@@ -63,14 +63,7 @@ def calibration_figure(
     intervals: Mapping[str, Sequence[tuple[float, float]]],
     missed: Mapping[str, Sequence[float]],
 ) -> Figure:
-    """Draws rates over the promised rate of false alarms, of each client's own products and of all others.
-
-    Args:
-        promised: Promised rates of false alarms, ascending.
-        seen: Rates of false alarms of all clients together, by side (``own``, ``foreign``); NaN is left out.
-        intervals: Their 95 % intervals.
-        missed: Rates of misses.
-    """
+    """Draws rates over the promised rate of false alarms, of each client's own products and of all others."""
     figure = blank_figure(7.16, 2.9)
     alarms = labelled_axes(figure, "promised false alarms", "false alarms seen", (1, 2, 1))
     misses = labelled_axes(figure, "promised false alarms", "anomalies missed", (1, 2, 2))

@@ -94,11 +94,6 @@ def curves_figure(
     lowest to the highest value. Values that are not finite are gaps. The mean of a round is taken over the
     clients that have a finite value in it.
 
-    Args:
-        history: Pairs (round, value) of each client.
-        ylabel: Label of the values.
-        names: What clients are called.
-
     Raises:
         ValueError: `history` names no client.
     """

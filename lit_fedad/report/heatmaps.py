@@ -96,9 +96,6 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
 def robust_range(maps: Iterable[np.ndarray]) -> tuple[float, float]:
     """Computes the ends of a colour scale that a few extreme pixels do not stretch.
 
-    Args:
-        maps: Anomaly maps of any size; values that are not finite are left out.
-
     Returns:
         The 2nd and the 99.5th percentile of all values (defects are small, hence the uneven pair); (0, 1) if
         there is no finite value.

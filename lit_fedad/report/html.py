@@ -178,9 +178,6 @@ def render_html(page: Page) -> str:
 def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, bytes]]:
     r"""Renders a report in Markdown, with the files of its pictures.
 
-    Returns:
-        The text, and the content of each picture by file name.
-
     Example:
         >>> text, files = render_markdown(Page("1 < 2", "so it is", []), "pictures")
         >>> print(text)

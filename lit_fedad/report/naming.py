@@ -79,9 +79,6 @@ def human_bytes(count: int) -> str:
 def human_seconds(seconds: float) -> str:
     """Formats a duration.
 
-    Returns:
-        Seconds with one decimal below a minute, else as `clock`.
-
     Example:
         >>> human_seconds(1.84), human_seconds(75), human_seconds(7384)
         ('1.8 s', '1:15', '2:03:04')

@@ -22,9 +22,7 @@ _LOW, _HIGH = 2, 98  # percentiles that become 0 and 1
 
 
 def draw_score_boxes(
-    path: Path,
-    scores: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]],
-    clients: Sequence[int],
+    path: Path, scores: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]], clients: Sequence[int]
 ) -> Figure:
     """Draws one panel a client with two boxes a model: its scores of normal and of anomalous images.
 

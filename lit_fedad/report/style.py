@@ -30,11 +30,7 @@ LEGEND: dict[str, Any] = {
 
 
 def blank_figure(width: float, height: float) -> Figure:
-    """Creates an empty figure in the common style, on an Agg canvas.
-
-    Args:
-        width: Width in inches.
-        height: Height in inches.
+    """Creates an empty figure of a width and height in inches in the common style, on an Agg canvas.
 
     Returns:
         A figure with constrained layout at 200 dots an inch.

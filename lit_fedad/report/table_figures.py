@@ -83,12 +83,7 @@ def rounds_frame(table: Table, outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> Figure:
-    """Draws one line a row over the rounds: means over seeds.
-
-    Returns:
-        The figure, with a line of panels for each quantity and one panel a column; with the figure ``"clients"`` a
-        line of panels for each column and one panel a client.
-    """
+    """Draws one line a row over the rounds: means over seeds."""
     labels = [row.label for row in (*table.rows, *table.beyond) if row.label in set(frame["row"])]
     if table.figure == "clients":
         clients = sorted(frame["client"].unique(), key=int) or ["0"]
@@ -148,11 +143,7 @@ _BLANK = 0.2  # height over width of a picture that is not there
 def sheets_figure(
     rows: Sequence[str], columns: Sequence[str], pictures: Mapping[tuple[str, str], Path]
 ) -> Figure:
-    """Draws a grid of pictures.
-
-    Returns:
-        The figure; a place without a picture says so.
-    """
+    """Draws a grid of pictures."""
     held = {}
     for place, file in pictures.items():
         with Image.open(file) as image:

@@ -159,18 +159,7 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
 def results_table(
     table: Table, rows: Sequence[Row], columns: Mapping[str, str], runs: pd.DataFrame, bold: bool = False
 ) -> pd.DataFrame:
-    """Formats metrics of the last round as mean ± sample standard deviation over seeds.
-
-    Args:
-        table: Metrics, headings, and the value in brackets.
-        rows: Rows of the table to list.
-        columns: Key of each column's numbers in `Row.paper`, by the column's label.
-        runs: Runs, from `runs_frame`.
-        bold: Whether our best value of each column is in bold, in Markdown.
-
-    Returns:
-        Texts of the cells, with the paper's numbers beside ours.
-    """
+    """Formats metrics of the last round as mean ± sample standard deviation over seeds."""
     cells: dict[str, list[str]] = {table.rows_are: [row.label for row in rows]}
     for column, key in columns.items():
         for index, metric in enumerate(table.metrics):

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
 from optuna.trial import create_trial

@@ -25,11 +25,7 @@ from lit_fedad.sweep.worker import DEFAULT
 
 
 def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
-    """Builds the table of trials, one line a trial, each as its last attempt.
-
-    Returns:
-        Number, state, objectives, searched keys, and what became of each trial.
-    """
+    """Builds the table of trials, one line a trial, each as its last attempt."""
     rows = []
     for name, trial in standing(study).items():
         values = trial.values or [None] * len(plan.objectives)
@@ -53,11 +49,7 @@ def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
 
 
 def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
-    """Writes the table of trials, and those figures that the study has enough trials for.
-
-    Returns:
-        The files: ``trials.csv``, and PNGs in ``figures``.
-    """
+    """Writes the table of trials, and those figures that the study has enough trials for."""
     table = out / "trials.csv"
     with atomic(table) as part:
         trials_frame(study, plan).map(csv_cell).to_csv(part, index=False)
@@ -102,11 +94,7 @@ def show(study: Study, plan: Plan, display: Display) -> None:
 
 
 def best_so_far(study: Study, plan: Plan) -> dict[int, float]:
-    """Computes the best value of a study's one objective after each complete trial.
-
-    Returns:
-        Value by trial; nothing where there are several objectives.
-    """
+    """Computes the best value of a study's one objective after each complete trial."""
     better = max if study.directions[0] == StudyDirection.MAXIMIZE else min
     curve: dict[int, float] = {}
     for name, trial in standing(study).items():

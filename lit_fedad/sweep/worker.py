@@ -294,9 +294,6 @@ def play_trial(
 ) -> list[float]:
     """Runs a trial, or what is left of it.
 
-    Returns:
-        A value an objective.
-
     Raises:
         PrunedError: If the study's pruner ends it.
         GivenBackError: If the worker leaves.

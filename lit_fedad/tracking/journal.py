@@ -48,10 +48,6 @@ def text_values(values: Mapping[str, object]) -> dict[str, str]:
 def artifact_values(path: Path, folder: Path) -> dict[str, str]:
     """Returns the name of a file or directory with a fingerprint of its current state.
 
-    Args:
-        path: File or directory.
-        folder: The run's folder. A name inside it is relative, so that the folder can be moved before it is sent.
-
     Returns:
         One item: the name, and number, total bytes and latest change of the files.
     """

@@ -53,9 +53,6 @@ def find_run_folder(run_id: str) -> Path:
     A database file is the user's own. What another server says of a folder is believed only of ``outputs`` in the
     working directory: whoever may write to the server could name any folder.
 
-    Args:
-        run_id: Id of the MLflow run, on the server that ``MLFLOW_TRACKING_URI`` names.
-
     Raises:
         UserError: The server does not know the run, the folder is not on this machine, or elsewhere.
     """
@@ -139,14 +136,7 @@ def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tup
 
 
 def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | None = None) -> Path:
-    """Copies some of a run's artifacts from the server; folders with all that they hold.
-
-    Args:
-        run_id: Id of the MLflow run.
-        names: Names of files or folders at the top of the run's artifacts; those it does not have are left out.
-        into: An existing folder.
-        uri: Tracking URI, as for `lit_fedad.tracking.tracker.Tracker`.
-    """
+    """Copies some of a run's artifacts from the server; folders with all that they hold."""
     client = connect(destination(uri))
     for artifact in client.list_artifacts(run_id):
         if artifact.path in names:

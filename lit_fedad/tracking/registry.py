@@ -11,14 +11,7 @@ from filelock import FileLock
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import redact
-from lit_fedad.tracking.server import (
-    connect,
-    connect_existing,
-    destination,
-    fetch_file,
-    list_files,
-    one_line,
-)
+from lit_fedad.tracking.server import connect, connect_existing, destination, fetch_file, list_files, one_line
 
 SCHEME = "models:/"
 """How the address of a registered version begins."""
@@ -72,9 +65,6 @@ def fetch_version(address: str, names: Collection[str], into: Path) -> Path:
         address: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
         names: Names of the files; others, and folders, stay there.
         into: Folder in which the version gets one of its own.
-
-    Returns:
-        The version's folder, with those of the files that the version has.
 
     Raises:
         UserError: If the address is none, the registry has no such version or none of the files, a file is larger than

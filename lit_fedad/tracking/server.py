@@ -166,10 +166,6 @@ class ServerRun:
     def send(self, record: Record, folder: Path) -> None:
         """Sends one record in one request.
 
-        Args:
-            record: Record of a journal.
-            folder: The run's folder, to which names of artifacts are relative.
-
         Raises:
             Exception: The server did not answer, or refused the record.
             ValueError: The record's kind is unknown.

@@ -21,9 +21,6 @@ def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> I
     """Draws the first metric of all runs over the rounds, then each client's loss and metric.
 
     The figures by client are those of FedDyMem Fig. 6 and FedDyMem Fig. 7.
-
-    Yields:
-        Figures, one block a data set and one for its clients.
     """
     for name, groups in data.items():
         first = groups[0].first.first_metric
@@ -94,11 +91,7 @@ _FIGURES = {
 
 
 def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates the rates of each run's decisions beside the promised rate, and shows the figures of the first runs.
-
-    Yields:
-        A table for each data set with decisions, and one block of pictures, if there are any.
-    """
+    """Tabulates the rates of each run's decisions beside the promised rate, and shows the figures of the first runs."""
     heads = ["run, product", "promised", *map(metric_title, _RATES)]
     for name, groups in data.items():
         lines = [

@@ -26,11 +26,7 @@ _FIGURES = {
 
 
 def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates the results of attacks on runs, and shows their figures.
-
-    Yields:
-        A table and a block of pictures, if a run was attacked.
-    """
+    """Tabulates the results of attacks on runs, and shows their figures."""
     lines, pictures = list[Line](), list[Picture]()
     for name, groups in data.items():
         for group in groups:
@@ -60,11 +56,7 @@ def _results(run: CompleteRun) -> dict[str, dict[str, Any]]:
 
 
 def site_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates the sites of each federation, and its failures and refusals with their causes.
-
-    Yields:
-        A table of sites, and one of troubles, if there are any.
-    """
+    """Tabulates the sites of each federation, and its failures and refusals with their causes."""
     sites, troubles, heads = [], [], list[str]()
     for name, groups in data.items():
         for group in groups:
@@ -89,11 +81,7 @@ _OBJECTIVE = "objectives."  # prefix among the parameters of a study
 
 
 def sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: Links) -> Iterator[Block]:
-    """Tabulates the trials of each study with their parameters and objectives, and shows the study's figures.
-
-    Yields:
-        For each study a table, and a block of pictures if it has any.
-    """
+    """Tabulates the trials of each study with their parameters and objectives, and shows the study's figures."""
     results = {trial.tracked.run_id: trial.result for trial in trials}
     for study in tracked:
         if "study" not in study.tags:
@@ -134,11 +122,7 @@ def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]
 
 
 def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterator[Block]:
-    """Lists the commands for all runs that tables lack.
-
-    Yields:
-        A line of explanation and the commands, if a run is missing.
-    """
+    """Lists the commands for all runs that tables lack."""
     exact = {table.name: table.exact for table in tables}
     pairs = [pair for name in names for pair in missing(name, exact.get(name, ()))]
     if pairs:

@@ -45,11 +45,7 @@ _NOTE = (
 
 
 def product_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates each metric of each product after the last round, as tables of MVTec AD have it.
-
-    Yields:
-        A table for each data set with products: one line a metric of each group of runs.
-    """
+    """Tabulates each metric of each product after the last round, as tables of MVTec AD have it."""
     for name, groups in data.items():
         products = list(
             dict.fromkeys(
@@ -87,11 +83,7 @@ def _product_texts(runs: Sequence[CompleteRun], metric: str, products: Sequence[
 
 
 def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates and draws the first metric of each client after the last round.
-
-    Yields:
-        A table and a figure for each data set on which the metric is defined for a client.
-    """
+    """Tabulates and draws the first metric of each client after the last round."""
     heads = ["run", "clients", "mean", "deviation", "worst client", "best client", "between them"]
     for name, groups in data.items():
         first = groups[0].first.first_metric
