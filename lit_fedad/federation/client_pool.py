@@ -148,7 +148,10 @@ class ClientPool:
         there = {path.name for path in previous.iterdir()} if previous else set()
         for name in sorted({*self._memory, *self._files}):
             if name not in self._unsaved and previous and name in there:
-                _link(previous / name, folder / name)
+                try:
+                    os.link(previous / name, folder / name)
+                except OSError:  # the file system knows no hard links
+                    shutil.copyfile(previous / name, folder / name)
             elif name in self._memory:
                 write_state(self._memory[name], folder / name)
             else:
@@ -175,11 +178,3 @@ def _name(client: int) -> str:
 
 def _held_name(client: int) -> str:
     return f"held_{client:05d}.pt"
-
-
-def _link(file: Path, link: Path) -> None:
-    """Links a file, or copies it where the file system knows no hard links."""
-    try:
-        os.link(file, link)
-    except OSError:
-        shutil.copyfile(file, link)

@@ -331,14 +331,14 @@ class Federation:
         exchange = sums or self.exchanges.at(context)
         blobs = self.sender.messages(exchange, clients, context)
         outcome = self.transport.ask(query, exchange, context, blobs, pose)
-        on_first(self.fabric, lambda: self._note(outcome.failures))
-        return outcome.values
 
-    def _note(self, failures: dict[int, str]) -> None:
-        """Adds clients that could not answer to the report of the last round."""
-        if failures:
-            self.sampler.check_failures(self.names.titled(failures), self.history[-1].round)
-            self.history[-1].leave_unscored(failures)
+        def note(failures: dict[int, str]) -> None:
+            if failures:
+                self.sampler.check_failures(self.names.titled(failures), self.history[-1].round)
+                self.history[-1].leave_unscored(failures)
+
+        on_first(self.fabric, partial(note, outcome.failures))
+        return outcome.values
 
     def _check_answers(self, round: int, values: Mapping[int, object]) -> None:
         if not values and self.history and self.history[-1].unscored:

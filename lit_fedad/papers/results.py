@@ -212,37 +212,30 @@ class TableResults:
         )
 
 
-def constant_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Makes an outcome of each constant prediction for every column and seed.
+def constant_rows(
+    outcomes: Sequence[Outcome], metrics: Sequence[str]
+) -> tuple[list[Row], pd.DataFrame] | None:
+    """Lists the rows of a table's constant predictions, with their frame; None where no run classifies.
 
     Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
     those with most clients: a row of the pooled data does not have the others' clients.
     """
+
+    def clients(outcome: Outcome) -> int:
+        return len((outcome.result or {})["partition"]["sizes"])
+
     found: dict[tuple[str, int], Outcome] = {}
     for outcome in outcomes:
         if outcome.result and outcome.result.get("constants"):
             place = (outcome.column, outcome.seed)
             known = found.setdefault(place, outcome)
-            if _clients(outcome.result) > _clients(known.result or {}):
+            if clients(outcome) > clients(known):
                 found[place] = outcome
-    return [
+    if not found:
+        return None
+    constants = [
         replace(outcome, row=label, ending="", constant=name)
         for name, label in CONSTANT_LABELS.items()
         for outcome in found.values()
     ]
-
-
-def constant_rows(
-    outcomes: Sequence[Outcome], metrics: Sequence[str]
-) -> tuple[list[Row], pd.DataFrame] | None:
-    """Lists the rows of a table's constant predictions, with their frame."""
-    found = constant_outcomes(outcomes)
-    return (
-        ([Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(found, metrics))
-        if found
-        else None
-    )
-
-
-def _clients(result: Mapping[str, Any]) -> int:
-    return len(result["partition"]["sizes"])
+    return [Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(constants, metrics)

@@ -105,12 +105,11 @@ def best_so_far(study: Study, plan: Plan) -> dict[int, float]:
 
 def _row(plan: Plan, name: int, trial: FrozenTrial, rank: str) -> dict[str, str]:
     values = {m: f"{v:.6g}" for m, v in zip(plan.objectives, trial.values, strict=True)}
-    params = {key: _shown(value) for key, value in trial.params.items()}
+    params = {
+        key: f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
+        for key, value in trial.params.items()
+    }
     return {"": rank, "trial": str(name), **values, **params}
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
 
 
 def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
@@ -119,7 +118,7 @@ def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
     metrics = list(plan.objectives)
     for number, metric in enumerate(metrics):
         ending = f"_{metric.replace('/', '_')}" if len(metrics) > 1 else ""
-        of_metric = {"target": partial(_objective, number), "target_name": metric}
+        of_metric = {"target": lambda trial, number=number: trial.values[number], "target_name": metric}
         figures[f"importance{ending}"] = partial(drawn.plot_param_importances, study, **of_metric)
         figures[f"slices{ending}"] = partial(drawn.plot_slice, study, **of_metric)
     if len(metrics) > 1:
@@ -128,10 +127,6 @@ def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
         figures["history"] = partial(drawn.plot_optimization_history, study, target_name=metrics[0])
         figures["rounds"] = partial(drawn.plot_intermediate_values, study)
     return figures
-
-
-def _objective(number: int, trial: FrozenTrial) -> float:
-    return trial.values[number]
 
 
 def _whole(axes: Any) -> Figure:

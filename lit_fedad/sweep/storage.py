@@ -68,11 +68,6 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
     raise UserError(f"storage={redact(scheme)}: give one of {_FORMS}")
 
 
-def has_heartbeats(storage: BaseStorage) -> bool:
-    """Tells whether a storage records heartbeats of trials: databases do, journals and the proxy do not."""
-    return isinstance(storage, RDBStorage)
-
-
 def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:
     """Records that a trial's worker lives, where the storage records heartbeats."""
     if isinstance(storage, RDBStorage):

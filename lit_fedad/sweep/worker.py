@@ -18,7 +18,7 @@ import psutil
 from filelock import FileLock
 from optuna import Study, Trial
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage, fail_stale_trials
+from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
@@ -35,7 +35,6 @@ from lit_fedad.sweep.storage import (
     GIVEN_BACK,
     WORKER,
     attempts,
-    has_heartbeats,
     pass_on,
     record_heartbeat,
     standing,
@@ -172,7 +171,7 @@ class Worker:
     def reap(self) -> None:
         """Passes on the trials of lost workers; the study's lock must be held."""
         fail_stale_trials(self.study)
-        heartbeats = has_heartbeats(self.storage)
+        heartbeats = isinstance(self.storage, RDBStorage)  # journals and the proxy have none
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             worker = trial.user_attrs.get(WORKER)
             # One without a worker was being claimed when its worker died, because no other worker holds the lock now.

@@ -53,7 +53,10 @@ def artifact_values(path: Path, folder: Path) -> dict[str, str]:
     """
     path, folder = path.resolve(), folder.resolve()
     name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
-    return {name: _fingerprint(path)}
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    stats = [file.stat() for file in files if file.is_file()]
+    size, latest = sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
+    return {name: f"{len(stats)} files, {size} bytes, {latest}"}
 
 
 def dataset_values(
@@ -72,14 +75,6 @@ def _name(text: str) -> str:
 def _text(value: object) -> str:
     text = redact(str(value))
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
-
-
-def _fingerprint(path: Path) -> str:
-    """Tells a changed file or directory from an unchanged one without reading it."""
-    files = [path, *path.rglob("*")] if path.is_dir() else [path]
-    stats = [file.stat() for file in files if file.is_file()]
-    size = sum(stat.st_size for stat in stats)
-    return f"{len(stats)} files, {size} bytes, {max((stat.st_mtime_ns for stat in stats), default=0)}"
 
 
 def tracking_folder(folder: Path) -> Path:
