@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -93,25 +92,20 @@ def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> 
     high, wide = len(panels), len(panels[0])
     figure = blank_figure(max(3.5, _WIDTH * wide), _HEIGHT * high + 0.5)
     for place, (quantity, column, client) in enumerate((p for line in panels for p in line), start=1):
-        axes = labelled_axes(figure, "round", _title(quantity), (high, wide, place))
+        of_one = quantity in METRIC_TITLES
+        title = f"{metric_title(quantity)} (%)" if of_one else _TITLES.get(quantity, quantity)
+        axes = labelled_axes(figure, "round", title, (high, wide, place))
         axes.set_title(f"{column}, client {client}" if client else column, fontsize=FONT_SIZE + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         of_panel = (frame["quantity"] == quantity) & (frame["column"] == column) & (frame["client"] == client)
-        _draw(axes, frame[of_panel], labels, 100 if quantity in METRIC_TITLES else 1)
+        for index, label in enumerate(labels):
+            values = frame[of_panel & (frame["row"] == label)].groupby("round")["value"]
+            means = (100 if of_one else 1) * values.mean()
+            axes.plot(means.index, means, label=label, **line_style(index, len(means)))
     axes = figure.axes[0]
     if labels:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
     return figure
-
-
-def _draw(axes: Axes, frame: pd.DataFrame, labels: Sequence[str], scale: float) -> None:
-    for index, label in enumerate(labels):
-        means = scale * frame[frame["row"] == label].groupby("round")["value"].mean()
-        axes.plot(means.index, means, label=label, **line_style(index, len(means)))
-
-
-def _title(quantity: str) -> str:
-    return f"{metric_title(quantity)} (%)" if quantity in METRIC_TITLES else _TITLES.get(quantity, quantity)
 
 
 def _means(result: Mapping[str, Any], quantity: str, ending: str) -> Iterator[tuple[str, int, float]]:

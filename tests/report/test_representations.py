@@ -4,7 +4,7 @@ from matplotlib.colors import to_hex
 from matplotlib.contour import ContourSet
 from PIL import Image
 
-from lit_fedad.report.representations import draw_representations
+from lit_fedad.experiment.figures.predictions import draw_representations
 
 RED, BLACK = "#d55e00", "#000000"
 OWNERS = np.repeat([0, 1, 4, -1], 15)

@@ -4,7 +4,7 @@ from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from lit_fedad.report.score_boxes import draw_score_boxes
+from lit_fedad.experiment.figures.capacities import draw_score_boxes
 
 RED = "#C1121F".lower()
 
