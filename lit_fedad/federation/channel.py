@@ -227,10 +227,6 @@ class Channel:
 
     Only bytes are sent: a message is checked against its declared form, encoded, serialised (safetensors) and counted,
     and on receipt rebuilt and checked once more. Exactly the sent bytes are counted.
-
-    Args:
-        up: Codec of client messages; None sends them as they are.
-        down: Codec of server messages; None sends them as they are.
     """
 
     def __init__(self, up: Codec | None = None, down: Codec | None = None) -> None:

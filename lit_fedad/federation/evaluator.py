@@ -56,12 +56,7 @@ class ClientQuery(Discloses, Generic[T]):
 
 
 class LocalQuery(ClientQuery[T]):
-    """A query whose answer stays in the federation's processes, such as tensors for a figure.
-
-    Args:
-        name: Name, for errors.
-        answer: The answer, of the live client and its number.
-    """
+    """A query whose answer stays in the federation's processes, such as tensors for a figure."""
 
     local = True
 

@@ -90,11 +90,6 @@ class LocalTransport:
     """The transport to clients that one live object plays, their states in a pool.
 
     Args:
-        runner: Plays the live client.
-        data: Training data by client.
-        pool: States of the clients of this process.
-        mine: Clients of this process.
-        evaluator: Scores clients directly after training.
         skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
         limit: Longest time of a client in seconds; None for no limit.
 

@@ -37,13 +37,7 @@ class Federation:
 
     Args:
         method: The method; its client is one live object for all clients of this process.
-        data: Training data by client.
-        evaluator: Scores clients.
         fabric: A launched Fabric; its callbacks may implement the hooks of `FederationCallback`.
-        rounds: Training rounds T.
-        seed: The experiment's seed.
-        checkpoints: Store of the run's state.
-        pool: Store of the clients' personal states.
         sampler: Samples the clients of a round, and accepts or rejects a round with failures.
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.

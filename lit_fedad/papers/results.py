@@ -60,12 +60,6 @@ def attacked(run: CompleteRun) -> CompleteRun:
 class TableResults:
     """A table with the results of its runs so far.
 
-    Args:
-        name: Name of the table, and of its files.
-        table: The table.
-        runs: All runs that it consists of, at least one.
-        out: Folder of its files.
-
     Attributes:
         runs: One run for each folder: rows may share runs, since one run may hold several classifiers.
         files: Paths of the Markdown file, the CSV file and, if the table has one, the figure, and its values by round.

@@ -100,15 +100,8 @@ class Worker:
     """A process that plays trials until the study has as many as it should.
 
     Args:
-        study: The study, shared with the other workers.
-        storage: Its storage.
-        plan: Its file.
-        out: Its folder, shared with the other workers.
         trials: How many trials the study should have; one that is passed on counts once.
-        registry: All its workers, this one among them.
         lock: Held while a trial is claimed.
-        play: Plays one trial.
-        display: Shows what happens.
     """
 
     def __init__(
