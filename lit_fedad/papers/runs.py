@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,15 +59,14 @@ def differences(config: Config, other: Config) -> dict[str, str]:
     return dict(sorted(overrides.items()))
 
 
-def shortened(items: Sequence[str], most: int = 3) -> str:
-    """Joins texts with commas, and counts those beyond the first ones.
+def shortened(items: Sequence[str]) -> str:
+    """Joins texts with commas, and counts those beyond the first three.
 
     Example:
-        >>> shortened(["rounds=3", "grid=4", "batch_size=2"], most=2)
-        'rounds=3, grid=4 and 1 more'
+        >>> shortened(["rounds=3", "grid=4", "batch_size=2", "seed=1"])
+        'rounds=3, grid=4, batch_size=2 and 1 more'
     """
-    rest = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + rest
+    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
 
 
 def _text(value: Any) -> str:
@@ -163,6 +162,14 @@ class RunGroup:
 
 GroupsByData = Mapping[str, Sequence[RunGroup]]
 """Groups of runs by the name of their data."""
+
+
+def each_run(data: GroupsByData) -> Iterator[tuple[str, CompleteRun]]:
+    """Yields all runs with their titles: group, data and seed."""
+    for name, groups in data.items():
+        for group in groups:
+            for run in group.runs:
+                yield f"{group.label} on {name}, seed {run.seed}", run
 
 
 def complete_runs(

@@ -68,18 +68,16 @@ _ENVIRONMENT = {
 }
 
 
-def destination(uri: str | None, fallback: str | None = None) -> str:
-    """Returns the tracking URI; that of a database file does not depend on the working directory.
+def destination(uri: str | None) -> str:
+    """Returns the tracking URI: the given one, ``MLFLOW_TRACKING_URI``, or MLflow's own default ``sqlite:///mlflow.db``.
 
-    Args:
-        uri: Tracking URI; None for ``MLFLOW_TRACKING_URI``.
-        fallback: URI for the case that neither is set; None for MLflow's own default ``sqlite:///mlflow.db``.
-
-    A URI read from a run's files has no user any more: MLflow takes it from the environment.
+    That of a database file does not depend on the working directory. A URI read from a run's files has no user any
+    more: MLflow takes it from the environment.
     """
+    stored = None
     if uri and f"{HIDDEN}@" in uri:
-        uri, fallback = None, uri
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or fallback or _DEFAULT_URI
+        uri, stored = None, uri
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or stored or _DEFAULT_URI
     uri = uri.replace(f"{HIDDEN}@", "")
     database = _database(uri)
     return f"{_SQLITE}{database.resolve()}" if database else uri

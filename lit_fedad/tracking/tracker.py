@@ -71,20 +71,11 @@ class Tracker:
         return self._sender.run_id if self._delivery is None else self._delivery.run_id
 
     def params(self, params: Mapping[str, object]) -> None:
-        """Logs the configuration.
-
-        Args:
-            params: Parameters; nested mappings become dotted names. A name keeps its first value.
-        """
+        """Logs the configuration, nested mappings under dotted names; a name keeps its first value."""
         self._log("params", text_values(flatten(params)))
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Logs the metrics of one step in one request.
-
-        Args:
-            values: Value of each metric; values that are not finite are left out.
-            step: Step, for example the number of a round.
-        """
+        """Logs the metrics of one step in one request, without values that are not finite."""
         self._log("metrics", metric_values(values), step)
 
     def artifact(self, path: Path, folder: str = "") -> None:
@@ -100,23 +91,13 @@ class Tracker:
     def dataset(
         self, name: str, source: str, digest: str, profile: Mapping[str, object], context: str
     ) -> None:
-        """Logs a data set as an input of the run.
-
-        Args:
-            name: Name of the data set.
-            source: Its path or URL.
-            digest: Hash of its content; MLflow keeps the first 36 characters.
-            profile: Facts about it (number of images, classes, ...).
-            context: What it is used for (``training``, ``testing``, ...).
-        """
+        """Logs a data set as an input of the run, with facts about it, and what it is used for (``training``)."""
         self._log("dataset", dataset_values(name, source, digest, profile), context)
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Sets tags of the run.
+        """Sets tags of the run; a later value replaces an earlier one.
 
-        Args:
-            tags: Value of each tag, in which `RUN_ID` stands for the id of the MLflow run; a later value replaces
-                an earlier one.
+        In values `RUN_ID` stands for the id of the MLflow run.
         """
         self._log("tags", text_values(tags))
 

@@ -170,7 +170,9 @@ def _gallery(data: GroupsByData, links: Links, titles: Mapping[str, str]) -> Ite
         picture
         for name, groups in data.items()
         for group in groups
-        for picture in run_pictures(group.first, f"{group.label} on {name}", links, titles)
+        for picture in run_pictures(
+            group.first, f"{group.label} on {name}, seed {group.first.seed}", links, titles
+        )
     ]
     if pictures:
         yield Gallery(pictures)
@@ -180,5 +182,5 @@ def run_pictures(run: CompleteRun, label: str, links: Links, titles: Mapping[str
     """Yields the figures that a run has drawn."""
     for stem, title in titles.items():
         if (file := run.files / "figures" / f"{stem}.png").is_file():
-            caption = f"{title}: {label}, seed {run.seed}"
+            caption = f"{title}: {label}"
             yield Picture(sheet(file), "webp", caption, caption, links.run(run.tracked))

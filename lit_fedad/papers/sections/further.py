@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.paper import FilledTable, missing
-from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
+from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
 from lit_fedad.papers.sections.figures import run_pictures
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
 from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
@@ -28,15 +28,13 @@ _FIGURES = {
 def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates the results of attacks on runs, and shows their figures."""
     lines, pictures = list[Line](), list[Picture]()
-    for name, groups in data.items():
-        for group in groups:
-            for run in group.runs:
-                label, url = f"{group.label} on {name}, seed {run.seed}", links.run(run.tracked)
-                for attack, values in _results(run).items():
-                    for key, value in values.items():
-                        text = f"{value:.4g}" if isinstance(value, float) else str(value)
-                        lines.append(Line([Cell(label, url), Cell(attack), Cell(key), Cell(text, url)]))
-                pictures += run_pictures(run, f"{group.label} on {name}", links, _FIGURES)
+    for label, run in each_run(data):
+        url = links.run(run.tracked)
+        for attack, values in _results(run).items():
+            for key, value in values.items():
+                text = f"{value:.4g}" if isinstance(value, float) else str(value)
+                lines.append(Line([Cell(label, url), Cell(attack), Cell(key), Cell(text, url)]))
+        pictures += run_pictures(run, label, links, _FIGURES)
     if lines:
         yield Grid("", ["run", "attack", "figure", "value"], lines, texts=3)
     if pictures:
@@ -58,18 +56,13 @@ def _results(run: CompleteRun) -> dict[str, dict[str, Any]]:
 def site_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates the sites of each federation, and its failures and refusals with their causes."""
     sites, troubles, heads = [], [], list[str]()
-    for name, groups in data.items():
-        for group in groups:
-            for run in group.runs:
-                label, url = f"{group.label} on {name}, seed {run.seed}", links.run(run.tracked)
-                status = run.result.get("status") or {}
-                for row in status_rows(status):
-                    heads = list(row)
-                    sites.append(Line([Cell(text, url) for text in (label, *row.values())]))
-                for site, own in status.items():
-                    troubles += [
-                        Line([Cell(text) for text in (label, site, line)]) for line in own["troubles"]
-                    ]
+    for label, run in each_run(data):
+        url, status = links.run(run.tracked), run.result.get("status") or {}
+        for row in status_rows(status):
+            heads = list(row)
+            sites.append(Line([Cell(text, url) for text in (label, *row.values())]))
+        for site, own in status.items():
+            troubles += [Line([Cell(text) for text in (label, site, line)]) for line in own["troubles"]]
     if sites:
         notes = ["Time: from order to answer. Bytes: of messages that were merged."]
         yield Grid("", ["run", *heads], sites, notes, texts=3)
