@@ -36,7 +36,7 @@ class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        function: Path of its function in the package, called by `lit_fedad.core.options.run`; imported when the command
+        function: Path of its function in the package, called by `lit_fedad.core.options.bind`; imported when the command
             is called: the list of commands must not wait for Lightning.
         forms: What it does, by the first word of each form; the empty word where there is one form alone.
         continues: Whether the same command continues what was interrupted.

@@ -37,7 +37,7 @@ def keys(declared: Callable[..., Any]) -> list[Key]:
     """Lists the keys of a command in the order of what declares them.
 
     Args:
-        declared: A dataclass, whose fields are the keys; or a function as `lit_fedad.core.options.run` calls it.
+        declared: A dataclass, whose fields are the keys; or a function as `lit_fedad.core.options.bind` calls it.
 
     Returns:
         The keys; none of a function that takes a sequence of words as they are.

@@ -69,13 +69,7 @@ class LocalQuery(ClientQuery[T]):
 
 
 class QueriedFederation(Protocol):
-    """The part of a federation that evaluators and figures use.
-
-    Attributes:
-        clients: All clients that hold images.
-        exchanges: What clients and server exchange.
-        history: One report per round so far; complete on the first process only.
-    """
+    """The part of a `lit_fedad.federation.loop.Federation` that evaluators and figures use."""
 
     client: Client
     clients: list[int]

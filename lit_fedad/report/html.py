@@ -22,12 +22,7 @@ from lit_fedad.core.text import printable, printable_lines
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Writes a table in Markdown, padded so that it can also be read as it is.
 
-    Args:
-        heads: Heading of each column.
-        rows: Text of each cell, one a heading; ``|`` must be escaped.
-
-    Returns:
-        The lines of the table, without an end of line after the last.
+    In cells ``|`` must be escaped. The last line has no end.
 
     Raises:
         ValueError: A row has more or fewer cells than there are headings.

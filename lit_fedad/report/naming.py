@@ -28,8 +28,7 @@ _ATTACK_TITLES |= {f"{name}_chance": f"{title}, chance" for name, title in _ATTA
 def metric_title(name: str) -> str:
     """Returns the title of a metric or of an attack's number; of a single anomaly set, its family's title and the set.
 
-    Returns:
-        The title; the name itself for a metric that has none.
+    A metric that has none is its own title.
 
     Example:
         >>> metric_title("fe"), metric_title("fe_calibrated_svhn"), metric_title("auroc_svhn")
@@ -42,10 +41,7 @@ def metric_title(name: str) -> str:
 
 
 def metric_family(name: str) -> str | None:
-    """Returns the metric of which a name stands for the value on a single anomaly set.
-
-    Returns:
-        Name of the metric over all sets; None for a name that is no single set's.
+    """Returns the metric of which a name stands for the value on a single anomaly set; None for any other name.
 
     Example:
         >>> metric_family("fe_calibrated_svhn"), metric_family("fe_calibrated")
@@ -57,10 +53,7 @@ def metric_family(name: str) -> str | None:
 
 
 def human_bytes(count: int) -> str:
-    """Formats a number of bytes in decimal units.
-
-    Returns:
-        Whole bytes, or two decimals of the unit that leaves less than 1,000.
+    """Formats a number of bytes: whole bytes, or two decimals of the decimal unit that leaves less than 1,000.
 
     Example:
         >>> human_bytes(999), human_bytes(22_478_848), human_bytes(999_999)

@@ -81,9 +81,7 @@ class Tracker:
     def artifact(self, path: Path, folder: str = "") -> None:
         """Logs a file, or all files in a directory; logged again it is sent again only if it changed.
 
-        Args:
-            path: File or directory. It is not copied and must stay until it is sent.
-            folder: Folder among the run's artifacts; the top by default.
+        It is not copied and must stay until it is sent.
         """
         if self._delivery is None:
             self._log("artifact", artifact_values(path, self._folder), folder)
