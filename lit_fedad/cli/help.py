@@ -36,8 +36,8 @@ class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        function: Path of its function in the package, called by `lit_fedad.core.options.bind`; imported when the command
-            is called: the list of commands must not wait for Lightning.
+        function: Path of its function in the package, bound by `lit_fedad.core.options.bind`; imported when it is
+            called: the list of commands must not wait for Lightning.
         forms: What it does, by the first word of each form; the empty word where there is one form alone.
         continues: Whether the same command continues what was interrupted.
         extra: Key of `EXTRAS`: what must be installed beside the package itself.
