@@ -108,7 +108,7 @@ def weights() -> Iterator[Finding]:
 
 def disk() -> Iterator[Finding]:
     """Finds out whether the cache and this folder can be written, and how much room they have."""
-    from lit_fedad.experiment.frozen_data import cache_folder
+    from lit_fedad.experiment.datasets import cache_folder
 
     cache = cache_folder({"cache": {"folder": None}})
     for name, folder in (("cache", cache), ("outputs", Path("outputs").absolute())):

@@ -25,7 +25,7 @@ from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.data_digest import data_digest
-from lit_fedad.experiment.frozen_data import (
+from lit_fedad.experiment.datasets import (
     build_datasets,
     check_form,
     frozen_encoder,

@@ -18,9 +18,9 @@ from lit_fedad.data.stream import LastStages
 from lit_fedad.experiment.build import Data, Model, build_data, build_images, build_model, build_partition
 from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.datasets import hashes_file
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation
-from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
