@@ -18,9 +18,6 @@ def train(overrides: Sequence[str]) -> None:
 
     Args:
         overrides: Of the configuration; ``--cfg`` may stand among them.
-
-    Raises:
-        UserError: For bad input.
     """
     if "--cfg" in overrides:
         import yaml

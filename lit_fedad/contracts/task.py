@@ -74,15 +74,7 @@ class Task(L.LightningModule):
         raise NotImplementedError
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes the training loss.
-
-        Args:
-            features: Features of the view.
-            batch: The view.
-
-        Returns:
-            ``loss``, and other scalars to track.
-        """
+        """Computes the training loss of a view from its features: ``loss``, and other scalars to track."""
         raise NotImplementedError
 
     def embedding(self, batch: Mapping[str, Any]) -> Tensor:
@@ -93,12 +85,7 @@ class Task(L.LightningModule):
         return self(batch)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores the images of a batch.
-
-        Args:
-            features: The `embedding` of the whole batch.
-            batch: The batch.
-        """
+        """Scores the images of a batch by the `embedding` of the whole batch."""
         raise NotImplementedError
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:

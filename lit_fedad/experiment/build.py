@@ -267,12 +267,7 @@ def build_model(
 ) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
-    Args:
-        config: The configuration.
-        categories: Product types or classes of the data set.
-        public: Images from `build_public`; without them a server that uses public images can predict, but not train.
-        server_labelled: Images from `build_server_labelled`; without them a server that uses them can predict, but
-            not train.
+    Without `public` or `server_labelled` images a server that uses such images can predict, but not train.
     """
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}

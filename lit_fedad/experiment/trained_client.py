@@ -65,13 +65,7 @@ def load_client(
 ) -> None:
     """Loads a trained client into the live client, without images.
 
-    Args:
-        model: The live client and server.
-        folder: The run's folder.
-        config: The run's configuration.
-        number: Client number.
-        fabric: Device of the client.
-        own: SHA-256 of `OWN_CLIENT` in a site's folder; None for a run with checkpoints.
+    `own` is the SHA-256 of `OWN_CLIENT` in a site's folder, None for a run with checkpoints.
 
     Raises:
         UserError: If the run has no complete round, or a file does not fit its method.

@@ -45,10 +45,7 @@ def write_state(state: Any, path: Path) -> None:
 def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> Any:
     """Reads a state that `write_state` wrote; runs no code that the file may name.
 
-    Args:
-        path: The file.
-        digest: SHA-256 that the file must have; None accepts any.
-        advice: What to do where it cannot be read.
+    The file must have the SHA-256 `digest`, unless that is None; `advice` says what to do where it cannot be read.
 
     Returns:
         The state, tensors on the CPU.

@@ -49,14 +49,8 @@ def launch(
     A run that fails does not stop the others. An interrupt, of the terminal or of this process alone, or an error
     in `finished` ends all processes before it is raised again.
 
-    Args:
-        runs: Runs, begun in this order.
-        jobs: Number of processes at a time; they share the cores.
-        logs: Folder for the output of the processes.
-        display: Prints a line at the beginning and the end of each run.
-        finished: Called with each run that ended, and the cause if it failed.
-        command: Returns the command line of a run; ``lit-fedad train`` by default.
-        verb: Word that announces a run; ``runs`` or ``resumes`` by default.
+    Output goes to a file in `logs` for each run. `finished` is called with each run that ended, and the cause if it
+    failed; `command` returns the command line of a run (by default ``lit-fedad train``), and `verb` announces it.
     """
     command = command or (lambda run: [sys.executable, "-m", "lit_fedad", "train", *run.overrides])
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}

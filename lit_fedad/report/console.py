@@ -129,16 +129,8 @@ class Display:
         goes to the time left, the bytes up and down, and the time of the round, in this order. Columns never
         become narrower, and a metric that is measured only in some rounds keeps its place in the others.
 
-        Args:
-            round: Number of the round from 1; set-up exchanges have numbers up to 0.
-            rounds: Number of rounds, without set-up exchanges.
-            loss: Mean training loss, shown from the first on; None if nothing was trained.
-            metrics: Value of each metric; empty in rounds without evaluation.
-            bytes_up: Bytes that all clients sent in this round.
-            bytes_down: Bytes that all clients received in this round.
-            seconds: Duration of the round in seconds.
-            eta_s: Estimated seconds until the end of the run; None if unknown.
-            name: Name of the exchange, shown instead of the number for a set-up exchange.
+        Set-up exchanges have numbers up to 0, and are shown by their name. Bytes are those of all clients, times in seconds;
+        `loss` and `eta_s` (until the end of the run) are None where they are not known, `metrics` empty without evaluation.
         """
         digits = max(2, len(str(rounds)))
         label = f"round {round:>{digits}}/{rounds}"

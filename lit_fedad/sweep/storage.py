@@ -78,10 +78,7 @@ def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:
 def pass_on(study: Study, trial: FrozenTrial) -> None:
     """Queues a trial that was lost with its worker, or given back by it, with the same parameters and folder.
 
-    Args:
-        study: The study.
-        trial: Ended as failed. One that has been lost more than `RETRIES` times is not queued again: it may be what
-            stops its workers.
+    One that has been lost more than `RETRIES` times is not queued again: it may be what stops its workers.
     """
     trial = copy.deepcopy(trial)
     trial.user_attrs.pop(WORKER, None)

@@ -134,11 +134,7 @@ class Journal:
     def append_new(self, kind: str, values: Mapping[str, Any], scope: str | int | None) -> bool:
         """Appends those values that the journal does not hold yet.
 
-        Args:
-            kind: Kind of record.
-            values: Named values. A metric or parameter that is known keeps its value; others are appended again
-                if their value changed.
-            scope: Scope of the names.
+        A metric or parameter that is known keeps its value; others are appended again if their value changed.
         """
         # MLflow would draw a second value of a metric at its step, and refuse that of a parameter.
         once = kind in ("metrics", "params")

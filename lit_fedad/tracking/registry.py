@@ -27,13 +27,8 @@ def register_files(
 ) -> str:
     """Registers files as the next version of a model, which is made with its first version.
 
-    The files are logged to a run of their own, whose artifacts nothing changes later.
-
-    Args:
-        files: The files.
-        name: Name of the model.
-        alias: Alias that names this version from now on; None for none.
-        tags: Tags of the version.
+    The files are logged to a run of their own, whose artifacts nothing changes later. An alias names this version from
+    now on.
 
     Raises:
         UserError: If the server does not answer, or refuses a name.

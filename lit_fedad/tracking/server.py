@@ -1,6 +1,7 @@
 """The MLflow server: its address, a client for it, and a run there that takes records.
 
-This is the only module that imports MLflow, and it does so only when a function is called.
+This is the only module that imports MLflow, and it does so only when a function is called. Where a server does not
+answer, or refuses, MLflow's exceptions are raised as they are.
 """
 
 import json
@@ -207,27 +208,15 @@ class ServerRun:
                 raise ValueError(f"unknown kind of record: {kind}")
 
     def probe(self) -> None:
-        """Sends a request that every working server accepts.
-
-        Raises:
-            Exception: The server did not answer.
-        """
+        """Sends a request that every working server accepts."""
         self.client.set_tag(self.run_id, _PROBE_TAG, str(time.time_ns()))
 
 
 def open_run(uri: str, run_id: str | None, start: Record) -> ServerRun:
     """Opens the run of a journal on the server, and creates it if the server does not have it.
 
-    Args:
-        uri: Tracking URI, from `destination`.
-        run_id: Id under which the run was opened before; None if it was not.
-        start: The first record of the journal.
-
     Returns:
         The run; under another id if the former one was deleted.
-
-    Raises:
-        Exception: The server did not answer.
     """
     client = connect(uri)
     if run_id is None or not _is_active(client, run_id):
@@ -262,11 +251,7 @@ def _find_or_create(client: Any, start: Record) -> str:
 
 
 def list_files(place: str, uri: str) -> dict[str, int]:
-    """Returns the sizes in bytes of the files directly at a place of artifacts, by name.
-
-    Raises:
-        Exception: The server did not answer.
-    """
+    """Returns the sizes in bytes of the files directly at a place of artifacts, by name."""
     from mlflow.artifacts import list_artifacts
 
     found = list_artifacts(artifact_uri=place, tracking_uri=uri)
@@ -274,11 +259,7 @@ def list_files(place: str, uri: str) -> dict[str, int]:
 
 
 def fetch_file(place: str, into: Path, uri: str) -> None:
-    """Copies an artifact into a folder, which is made.
-
-    Raises:
-        Exception: The server did not answer, or has no such artifact.
-    """
+    """Copies an artifact into a folder, which is made."""
     from mlflow.artifacts import download_artifacts
 
     into.mkdir(parents=True, exist_ok=True)

@@ -140,12 +140,7 @@ def amend(
 ) -> Delivery:
     """Adds metrics and artifacts to a run that has ended; does nothing for one that was not tracked.
 
-    Args:
-        folder: The run's folder.
-        metrics: Further metrics; where one is known at this step, the new value stands beside the old one.
-        step: Their step.
-        files: Further artifacts; one of the same name replaces the old one.
-        place: Their folder among the artifacts.
+    Where a metric is known at its step, the new value stands beside the old one; a file of a known name replaces it.
     """
     if not journal_file(folder).is_file():
         return Delivery(None, 0, None)
