@@ -46,8 +46,8 @@ def make_fabric(
 ) -> Fabric:
     """Builds a Fabric whose processes train different clients.
 
-    `accelerator` is ``cpu``, ``cuda``, ``mps`` or ``auto``, `devices` the number of processes on each machine, `precision`
-    any of Fabric's in which weights stay in single or double precision.
+    `accelerator` is ``cpu``, ``cuda``, ``mps`` or ``auto``, `devices` the number of processes on each machine, and
+    `precision` any of Fabric's in which weights stay in single or double precision.
 
     Raises:
         UserError: If Fabric does not support the accelerator or precision, or there are too few devices.

@@ -129,8 +129,8 @@ class Display:
         goes to the time left, the bytes up and down, and the time of the round, in this order. Columns never
         become narrower, and a metric that is measured only in some rounds keeps its place in the others.
 
-        Set-up exchanges have numbers up to 0, and are shown by their name. Bytes are those of all clients, times in seconds;
-        `loss` and `eta_s` (until the end of the run) are None where they are not known, `metrics` empty without evaluation.
+        Set-up exchanges have numbers up to 0, and are shown by their name. Bytes are those of all clients, times in
+        seconds; `loss` and `eta_s`, until the end of the run, are None where they are not known.
         """
         digits = max(2, len(str(rounds)))
         label = f"round {round:>{digits}}/{rounds}"
