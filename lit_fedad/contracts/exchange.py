@@ -68,15 +68,9 @@ class Exchange(Discloses, Generic[C, S]):
             cast("Client", client).receive(message)
 
     def train(self, client: C, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the client, where the exchange includes training. Runs on the client.
+        """Trains the client by its batches in random order, and returns means of the scalars to track.
 
-        Args:
-            client: The live client.
-            loader: Its training batches, in random order.
-            fabric: Device and precision.
-
-        Returns:
-            Means of the scalars to track.
+        Runs on the client, where the exchange includes training.
         """
         return {}
 

@@ -34,13 +34,9 @@ class Key(NamedTuple):
 
 
 def keys(declared: Callable[..., Any]) -> list[Key]:
-    """Lists the keys of a command in the order of what declares them.
+    """Lists the keys of a command: fields of a dataclass, or parameters of a function as `lit_fedad.core.options.bind`.
 
-    Args:
-        declared: A dataclass, whose fields are the keys; or a function as `lit_fedad.core.options.bind` calls it.
-
-    Returns:
-        The keys; none of a function that takes a sequence of words as they are.
+    There are none of a function that takes a sequence of words as they are.
 
     Example:
         >>> def attack(run: str, steps: int = 500) -> None:
