@@ -65,8 +65,8 @@ class Server:
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the messages that clients sent after training.
 
-        They are in client order, and never empty. Tensors of ``state_names`` are replaced, never changed in place: where
-        merging fails, the server returns to those that it had.
+        They are in client order, and never empty. Tensors of ``state_names`` are replaced, never changed in place:
+        where merging fails, the server returns to those that it had.
         """
         raise NotImplementedError
 

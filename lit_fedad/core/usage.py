@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 
 def keys(declared: Callable[..., Any]) -> list[Key]:
-    """Lists the keys of a command: fields of a dataclass, or parameters of a function as `lit_fedad.core.options.bind`.
+    """Lists the keys of a command: fields of a dataclass, or parameters of a function (`lit_fedad.core.options`).
 
     There are none of a function that takes a sequence of words as they are.
 

@@ -25,7 +25,6 @@ from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import Tracking
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import gather, launched, make_fabric
 from lit_fedad.federation.round_report import RoundReport
@@ -149,7 +148,13 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
     """Summarises the rounds of a federation: metrics of the first, last and best, traffic, scalars, failures."""
     history, names = federation.history, federation.evaluator.metrics
     evaluated = [report for report in history if report.metrics is not None]
-    best = max(evaluated, key=lambda r: _sortable((r.metrics or {})[names[0]]["mean"]))
+
+    def first_metric(report: RoundReport) -> float:
+        value: float = (report.metrics or {})[names[0]]["mean"]
+        return value if value == value else float("-inf")
+
+    best = max(evaluated, key=first_metric)
+    constants = {report.round: federation.evaluator.constants(report.round) for report in evaluated}
     chosen: dict[str, tuple[RoundReport, Mapping[str, Any]]] = {
         "first": (evaluated[0], {}),
         "last": (evaluated[-1], rates),
@@ -171,7 +176,10 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
         "metrics": {
             r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
         },
-        "constants": _constants(federation.evaluator, [report.round for report in evaluated]),
+        "constants": {
+            name: {round: own[name] for round, own in constants.items()}
+            for name in constants[evaluated[-1].round]
+        },
         "failures": {r.round: r.failures for r in history if r.failures},
         "unscored": {r.round: r.unscored for r in history if r.unscored},
         "refused": {r.round: r.refused for r in history if r.refused},
@@ -181,13 +189,3 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
 def _metrics(report: RoundReport, names: Sequence[str]) -> dict[str, Any]:
     undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
     return {name: (report.metrics or {}).get(name, undefined) for name in names}
-
-
-def _constants(evaluator: Evaluator, rounds: Sequence[int]) -> dict[str, dict[int, dict[str, float]]]:
-    """Returns what constant predictions reach, by predictor, round and metric; empty where there are none."""
-    found = {round: evaluator.constants(round) for round in rounds}
-    return {name: {round: found[round][name] for round in rounds} for name in found[rounds[-1]]}
-
-
-def _sortable(value: float) -> float:
-    return value if value == value else float("-inf")

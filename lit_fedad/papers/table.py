@@ -65,7 +65,15 @@ def launch(
                 log = logs / f"{run.folder.path.name}.log"
                 begun = any((run.folder.path / "checkpoints").glob("round_*"))
                 display.note(f"{verb or ('resumes' if begun else 'runs')}: {run.title} ({log})")
-                running[_start(command(run), log, environment)] = run, log, time.monotonic()
+                with log.open("wb") as file:
+                    process = subprocess.Popen(  # noqa: S603 - this package, by a list of arguments and without a shell
+                        command(run),
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        env=environment,
+                    )
+                running[process] = run, log, time.monotonic()
             time.sleep(_POLL_S)
             for process in [p for p in running if p.poll() is not None]:
                 run, log, start = running.pop(process)
@@ -77,13 +85,6 @@ def launch(
                 finished(run, cause)
     finally:
         _end(running)
-
-
-def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    with log.open("wb") as file:
-        return subprocess.Popen(  # noqa: S603 - this package, by a list of arguments and without a shell
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
-        )
 
 
 def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:

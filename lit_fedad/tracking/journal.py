@@ -111,10 +111,8 @@ class Journal:
     """The append-only file of one run's records, and an index of what it holds.
 
     The values of a record are named. A name is known within its kind and scope (the step of metrics, the folder of
-    an artifact, the context of a data set).
-
-    Args:
-        folder: The run's folder; a journal that lies there is continued.
+    an artifact, the context of a data set). A journal that
+    lies in the run's folder is continued.
     """
 
     def __init__(self, folder: Path) -> None:
