@@ -110,9 +110,8 @@ def complete_lines(file: BinaryIO) -> Iterator[bytes]:
 class Journal:
     """The append-only file of one run's records, and an index of what it holds.
 
-    The values of a record are named. A name is known within its kind and scope (the step of metrics, the folder of
-    an artifact, the context of a data set). A journal that
-    lies in the run's folder is continued.
+    A journal that lies in the run's folder is continued. The values of a record are named. A name is known within its
+    kind and scope (the step of metrics, the folder of an artifact, the context of a data set).
     """
 
     def __init__(self, folder: Path) -> None:
