@@ -136,10 +136,10 @@ def ports() -> Iterator[Finding]:
                 yield Finding(f"port {port}", "note", f"taken; {name} needs another, or runs already")
 
 
-def extras(installed: Callable[[str], object] = find_spec) -> Iterator[Finding]:
+def extras() -> Iterator[Finding]:
     """Finds the extras that are installed."""
     for extra, modules in EXTRAS.items():
-        missing = [module for module in modules if installed(module) is None]
+        missing = [module for module in modules if find_spec(module) is None]
         yield Finding(
             f"extra {extra}",
             "note" if missing else "ok",

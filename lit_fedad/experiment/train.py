@@ -153,15 +153,16 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
         value: float = (report.metrics or {})[names[0]]["mean"]
         return value if value == value else float("-inf")
 
-    best = max(evaluated, key=first_metric)
+    undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
+
+    def metrics_of(report: RoundReport) -> dict[str, Any]:
+        return {"round": report.round} | {name: (report.metrics or {}).get(name, undefined) for name in names}
+
     constants = {report.round: federation.evaluator.constants(report.round) for report in evaluated}
-    chosen: dict[str, tuple[RoundReport, Mapping[str, Any]]] = {
-        "first": (evaluated[0], {}),
-        "last": (evaluated[-1], rates),
-        "best": (best, {}),
-    }
     return {
-        **{w: {"round": r.round, **_metrics(r, names), **own} for w, (r, own) in chosen.items()},
+        "first": metrics_of(evaluated[0]),
+        "last": {**metrics_of(evaluated[-1]), **rates},
+        "best": metrics_of(max(evaluated, key=first_metric)),
         "exchanges": [r.round for r in history],
         "exchange_names": [r.exchange for r in history],
         "bytes_up": [sum(r.bytes_up.values()) for r in history],
@@ -184,8 +185,3 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
         "unscored": {r.round: r.unscored for r in history if r.unscored},
         "refused": {r.round: r.refused for r in history if r.refused},
     }
-
-
-def _metrics(report: RoundReport, names: Sequence[str]) -> dict[str, Any]:
-    undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
-    return {name: (report.metrics or {}).get(name, undefined) for name in names}
