@@ -120,9 +120,7 @@ def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterato
     pairs = [pair for name in names for pair in missing(name, exact.get(name, ()))]
     if pairs:
         yield Prose(
-            [
-                "DIR stands for the folder of the data. A command runs what is missing and resumes what was begun."
-            ]
+            ["DIR is the folder of the data. A command runs what is missing and resumes what was begun."]
         )
         yield Commands(pairs)
 
