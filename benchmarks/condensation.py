@@ -25,7 +25,7 @@ def batched(
         features, statistics = record(encoder, batch.images, batch.times)
         return class_mmd(features, apply(encoder, images, statistics), batch.times, batch.sizes, counts)
 
-    condense = Condensation(STEPS, BATCH, RATE, MOMENTUM)
+    condense = Condensation(STEPS, RATE, MOMENTUM, batch=BATCH)
     chances = [torch.ones(size) for size in sizes]
     return condense(start, counts, real, chances, distance, torch.Generator().manual_seed(0), fabric)[1]
 

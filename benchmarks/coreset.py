@@ -9,7 +9,8 @@ import time
 import torch
 from torch import Tensor
 
-from lit_fedad.memory.coreset import covering_radius, greedy_k_center
+from lit_fedad.memory.coreset import greedy_k_center
+from lit_fedad.memory.knn import nearest
 
 
 def patches(count: int, channels: int, generator: torch.Generator, intrinsic: int = 24) -> Tensor:
@@ -71,7 +72,7 @@ def main() -> None:
         begin = time.perf_counter()
         selected = select()
         seconds = time.perf_counter() - begin
-        radius = covering_radius(points, selected)
+        radius = nearest(points, points[selected], k=1)[0].max().item()
         print(
             f"  {name:8}: {seconds:6.1f} s, {size / seconds:8,.0f} selections/s, covering radius {radius:.5f}"
         )

@@ -8,9 +8,8 @@ from safetensors.torch import save
 
 from lit_fedad.contracts import SumSpec
 from lit_fedad.privacy.fixed_point import decode, encode
-from lit_fedad.privacy.gathering import Gathering
 from lit_fedad.privacy.keys import KeyPair
-from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.protocol import Gathering, Party
 
 CASES = {
     "moments, 448 channels": SumSpec((448 * 449 // 2,), 2.0**24),

@@ -20,7 +20,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
 from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.deployment.predict import choose_client
+from lit_fedad.deployment.live_detector import choose_client
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import build_images
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model

@@ -25,7 +25,7 @@ class Descent:
         learning_rate: Learning rate of SGD, for normalised images.
         momentum: Momentum of SGD.
         clip: Largest norm of the gradient in all images; None for no limit.
-        section: Section of the configuration that these numbers come from, for messages; a subclass names its own.
+        section: Section of the configuration that these numbers come from, for messages.
 
     Raises:
         UserError: If a number is out of range.
@@ -42,7 +42,7 @@ class Descent:
         at_least(self.section, 0, steps=self.steps)
         above(self.section, 0, learning_rate=self.learning_rate, clip=self.clip)
 
-    def __call__(
+    def descend(
         self, start: Tensor, loss: Callable[[Tensor], Tensor], fabric: Fabric
     ) -> tuple[Tensor, list[float]]:
         """Optimises images.
@@ -97,50 +97,33 @@ class RealBatch(NamedTuple):
     sizes: list[int]
 
 
-_SECTION = "method.client.condensation"
-
 Distance = Callable[[RealBatch, Tensor], Tensor]
 """Function from a batch of real images and all synthetic ones, sorted by class, to the loss."""
 
 
-class _Descent(Descent):
-    section = _SECTION
-
-
 @dataclass(frozen=True)
-class Condensation:
+class Condensation(Descent):
     """Optimisation of synthetic images, by SGD, to a small distance from batches of real ones.
 
     Every step draws a batch of each class with replacement. All classes go through the network at once; the images
     of a class, real and synthetic, are augmented alike.
 
     Attributes:
-        steps: Steps of SGD.
         batch: Real images of each class in a step.
-        learning_rate: Learning rate of SGD, for normalised images.
-        momentum: Momentum of SGD.
-        clip: Largest norm of the gradient in all images; None for no limit.
         augment: Whether real and synthetic images are augmented by `diff_augment`.
 
     Raises:
         UserError: If a number is out of range.
     """
 
-    steps: int
+    section: ClassVar[str] = "method.client.condensation"
+
     batch: int = 256
-    learning_rate: float = 1.0
-    momentum: float = 0.5
-    clip: float | None = None
     augment: bool = True
 
     def __post_init__(self) -> None:
-        at_least(_SECTION, 1, batch=self.batch)
-        _ = self.descent  # which checks the other numbers
-
-    @property
-    def descent(self) -> Descent:
-        """The steps of SGD."""
-        return _Descent(self.steps, self.learning_rate, self.momentum, self.clip)
+        super().__post_init__()
+        at_least(self.section, 1, batch=self.batch)
 
     def __call__(
         self,
@@ -183,7 +166,7 @@ class Condensation:
                 synthetic = diff_augment(synthetic, drawn, synthetic_class)
             return distance(batch, synthetic)
 
-        return self.descent(start, loss, fabric)
+        return self.descend(start, loss, fabric)
 
     def _drawn(
         self, real: Tensor, weights: Sequence[Tensor], generator: torch.Generator, device: torch.device

@@ -1,32 +1,25 @@
 """Relations between classes that a model confuses, and a loss that separates them (FedVCK)."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def merged_prototypes(
-    prototypes: Sequence[Tensor], sizes: Sequence[Tensor], classes: Sequence[Tensor], count: int
-) -> Tensor:
+def merged_prototypes(prototypes: Tensor, sizes: Tensor, classes: Tensor, count: int) -> Tensor:
     """Merges the clients' mean logits of each class, weighted by their images (FedVCK Eq. 12).
 
     Args:
-        prototypes: For every client, mean logits of the classes that it holds [k, K].
-        sizes: For every client, the number of images behind each, int64 [k].
-        classes: For every client, these classes, int64 [k].
+        prototypes: Mean logits of a client's class, client after client [n, K].
+        sizes: Number of images behind each, int64 [n].
+        classes: Their classes, int64 [n].
         count: Number of classes K.
 
     Returns:
         Global logit prototypes, float32 [K, K]; a row of NaN for a class that no client holds.
     """
     total = torch.zeros(count, count, dtype=torch.float64)
-    images = torch.zeros(count, dtype=torch.float64)
-    for own, number, held in zip(prototypes, sizes, classes, strict=True):
-        total.index_add_(0, held, own.double() * number[:, None])
-        images.index_add_(0, held, number.double())
-    return (total / images[:, None]).float()
+    total.index_add_(0, classes, prototypes.double() * sizes[:, None])
+    return (total / classes.bincount(sizes.double(), minlength=count)[:, None]).float()
 
 
 def hard_negatives(prototypes: Tensor, present: Tensor, k: int) -> Tensor:

@@ -30,15 +30,3 @@ def importance(
     """
     error = F.cross_entropy(alpha * current + (1 - alpha) * previous, labels, reduction="none")
     return (error - bias).sigmoid()
-
-
-def chances(weights: Tensor) -> Tensor:
-    """Computes the probabilities P_w of the images of one class: their importance over its sum (FedVCK Eq. 8).
-
-    Args:
-        weights: Importance of the images of one class [n].
-
-    Returns:
-        Probabilities [n].
-    """
-    return weights / weights.sum()

@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.diff_augment import diff_augment, draw
 
@@ -53,11 +54,8 @@ class CondensedTraining:
     augment: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.batch_size) < 1 or self.learning_rate <= 0:
-            raise UserError(
-                f"method.server.training.epochs={self.epochs}, batch_size={self.batch_size},"
-                f" learning_rate={self.learning_rate}: give at least one epoch and image, and a rate above 0"
-            )
+        at_least("method.server.training", 1, epochs=self.epochs, batch_size=self.batch_size)
+        above("method.server.training", 0, learning_rate=self.learning_rate)
 
     def __call__(
         self,

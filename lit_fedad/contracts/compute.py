@@ -1,9 +1,9 @@
-"""Blocks that compute in full precision, whatever the precision around them."""
+"""How blocks compute: batch by batch, on one thread, in full precision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import lightning as L
@@ -19,6 +19,17 @@ def map_batches(
     """Applies a function to every batch of a loader, moved to a module's device."""
     for batch in loader:
         yield function(module.transfer_batch_to_device(batch, module.device, 0))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limits torch to one thread for a block, because the order of sums depends on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:

@@ -29,7 +29,7 @@ RANGES: dict[str, tuple[float, float]] = {
 """Smallest and largest number by key; the largest sides are above any use, and below what fills the memory at once."""
 
 
-def at_least(section: str, least: float, **numbers: float | None) -> None:
+def at_least(section: str, least: float, /, **numbers: float | None) -> None:
     """Refuses numbers below a bound; None passes, NaN does not.
 
     Raises:

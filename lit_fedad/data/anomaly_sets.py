@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import LeftOut, images_in
-from lit_fedad.data.input_files import read_json, read_table, require_files
+from lit_fedad.data.input_files import inside, read_json, read_table, require_files
 from lit_fedad.data.masks import marked_pixels
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.pictures import open_picture
@@ -275,19 +275,12 @@ def _real_iad_sample(
 ) -> Sample:
     try:
         kind, image, mask = entry["anomaly_class"], entry["image_path"], entry.get("mask_path")
-        path, marks = _inside(place, image), _inside(place, mask) if mask else None
+        path, marks = inside(place, image), inside(place, mask) if mask else None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{table}: {str(entry)[:80]} is no image of the set; unpack it again") from error
     if kind == content["meta"]["normal_class"]:
         return Sample(path, product)
     return Sample(path, product, str(kind), marks)
-
-
-def _inside(place: Path, relative: str) -> Path:
-    path = PurePosixPath(relative)
-    if path.is_absolute() or ".." in path.parts:
-        raise ValueError(relative)
-    return place / path
 
 
 def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:

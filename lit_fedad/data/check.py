@@ -11,7 +11,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256
 from lit_fedad.data.cards import Counts
 from lit_fedad.data.image_files import images_in
-from lit_fedad.data.masks import MaskFacts, MaskReport, marked_pixels, measure, read_marks
+from lit_fedad.data.masks import MaskFacts, marked_pixels, mask_lines, measure, read_marks
 from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import ImageSet, Sample
@@ -123,7 +123,7 @@ def _marks(mask: Path, page: int | None) -> bool:
 def _of_all_masks(product: str, marks: Mapping[Path, MaskFacts]) -> Iterator[Problem]:
     """What the masks of a product say together."""
     try:
-        yield from (Problem(product, f"{product}: {line}") for line in MaskReport(marks, (1, 1)).lines())
+        yield from (Problem(product, f"{product}: {line}") for line in mask_lines(marks, (1, 1)))
     except UserError as error:
         yield Problem(product, str(error))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.masks import MaskReport
+from lit_fedad.data.masks import mask_lines
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -84,7 +84,7 @@ class Targets:
                     mask, facts[sample.mask] = transform.measured_mask(sample.mask, sample.path)
                 packed.append(np.packbits(mask.numpy()))
             self._masks = np.stack(packed) if packed else np.empty((0, 0), np.uint8)
-            for line in MaskReport(facts, transform.shape).lines():
+            for line in mask_lines(facts, transform.shape):
                 warnings.warn(line, stacklevel=3)
         self._regions: list[Tensor] = []
         if with_masks and any(sample.saturation for sample in samples):

@@ -95,6 +95,17 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     return columns, rows
 
 
+def inside(folder: Path, name: str) -> Path:
+    """Joins a folder and the name of a file in it that its set gives.
+
+    Raises:
+        ValueError: It leads elsewhere.
+    """
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{name} lies outside of the folder of images")
+    return folder / name
+
+
 def require_files(samples: Sequence[Sample], source: Path, advice: str) -> None:
     """Refuses images that a file of a set names and that are not there.
 

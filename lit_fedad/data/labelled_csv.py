@@ -1,6 +1,5 @@
 """One folder of images with their labels in a CSV file: HeadCT, and RSNA and VinDr-CXR as Kaggle has them."""
 
-import difflib
 import re
 import warnings
 from collections import Counter
@@ -11,6 +10,7 @@ from unicodedata import normalize
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import image_suffixes, images_in
 from lit_fedad.data.input_files import read_table
+from lit_fedad.data.products import require_known
 from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample
 from lit_fedad.data.subset import split_normals
 
@@ -70,7 +70,7 @@ def labelled_csv(
     known = set().union(*found.values())
     bad = known - good if anomalous is None else {_whole(str(label)) for label in anomalous}
     for label in sorted(good | bad):
-        _require(label, known, f"{table}: no '{label}' in column '{label_column}'")
+        require_known(label, known, f"{table}: no '{label}' in column '{label_column}'")
 
     defects: dict[str, str] = {}
     for image, counts in found.items():
@@ -99,7 +99,7 @@ def _labels(
     ]:
         raise UserError(f"{table}: has two columns '{twice[0]}'; rename one")
     for column in (id_column, label_column):
-        _require(column, columns, f"{table}: no column '{column}'")
+        require_known(column, columns, f"{table}: no column '{column}'")
     counts: dict[str, Counter[str]] = {}
     empty = []
     for number, row in enumerate(rows, 1):
@@ -120,13 +120,6 @@ def _labels(
 def _whole(label: str) -> str:
     """A label without the decimals that pandas gives to whole numbers in a column with gaps: 0 for 0.0."""
     return re.sub(r"^(-?\d+)\.0+$", r"\1", label)
-
-
-def _require(word: str, known: Collection[str], problem: str) -> None:
-    """Refuses a word that is not known, and names the nearest that is."""
-    if word not in known:
-        nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)
-        raise UserError(problem + (f"; the nearest is '{nearest[0]}'" if nearest else "; it is empty"))
 
 
 def _paths(

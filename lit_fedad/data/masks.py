@@ -209,71 +209,63 @@ def measure(marks: Marks, kept: int, pixels: int) -> MaskFacts:
     return MaskFacts(share, inverted, marks.unsure, kept, len(areas), int((areas < whole).sum()))
 
 
-@dataclass(frozen=True)
-class MaskReport:
-    """What the masks of a set say together.
+def mask_lines(masks: Mapping[Path, MaskFacts], shape: tuple[int, int]) -> list[str]:
+    """Returns a line for each thing that may be wrong with the masks of a set.
 
-    Attributes:
+    Args:
         masks: Facts of the mask of each anomalous image, by its file or folder.
         shape: Height and width that are used.
+
+    Raises:
+        UserError: No mask marks anything, or each marks everything.
     """
+    number = len(masks)
+    empty = [path for path, facts in masks.items() if not facts.share]
+    full = [path for path, facts in masks.items() if facts.share == 1]
+    inverted = [path for path, facts in masks.items() if facts.inverted]
+    unsure = [path for path, facts in masks.items() if facts.unsure]
+    gone = [path for path, facts in masks.items() if facts.share and not facts.kept]
+    if number > 1 and len(empty) == number:
+        raise UserError(
+            f"{empty[0]}: none of the {number} masks marks a pixel; save them with 255 where defects are"
+        )
+    if number > 1 and len(full) == number:
+        raise UserError(
+            f"{full[0]}: each of the {number} masks marks its whole image; save them with 0 where it is normal"
+        )
 
-    masks: Mapping[Path, MaskFacts]
-    shape: tuple[int, int]
+    def some(paths: Sequence[Path], words: str) -> str:
+        return f"{len(paths)} of {number} masks, such as {paths[0]}, {words}"
 
-    def lines(self) -> list[str]:
-        """Returns a line for each thing that may be wrong.
-
-        Raises:
-            UserError: No mask marks anything, or each marks everything.
-        """
-        number = len(self.masks)
-        empty = [path for path, facts in self.masks.items() if not facts.share]
-        full = [path for path, facts in self.masks.items() if facts.share == 1]
-        inverted = [path for path, facts in self.masks.items() if facts.inverted]
-        unsure = [path for path, facts in self.masks.items() if facts.unsure]
-        gone = [path for path, facts in self.masks.items() if facts.share and not facts.kept]
-        if number > 1 and len(empty) == number:
-            raise UserError(
-                f"{empty[0]}: none of the {number} masks marks a pixel; save them with 255 where defects are"
+    lines = []
+    if empty:
+        lines.append(some(empty, "mark no pixel; their images still count as anomalous"))
+    if 2 * len(inverted) > number:
+        lines.append(some(inverted, "mark most of their image and all its corners; are they inverted?"))
+    elif full and number > 1:
+        lines.append(some(full, "mark their whole image"))
+    if unsure:
+        lines.append(
+            some(
+                unsure,
+                "are not turned as EXIF turns their images; they count as drawn on the turned images",
             )
-        if number > 1 and len(full) == number:
-            raise UserError(
-                f"{full[0]}: each of the {number} masks marks its whole image; save them with 0 where it is normal"
+        )
+    if gone:
+        lines.append(
+            some(
+                gone,
+                "mark nothing in what image.fit=crop keeps; their images still count as anomalous;"
+                " image.fit=squeeze keeps the whole image",
             )
-
-        def some(paths: Sequence[Path], words: str) -> str:
-            return f"{len(paths)} of {number} masks, such as {paths[0]}, {words}"
-
-        lines = []
-        if empty:
-            lines.append(some(empty, "mark no pixel; their images still count as anomalous"))
-        if 2 * len(inverted) > number:
-            lines.append(some(inverted, "mark most of their image and all its corners; are they inverted?"))
-        elif full and number > 1:
-            lines.append(some(full, "mark their whole image"))
-        if unsure:
-            lines.append(
-                some(
-                    unsure,
-                    "are not turned as EXIF turns their images; they count as drawn on the turned images",
-                )
-            )
-        if gone:
-            lines.append(
-                some(
-                    gone,
-                    "mark nothing in what image.fit=crop keeps; their images still count as anomalous;"
-                    " image.fit=squeeze keeps the whole image",
-                )
-            )
-        if small := sum(facts.small for facts in self.masks.values()):
-            regions, (height, width) = sum(facts.regions for facts in self.masks.values()), self.shape
-            lines.append(
-                f"{small} of {regions} defects are smaller than a pixel of {width}x{height}: the masks keep them, the"
-                " images hardly show them; raise image.size, or cut images into tiles (image.tile)"
-            )
-        return lines
+        )
+    if small := sum(facts.small for facts in masks.values()):
+        regions, (height, width) = sum(facts.regions for facts in masks.values()), shape
+        lines.append(
+            f"{small} of {regions} defects are smaller than a pixel of {width}x{height}: the masks keep them, the"
+            " images hardly show them; raise image.size, or cut images into tiles (image.tile)"
+        )
+    return lines
 
 
 def _areas(pixels: np.ndarray) -> np.ndarray:

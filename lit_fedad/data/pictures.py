@@ -12,7 +12,7 @@ from functools import cache
 from io import BytesIO
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -51,6 +51,7 @@ _FOREIGN = {
 """What files are that are often called images, by their first bytes."""
 _BITS, _PHOTOMETRIC, _SUBFILE, _SAMPLE_FORMAT, _ORIENTATION = 258, 262, 254, 339, 274  # tags of TIFF
 _SIZE = (256, 257)
+_HEAD = 132  # bytes by which formats are told
 _RAW = frozenset({33422, 50706, 50752})  # colour filter, DNG, Canon
 _SIGNED = 2
 _DARK = 16383  # the highest value of 14 bits
@@ -98,16 +99,19 @@ def sniff(source: Path | bytes) -> str | None:
     """
     if isinstance(source, Path):
         with source.open("rb") as file:
-            head = file.read(132)
-        named = source.suffix.lower() in DICOM_SUFFIXES
-    else:
-        head, named = source[:132], False
+            return _sniff(file.read(_HEAD), source)
+    return _sniff(source[:_HEAD])
+
+
+def _sniff(head: bytes, path: Path | None = None) -> str | None:
+    """Tells the format of a file, which may have a name, by its first bytes."""
     if head[128:] == b"DICM":
         return "DICOM"
     for form, places in _MAGIC.items():
         if any(head[start : start + len(word)] == word for start, word in places):
             return form
-    return "DICOM" if named else None  # old files lack the four letters
+    # Old files lack the four letters.
+    return "DICOM" if path is not None and path.suffix.lower() in DICOM_SUFFIXES else None
 
 
 def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Picture:
@@ -124,15 +128,17 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
     """
     try:
         check_regular(path)
-        if (form := sniff(path)) == "DICOM":
-            return Picture(read_dicom(path, page))
-        if form is None:
-            raise ValueError(_foreign(path))
-        if form == "TIFF" and other_compression(path) is not None:
-            with _opened(uncompressed(path, page, alone), form, None) as image:
-                return replace(_decoded(image), lossy=True)  # as these codings may be
-        with _opened(path, form, page, alone) as image:
-            return _decoded(image)
+        # Of a path, Pillow maps turned TIFF files into memory by their upright size, which shuffles the pixels.
+        with path.open("rb") as file:
+            if (form := _sniff(head := file.read(_HEAD), path)) == "DICOM":
+                return Picture(read_dicom(path, page))
+            if form is None:
+                raise ValueError(_foreign(head))
+            if form == "TIFF" and other_compression(path) is not None:
+                with _opened(uncompressed(path, page, alone), form, None) as image:
+                    return replace(_decoded(image), lossy=True)  # as these codings may be
+            with _opened(file, form, page, alone) as image:
+                return _decoded(image)
     except UserError:
         raise
     except FileNotFoundError:
@@ -146,7 +152,7 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
 
 
 def _opened(
-    source: Path | BytesIO, form: str, page: int | None, alone: bool = False, most: int | None = None
+    source: IO[bytes], form: str, page: int | None, alone: bool = False, most: int | None = None
 ) -> Image.Image:
     """Opens a file of a format at a page; its size is checked before anything is decoded."""
     try:
@@ -164,10 +170,8 @@ def _opened(
     return image
 
 
-def _foreign(path: Path) -> str:
-    """What a file is that is no image of a known format."""
-    with path.open("rb") as file:
-        head = file.read(32)
+def _foreign(head: bytes) -> str:
+    """What a file that begins so is, of no known format of images."""
     if head[4:8] == b"ftyp":
         return f"is HEIC or video ({head[8:12].decode('latin-1')}); save it as JPEG or PNG"
     known = (words for start, words in _FOREIGN.items() if head.startswith(start) and (start or not head))
@@ -187,7 +191,7 @@ def shown_size(path: Path, page: int | None = None) -> tuple[tuple[int, int], bo
     try:
         check_regular(path)
         if (form := sniff(path)) not in ("DICOM", None):
-            with _opened(path, form, page) as image:
+            with path.open("rb") as file, _opened(file, form, page) as image:
                 tags = getattr(image, "tag_v2", {})
                 width, height = (
                     int(tags.get(tag, side)) for tag, side in zip(_SIZE, image.size, strict=True)

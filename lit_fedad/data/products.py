@@ -1,8 +1,8 @@
-"""Choice of the products of a set that are read."""
+"""Choice of what is read of a set by names that users give."""
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
@@ -32,9 +32,18 @@ def choose_products(products: Sequence[str | int] | None, known: Sequence[str], 
     if not names:
         raise UserError("products: the list is empty; name at least one product, or leave it out")
     for name, count in Counter(names).items():
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise UserError(f"{where}: no product '{name}'; the nearest is '{nearest}'")
+        require_known(name, known, f"{where}: no product '{name}'")
         if count > 1:
             raise UserError(f"products: {name} is listed twice; remove one")
     return names
+
+
+def require_known(word: str, known: Collection[str], problem: str) -> None:
+    """Refuses a word that is not known, and names the nearest that is.
+
+    Raises:
+        UserError: It is none of them.
+    """
+    if word not in known:
+        nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)
+        raise UserError(problem + (f"; the nearest is '{nearest[0]}'" if nearest else "; it is empty"))

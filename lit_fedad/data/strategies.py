@@ -125,9 +125,13 @@ class DominantClass:
         column = {category: number for number, category in enumerate(classes)}
         # Contaminants have no number among the normal classes.
         number = np.array([column.get(sample.category, -1) for sample in image_set.train])
-        self._check_contaminants(image_set, contaminants, int(np.sum(number < 0)))
-
         hidden = rng.permutation(np.flatnonzero(number < 0))
+        if len(hidden) < self.clients * contaminants:
+            raise UserError(
+                f"partition: {self.clients} client(s) with {contaminants} contaminants need"
+                f" {self.clients * contaminants}, {image_set.name} has {len(hidden)}; give"
+                " partition.contamination=0, or data with more contaminants"
+            )
         own = [
             [hidden[client * contaminants : (client + 1) * contaminants]] for client in range(self.clients)
         ]
@@ -155,14 +159,6 @@ class DominantClass:
             images.append(rest[chosen])
             rest = np.delete(rest, chosen)
         return Partition.of_clients(np.concatenate(images) for images in own)
-
-    def _check_contaminants(self, image_set: Images, each: int, present: int) -> None:
-        if present < self.clients * each:
-            raise UserError(
-                f"partition: {self.clients} client(s) with {each} contaminants need {self.clients * each},"
-                f" {image_set.name} has {present}; give partition.contamination=0, or data with more"
-                " contaminants"
-            )
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,7 @@ _FINAL_TURNS = 10
 
 
 class Timetable:
-    """The rounds in which clients hold each of their stages.
-
-    Args:
-        lengths: Number of stages of each client.
-        rounds: As in `StreamDataModule`.
-        schedule: As in `StreamDataModule`.
-
-    Attributes:
-        stage_rounds: As in `StreamDataModule`.
+    """The rounds in which clients hold each of their stages, ``lengths`` by client; as `StreamDataModule`.
 
     Raises:
         UserError: If there is no such schedule, or a client has more stages than there are rounds.
@@ -118,15 +110,7 @@ class StreamDataModule(FederatedDataModule):
 
 
 class LastStages(FederatedDataModule):
-    """Training images of clients of which all stages have come: each holds its last one.
-
-    Args:
-        train: As in `FederatedDataModule`.
-        test: As in `FederatedDataModule`.
-        stages: As in `StreamDataModule`.
-        batch_size: As in `FederatedDataModule`.
-        eval_batch_size: As in `FederatedDataModule`.
-    """
+    """Training images of clients of which all stages have come: each holds its last one; as `StreamDataModule`."""
 
     def __init__(
         self,

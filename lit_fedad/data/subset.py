@@ -68,7 +68,7 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
     if not 0 < train_share < 1:
         raise UserError(f"train_share={train_share}: give a number between 0 and 1")
     trained: set[Sample] = set()
-    for pool in _by_product(images.train):
+    for pool in by_product(images.train):
         number = min(len(pool) - 1, max(1, round((1 - train_share) * len(pool))))
         ill = [sample for sample in images.test if sample.label and sample.category == pool[0].category]
         names = image_groups([*pool, *ill], group, "data.group")
@@ -106,8 +106,8 @@ def subset(
     for key, limit in (("train_per_product", train_per_product), ("test_per_product", test_per_product)):
         if limit is not None and limit < 1:
             raise UserError(f"{key}={limit}: give at least 1, or leave it out to take every image")
-    train = [_some(samples, train_per_product, seed) for samples in _by_product(images.train)]
-    test = [_balanced(samples, test_per_product, seed) for samples in _by_product(images.test)]
+    train = [_some(samples, train_per_product, seed) for samples in by_product(images.train)]
+    test = [_balanced(samples, test_per_product, seed) for samples in by_product(images.test)]
     return ImageSet(images.name, tuple(chain(*train)), tuple(chain(*test)))
 
 
@@ -128,8 +128,8 @@ def limited(read: Callable[..., ImageSet]) -> Callable[..., ImageSet]:
     return reader
 
 
-def _by_product(samples: Iterable[Sample]) -> list[list[Sample]]:
-    """The samples of every product, products in order of first appearance."""
+def by_product(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """Groups samples by product, products in order of first appearance."""
     piles: dict[str, list[Sample]] = {}
     for sample in samples:
         piles.setdefault(sample.category, []).append(sample)

@@ -88,50 +88,22 @@ class ImageTransform:
         return f"{self!r} v1{page}"  # raise the version when the same fields begin to give other pixels
 
     def image(self, path: Path) -> Tensor:
-        """Reads and normalises an image.
-
-        Returns:
-            Normalised image, float32 [channels, H, W].
-
-        Raises:
-            UserError: The file cannot be read as an image.
-        """
+        """Reads and normalises an image, float32 [channels, H, W]; as `tensor` of `read_picture`."""
         return self.tensor(read_picture(path, self.page))
 
     def tensor(self, image: Image.Image) -> Tensor:
-        """Normalises a decoded image.
-
-        Args:
-            image: In eight-bit RGB, as `read_picture` returns it.
-
-        Returns:
-            Normalised image, float32 [channels, H, W].
-        """
+        """Normalises a decoded image in eight-bit RGB, float32 [channels, H, W]."""
         pixels = self._fit(image if self.channels == 3 else image.convert("L"), InterpolationMode.BICUBIC)
         scaled = pixels.view(*self.shape, self.channels).permute(2, 0, 1) / 255
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (scaled - mean) / std
 
     def raw(self, path: Path) -> Tensor:
-        """Reads an image for figures: the same geometry without normalisation.
-
-        Returns:
-            RGB image, uint8 [H, W, 3].
-
-        Raises:
-            UserError: The file cannot be read as an image.
-        """
+        """Reads an image for figures, as `shown` of `read_picture`."""
         return self.shown(read_picture(path, self.page))
 
     def shown(self, image: Image.Image) -> Tensor:
-        """Brings a decoded image to the geometry of `tensor`, without normalisation.
-
-        Args:
-            image: In eight-bit RGB, as `read_picture` returns it.
-
-        Returns:
-            RGB image, uint8 [H, W, 3].
-        """
+        """Brings a decoded image in eight-bit RGB to the geometry of `tensor`, uint8 [H, W, 3]."""
         return self._fit(image, InterpolationMode.BICUBIC)
 
     def mask(self, path: Path | None, image_path: Path) -> Tensor:

@@ -23,7 +23,7 @@ from skimage.draw import polygon
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.image_files import LeftOut, find_images
-from lit_fedad.data.input_files import check_pixels, read_json
+from lit_fedad.data.input_files import check_pixels, inside, read_json
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import split_normals, subset
@@ -97,7 +97,7 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
             annotations[annotation["image_id"]].append(annotation)
         images = [
             AnnotatedImage(
-                (folder or file.parent) / _inside(image["file_name"]),
+                inside(folder or file.parent, image["file_name"]),
                 *_size(image["width"], image["height"]),
                 _defect(categories[a["category_id"]] for a in annotations[image["id"]]),
                 tuple(annotations[image["id"]]),
@@ -114,13 +114,6 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
             " unpack the archive again"
         )
     return sorted(images, key=lambda image: image.path)
-
-
-def _inside(name: str) -> str:
-    """A name that leads nowhere else."""
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"{name} lies outside of the folder of images")
-    return name
 
 
 def _size(width: Any, height: Any) -> tuple[int, int]:
@@ -234,9 +227,18 @@ def vision(
     test: list[Sample] = []
     drawings: dict[Path, AnnotatedImage] = {}
     for product in choose_products(products, known, root):
-        train += [Sample(path, product) for path in _train_images(root / product / "train")]
-        annotated, good = _test_images(root / product / "val")
-        folder = masks / f"{product}-{annotations_key(root / product / 'val' / _ANNOTATIONS)}"
+        learnt, tested = root / product / "train", root / product / "val"
+        shown, normal = _images(learnt)
+        if not normal:
+            raise UserError(
+                f"{learnt}: each of its {len(shown)} images has a defect, none is left for training;"
+                f" sort normal images, for example out of inference, into {learnt / 'good'}"
+            )
+        train += [Sample(path, product) for path in normal]
+        annotated, good = _images(tested)
+        if not good:
+            warnings.warn(f"{tested}: no normal test image; sort some into {tested / 'good'}", stacklevel=2)
+        folder = masks / f"{product}-{annotations_key(tested / _ANNOTATIONS)}"
         for image in annotated:
             mask = folder / f"{image.path.name}.png"
             drawings[mask] = image
@@ -248,33 +250,13 @@ def vision(
     return chosen
 
 
-def _train_images(folder: Path) -> list[Path]:
-    """The normal images of ``train``."""
-    images = read_coco(folder / _ANNOTATIONS)
-    normal = [image.path for image in images if not image.annotations] + _sorted_out(folder)
-    if not normal:
-        raise UserError(
-            f"{folder}: each of its {len(images)} images has a defect, none is left for training;"
-            f" sort normal images, for example out of inference, into {folder / 'good'}"
-        )
-    return normal
-
-
-def _test_images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
-    """The annotated and the normal images of ``val``."""
-    images = read_coco(folder / _ANNOTATIONS)
-    normal = [image.path for image in images if not image.annotations] + _sorted_out(folder)
-    if not normal:
-        warnings.warn(f"{folder}: no normal test image; sort some into {folder / 'good'}", stacklevel=3)
-    return [image for image in images if image.annotations], normal
-
-
-def _sorted_out(folder: Path) -> list[Path]:
-    """The normal images that a person has put into ``good``."""
-    good, left = folder / "good", LeftOut()
-    images = find_images(good, left) if good.is_dir() else []
+def _images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
+    """The annotated images of ``train`` or ``val``, and the normal ones, with those that a person put into ``good``."""
+    images, good, left = read_coco(folder / _ANNOTATIONS), folder / "good", LeftOut()
+    normal = [image.path for image in images if not image.annotations]
+    normal += find_images(good, left) if good.is_dir() else []
     left.warn(good)
-    return images
+    return [image for image in images if image.annotations], normal
 
 
 def mask_cache() -> Path:

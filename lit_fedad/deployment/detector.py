@@ -9,24 +9,7 @@ from torch.export import Dim, ExportedProgram
 from lit_fedad.contracts import Client, Prediction
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule
-
-
-def decision_rule(
-    calibration: Calibration, client: int, alpha: Alpha, product: str | None = None
-) -> DecisionRule:
-    """Chooses a client's decision rule.
-
-    Raises:
-        UserError: If alpha is not in (0, 1), or nobody has calibrated with this product.
-    """
-    if not isinstance(alpha, str) and not 0 < alpha < 1:
-        raise UserError(f"alpha={alpha} must be above 0 and below 1")
-    known = sorted({name for own in calibration.clients.values() for name in own})
-    if product is not None and product not in known:
-        raise UserError(f"product={product}: calibrated are {', '.join(known) or 'none'}")
-    return calibration.rule(client, alpha, product)
-
+from lit_fedad.metrics.conformal import DecisionRule
 
 Outputs = dict[str, Tensor]
 

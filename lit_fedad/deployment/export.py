@@ -18,17 +18,14 @@ from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.detector import Detector, Outputs, decision_rule, output_shapes, trace
+from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.detector_sheet import read_sheet, write_sheet
 from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
+from lit_fedad.deployment.live_detector import decision_rule, named_version, open_client
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
-from lit_fedad.deployment.predict import choose_client, image_files, named_version
+from lit_fedad.deployment.predict import image_files
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
-from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
@@ -207,25 +204,17 @@ def export(
             method's prediction cannot be written down as a graph, or a file computes something else than the client.
     """
     chosen = check_formats(format)
-    folder, result, config = complete_run(run, overrides, version)
-    model = same_model(config, result)
-    classifies = model.task.kind == "classification"
-    calibration = Calibration({}, shared=False) if classifies else folder.calibration()
-    number, names = choose_client(client, result, calibration.clients), ClientNames.of(result)
-    alpha = None if classifies else folder.alpha()
-    rules = (
-        {}
-        if alpha is None
-        else {n: decision_rule(calibration, n, alpha, product) for n in calibration.clients}
-    )
-    destination = Path(out) if out else folder.path / "export" / f"client_{names.label(number)}"
+    opened = open_client(run, client, version, overrides, _ANYWHERE)
+    folder, result, config, transform = opened.folder, opened.result, opened.config, opened.transform
+    number, label = opened.number, ClientNames.of(result).label(opened.number)
+    rules = {
+        n: decision_rule(opened.calibration, n, folder.alpha(), product) for n in opened.calibration.clients
+    }
+    destination = Path(out) if out else folder.path / "export" / f"client_{label}"
     display = Display()
     paths = image_files(Path(images), destination, display) if images else []
     normal_paths = _normal_images(chosen, normal, destination, display)
-    fabric = one_process({**config, "fabric": _ANYWHERE})
-    load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
-    transform = image_transform(config, model.task)
-    detector = Detector(model.client, transform, rules.get(number))
+    detector = Detector(opened.client, transform, rules.get(number))
     program = trace(detector, transform)
     try:
         destination.mkdir(parents=True, exist_ok=True)
@@ -233,7 +222,9 @@ def export(
             ((pixels, False) for pixels in _random_pixels(transform, config["seed"])),
             ((pixels, True) for pixels in _pixels(paths, transform, _BATCH)),
         )
-        compared = (Compared(pixels, _live(detector, pixels, fabric), real) for pixels, real in batches)
+        compared = (
+            Compared(pixels, _live(detector, pixels, opened.fabric), real) for pixels, real in batches
+        )
         ranges = list(_pixels(normal_paths, transform, 1))
         written = write_checked(program, chosen, destination, compared, ranges)
         facts = Facts(
@@ -258,27 +249,20 @@ def export(
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     files = [*(destination / name for file in written for name in file.files), how, sheet, card]
-    place = folder.place(f"export/client_{names.label(number)}")
+    place = folder.place(f"export/client_{label}")
     delivery = amend(folder.home.path, {}, config["rounds"], files, place)
     display.unsent(delivery.pending, folder.home.path)
     for file in written:
         display.note(
             f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from"
-            f" {names.title(number)}{named_version(result)} on {facts.compared_images}{_on_images(file)}"
+            f" {opened.title}{named_version(result)} on {facts.compared_images}{_on_images(file)}"
         )
     display.where_next([("written", str(destination)), ("how to use", str(card))])
     return destination
 
 
 def preprocessing(transform: ImageTransform) -> dict[str, Any]:
-    """Describes how an image file becomes the input: resizing is no operation of the graph.
-
-    Args:
-        transform: The run's transform.
-
-    Returns:
-        Content of ``preprocessing.json``.
-    """
+    """Describes, for ``preprocessing.json``, how a file becomes the input: resizing is no operation of the graph."""
     return {
         "size": transform.size,
         "fit": transform.fit,

@@ -35,16 +35,8 @@ _ONNX_LACKS: dict[Any, Callable] = {
 }
 
 
-def save_onnx(program: ExportedProgram, path: Path) -> None:
-    """Writes a graph as ONNX.
-
-    Args:
-        program: The graph.
-        path: File to write.
-
-    Raises:
-        UserError: If ONNX lacks an operation of the graph.
-    """
+def _save_onnx(program: ExportedProgram, path: Path) -> None:
+    """Writes a graph as ONNX; refuses one with an operation that ONNX lacks."""
     for name in ("onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)  # they log what they leave as it is
     try:
@@ -66,15 +58,8 @@ def save_onnx(program: ExportedProgram, path: Path) -> None:
     onnx.save(path)
 
 
-def load_onnx(path: Path) -> Callable[[Tensor], Outputs]:
-    """Reads a detector in ONNX, to be computed by onnxruntime on the CPU.
-
-    Args:
-        path: The file.
-
-    Returns:
-        A function from pixels to outputs.
-    """
+def _load_onnx(path: Path) -> Callable[[Tensor], Outputs]:
+    """Reads a detector in ONNX, to be computed by onnxruntime on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -94,17 +79,10 @@ MOST_IMAGES = 300
 _CPU = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
-def save_openvino(program: ExportedProgram, path: Path) -> None:
+def _save_openvino(program: ExportedProgram, path: Path) -> None:
     """Writes a graph for OpenVINO, the network's weights in half precision; all computes in single precision.
 
-    Bank, subspace, threshold and calibration scores stay as they are.
-
-    Args:
-        program: The graph.
-        path: File to write, ``.xml``; weights go to ``.bin`` beside it.
-
-    Raises:
-        UserError: If ONNX lacks an operation of the graph.
+    Bank, subspace, threshold and calibration scores stay as they are. Weights go to ``.bin`` beside ``.xml``.
     """
     import openvino
 
@@ -113,18 +91,11 @@ def save_openvino(program: ExportedProgram, path: Path) -> None:
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
-def save_int8(program: ExportedProgram, path: Path, normal: Sequence[Tensor]) -> None:
+def _save_int8(program: ExportedProgram, path: Path, normal: Sequence[Tensor]) -> None:
     """Writes a graph for OpenVINO whose network computes in eight bits, by post-training quantisation (NNCF).
 
-    What follows it stays in single precision: distances to a bank or subspace, smoothing, decisions.
-
-    Args:
-        program: The graph.
-        path: As for `save_openvino`.
-        normal: Pixels [1, C, H, W] of normal images, which choose the ranges; the first `MOST_IMAGES` are used.
-
-    Raises:
-        UserError: If ONNX lacks an operation of the graph.
+    What follows it stays in single precision: distances to a bank or subspace, smoothing, decisions. The first
+    `MOST_IMAGES` normal images choose the ranges.
     """
     os.environ.setdefault("NNCF_CI", "1")  # otherwise nncf reports its use to its makers
     import nncf
@@ -146,15 +117,8 @@ def save_int8(program: ExportedProgram, path: Path, normal: Sequence[Tensor]) ->
     openvino.save_model(quantised, path, compress_to_fp16=False)
 
 
-def load_openvino(path: Path) -> Callable[[Tensor], Outputs]:
-    """Reads a detector for OpenVINO, to be computed on the CPU.
-
-    Args:
-        path: The ``.xml`` file.
-
-    Returns:
-        A function from pixels to outputs.
-    """
+def _load_openvino(path: Path) -> Callable[[Tensor], Outputs]:
+    """Reads a detector for OpenVINO, to be computed on the CPU."""
     import openvino
 
     compiled = openvino.compile_model(path, "CPU", _CPU)
@@ -172,7 +136,7 @@ def _read(program: ExportedProgram) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "detector.onnx"
-        save_onnx(program, path)
+        _save_onnx(program, path)
         return openvino.Core().read_model(path)
 
 
@@ -247,39 +211,22 @@ def check_formats(formats: Sequence[str]) -> list[str]:
     return chosen
 
 
-def save_pt2(program: ExportedProgram, path: Path) -> None:
-    """Writes a graph in the format of `torch.export`.
-
-    Args:
-        program: The graph.
-        path: File to write.
-    """
-    torch.export.save(program, path)
-
-
-def load_pt2(path: Path) -> Callable[[Tensor], Outputs]:
-    """Reads a detector in the format of `torch.export`.
-
-    Args:
-        path: The file.
-
-    Returns:
-        A function from pixels to outputs.
-    """
+def _load_pt2(path: Path) -> Callable[[Tensor], Outputs]:
+    """Reads a detector in the format of `torch.export`."""
     module = torch.export.load(path).module()
     return torch.no_grad()(module)
 
 
 FORMATS = {
-    "onnx": Format(("detector.onnx",), save_onnx, load_onnx, "export"),
-    "pt2": Format(("detector.pt2",), save_pt2, load_pt2),
+    "onnx": Format(("detector.onnx",), _save_onnx, _load_onnx, "export"),
+    "pt2": Format(("detector.pt2",), torch.export.save, _load_pt2),
     "openvino": Format(
-        ("detector.xml", "detector.bin"), save_openvino, load_openvino, "openvino", exact=False
+        ("detector.xml", "detector.bin"), _save_openvino, _load_openvino, "openvino", exact=False
     ),
     "openvino_int8": Format(
         ("detector_int8.xml", "detector_int8.bin"),
-        save_int8,
-        load_openvino,
+        _save_int8,
+        _load_openvino,
         "openvino",
         exact=False,
         by_images=True,

@@ -1,9 +1,9 @@
-"""A trained client as an object that scores images in memory or on disk."""
+"""A trained client of a complete run, opened to score images on disk or in memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -15,19 +15,19 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from lit_fedad.contracts import Client
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.pictures import Picture, to_rgb
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.detector import decision_rule
-from lit_fedad.deployment.predict import ANOMALOUS, NORMAL, choose_client
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.geometry import image_transform
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.metrics.conformal import DecisionRule
+from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule
 
-ImageLike: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
-"""Path; Pillow image; uint8 array [H, W] or [H, W, 3]; or tensor [3, H, W], uint8 or float in [0, 1]."""
+NORMAL, ANOMALOUS = "normal", "anomalous"
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,150 @@ class Scored:
     map: np.ndarray | None
 
 
+@dataclass(frozen=True)
+class OpenedClient:
+    """A trained client and what it scores images with.
+
+    Attributes:
+        folder: Folder of the run, or of its version.
+        result: Content of its ``result.json``.
+        config: Its configuration on this machine.
+        client: The client, with its trained weights.
+        number: Its number.
+        calibration: Calibration scores; of no client where the run learned classes.
+        fabric: A Fabric of one process.
+        transform: From an image file to the client's input.
+    """
+
+    folder: RunFolder
+    result: Mapping[str, Any]
+    config: Config
+    client: Client
+    number: int
+    calibration: Calibration
+    fabric: Fabric
+    transform: ImageTransform
+
+    @property
+    def classifies(self) -> bool:
+        """Tells whether the run learned classes."""
+        return self.client.task.kind == "classification"
+
+    @property
+    def title(self) -> str:
+        """Names the client in words."""
+        return ClientNames.of(self.result).title(self.number)
+
+    def rule(self, alpha: Alpha | None, product: str | None) -> DecisionRule:
+        """Chooses the client's decision rule; ``alpha`` None takes the run's own (`decision_rule`)."""
+        chosen = self.folder.alpha() if alpha is None else alpha
+        return decision_rule(self.calibration, self.number, chosen, product)
+
+    def scored(self, images: Sequence[Tensor], rule: DecisionRule) -> list[Scored]:
+        """Scores a batch of images, each float32 [C, H, W] as `transform` gives them."""
+        if not images:
+            return []
+        prediction = predict_batch(self.client, {"image": torch.stack(list(images))}, self.fabric)
+        p_values, maps = rule.scores.p_values(prediction.image_score), prediction.anomaly_map
+        return [
+            Scored(
+                score,
+                float(p_values[place]),
+                NORMAL if score <= rule.threshold else ANOMALOUS,  # what is no number is not called normal
+                None if maps is None else maps[place].cpu().numpy(),
+            )
+            for place, score in enumerate(prediction.image_score.tolist())
+        ]
+
+
+def open_client(
+    run: str,
+    client: int | str | None,
+    version: int | None,
+    overrides: Mapping[str, str] | None = None,
+    fabric: Mapping[str, Any] | None = None,
+) -> OpenedClient:
+    """Opens a trained client; the run's training images need not exist any more.
+
+    Args:
+        run: MLflow run id, or the run's folder.
+        client: Number of the client, or name of the site; None for the client with most training images.
+        version: Number of the detector's version: 0 as it was trained, None for the default.
+        overrides: Values that differ on this machine, such as ``backbone.weights``.
+        fabric: Where it computes; None for where the run did.
+
+    Raises:
+        UserError: If there is no such complete run, version or client, or the backbone differs from the run's.
+    """
+    folder, result, config = complete_run(run, overrides, version)
+    model = same_model(config, result)
+    classifies = model.task.kind == "classification"
+    calibration = Calibration({}, shared=False) if classifies else folder.calibration()
+    number = choose_client(client, result, calibration.clients)
+    launched = one_process(config if fabric is None else {**config, "fabric": fabric})
+    load_client(model, folder.path, folder.config(), number, launched, result.get("own_client"))
+    transform = image_transform(config, model.task)
+    return OpenedClient(folder, result, config, model.client, number, calibration, launched, transform)
+
+
+def choose_client(client: int | str | None, result: Mapping[str, Any], calibrated: Collection[int]) -> int:
+    """Finds the client that a user names, or chooses the one with most training images.
+
+    Args:
+        client: Its number, or the name of a site; None to choose.
+        result: Content of the run's ``result.json``.
+        calibrated: Clients that were calibrated, without those that were left out of the run; empty for classifiers.
+
+    Raises:
+        UserError: If it is no client that holds images and took part in the run.
+    """
+    names, sizes = ClientNames.of(result), result["partition"]["sizes"]
+    holders = [
+        number for number, size in enumerate(sizes) if size and (not calibrated or number in calibrated)
+    ]
+    if client is None:
+        return max(holders, key=lambda number: (sizes[number], -number))
+    number = names.number(str(client))
+    if number not in holders:
+        raise UserError(f"client={client}: the run has clients {', '.join(map(names.label, holders))}")
+    return number
+
+
+def decision_rule(
+    calibration: Calibration, client: int, alpha: Alpha, product: str | None = None
+) -> DecisionRule:
+    """Chooses a client's decision rule.
+
+    Raises:
+        UserError: If alpha is not in (0, 1), or nobody has calibrated with this product.
+    """
+    if not isinstance(alpha, str) and not 0 < alpha < 1:
+        raise UserError(f"alpha={alpha} must be above 0 and below 1")
+    known = sorted({name for own in calibration.clients.values() for name in own})
+    if product is not None and product not in known:
+        raise UserError(f"product={product}: calibrated are {', '.join(known) or 'none'}")
+    return calibration.rule(client, alpha, product)
+
+
+def named_version(result: Mapping[str, Any]) -> str:
+    """Names the version that a result is of; empty for the run as it was trained."""
+    return f", version {result['version']}" if "version" in result else ""
+
+
+ImageLike: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
+"""Path; Pillow image; uint8 array [H, W] or [H, W, 3]; or tensor [3, H, W], uint8 or float in [0, 1]."""
+
+
 class LiveDetector:
     """Scores images with a trained client; see `load_detector`.
 
     Args:
-        client: The trained client.
-        fabric: Its device.
-        transform: From an image to its input.
+        opened: The client.
         rule: Its decision rule.
-        batch_size: Images at a time.
     """
 
-    def __init__(
-        self, client: Client, fabric: Fabric, transform: ImageTransform, rule: DecisionRule, batch_size: int
-    ) -> None:
-        self._client, self._fabric, self._transform = client, fabric, transform
-        self._rule, self._batch_size = rule, batch_size
+    def __init__(self, opened: OpenedClient, rule: DecisionRule) -> None:
+        self._opened, self._rule = opened, rule
 
     @property
     def threshold(self) -> float:
@@ -95,21 +223,16 @@ class LiveDetector:
 
     def _score(self, images: Sequence[ImageLike]) -> list[Scored]:
         scored: list[Scored] = []
-        for start in range(0, len(images), self._batch_size):
-            pixels = [self._pixels(image) for image in images[start : start + self._batch_size]]
-            prediction = predict_batch(self._client, {"image": torch.stack(pixels)}, self._fabric)
-            p_values = self._rule.scores.p_values(prediction.image_score)
-            maps = prediction.anomaly_map
-            for place, score in enumerate(prediction.image_score.tolist()):
-                own_map = None if maps is None else maps[place].cpu().numpy()
-                decision = NORMAL if score <= self.threshold else ANOMALOUS
-                scored.append(Scored(score, float(p_values[place]), decision, own_map))
+        size = self._opened.config["evaluation"]["batch_size"]
+        for start in range(0, len(images), size):
+            pixels = [self._pixels(image) for image in images[start : start + size]]
+            scored += self._opened.scored(pixels, self._rule)
         return scored
 
     def _pixels(self, image: Any) -> Tensor:
         """Reads or converts one image to the input of the model, float32 [C, H, W]."""
         if isinstance(image, str | os.PathLike):
-            return self._transform.image(Path(image))
+            return self._opened.transform.image(Path(image))
         if isinstance(image, Tensor):
             image = _array(image)
         if isinstance(image, np.ndarray):
@@ -125,7 +248,7 @@ class LiveDetector:
             raise UserError(f"{type(image).__name__}: give a path, a PIL image, an array or a tensor")
         full = 65535 if image.mode.startswith(("I", "F")) else 255
         upright = Picture(ImageOps.exif_transpose(image), full)
-        return self._transform.tensor(to_rgb(upright, Path("image in memory")))
+        return self._opened.transform.tensor(to_rgb(upright, Path("image in memory")))
 
 
 def _array(image: Tensor) -> np.ndarray:
@@ -163,14 +286,7 @@ def load_detector(
     Raises:
         UserError: If there is no such complete run, client or product, or the run learned classes.
     """
-    folder, result, config = complete_run(os.fspath(run), None, version)
-    model = same_model(config, result)
-    if model.task.kind == "classification":
+    opened = open_client(os.fspath(run), client, version)
+    if opened.classifies:
         raise UserError(f"run={run}: it learned classes; lit-fedad predict writes them")
-    calibration = folder.calibration()
-    number = choose_client(client, result, calibration.clients)
-    fabric = one_process(config)
-    load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
-    rule = decision_rule(calibration, number, folder.alpha() if alpha is None else alpha, product)
-    transform = image_transform(config, model.task)
-    return LiveDetector(model.client, fabric, transform, rule, config["evaluation"]["batch_size"])
+    return LiveDetector(opened, opened.rule(alpha, product))

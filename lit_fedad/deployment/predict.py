@@ -6,36 +6,30 @@ import csv
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client
-from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.image_files import SOME, LeftOut, find_images
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.detector import decision_rule
+from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, named_version, open_client
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.decisions import decisions
-from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
-from lit_fedad.experiment.geometry import image_transform
+from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.metrics.conformal import Calibration, DecisionRule
+from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import p_value_text, promised_text
 from lit_fedad.report.overlay import colour_ends, save_heatmap
 
-NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
+UNREADABLE = "unreadable"
 COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")
 CLASS_COLUMNS = ("path", "class", "probability")
 
@@ -119,34 +113,26 @@ def predict(
         UserError: If there is no such complete run, client, product or image, or the backbone differs from the run's;
             also if an image could not be read, after all others are scored.
     """
-    folder, result, config = complete_run(run, overrides, version)
-    model = same_model(config, result)
-    classifies = model.task.kind == "classification"
-    calibration = Calibration({}, shared=False) if classifies else folder.calibration()
-    number = choose_client(client, result, calibration.clients)
-    destination = Path(out) if out else folder.path / "predictions"
-    root = Path(images)
-    display, fabric = Display(), one_process(config)
+    opened = open_client(run, client, version, overrides)
+    destination = Path(out) if out else opened.folder.path / "predictions"
+    root, display = Path(images), Display()
     paths = image_files(root, destination, display)
-    load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
-    transform = image_transform(config, model.task)
     scorer: _Detect | _Classify
-    if classifies:
-        scorer = _Classify(model.client, fabric, transform, result["partition"]["products"], display)
+    if opened.classifies:
+        scorer = _Classify(opened, display)
     else:
-        rule = decision_rule(calibration, number, folder.alpha() if alpha is None else alpha, product)
-        scorer = _Detect(model.client, fabric, transform, rule, destination, root, display)
+        scorer = _Detect(opened, opened.rule(alpha, product), destination, root, display)
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with (
             scores.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-            display.progress(f"Scoring with {ClientNames.of(result).title(number)}") as progress,
+            display.progress(f"Scoring with {opened.title}") as progress,
         ):
             writer = csv.DictWriter(file, scorer.columns)
             writer.writeheader()
-            for start in range(0, len(paths), size := config["evaluation"]["batch_size"]):
+            for start in range(0, len(paths), size := opened.config["evaluation"]["batch_size"]):
                 scored = scorer(paths[start : start + size])
                 writer.writerows({key: csv_cell(text) for key, text in row.items()} for row in scored)
                 file.flush()  # an interruption loses nothing that was computed
@@ -155,7 +141,7 @@ def predict(
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     read = sum(row[scorer.decision_column] != UNREADABLE for row in rows)
-    display.note(f"{ClientNames.of(result).title(number)}{named_version(result)}: {scorer.summary(rows)}")
+    display.note(f"{opened.title}{named_version(opened.result)}: {scorer.summary(rows)}")
     display.where_next([("scores", str(scores)), *scorer.pictures(rows)])
     if read < len(rows):
         raise UserError(
@@ -179,10 +165,7 @@ def readable(paths: Sequence[Path], transform: ImageTransform, display: Display)
 class _Classify:
     """Writes rows of the CSV file for a classifier: the likeliest class of each image."""
 
-    client: Client
-    fabric: Fabric
-    transform: ImageTransform
-    classes: Sequence[str]
+    opened: OpenedClient
     display: Display
 
     columns = CLASS_COLUMNS
@@ -190,15 +173,16 @@ class _Classify:
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows."""
-        images = readable(paths, self.transform, self.display)
+        images = readable(paths, self.opened.transform, self.display)
         rows = {path: {"path": str(path), "class": UNREADABLE} for path in paths}
         if images:
             batch = {"image": torch.stack(list(images.values()))}
-            logits = predict_batch(self.client, batch, self.fabric).logits
+            logits = predict_batch(self.opened.client, batch, self.opened.fabric).logits
             assert logits is not None
             probabilities, labels = logits.softmax(1).max(1)
+            classes = self.opened.result["partition"]["products"]
             for path, probability, label in zip(images, probabilities, labels, strict=True):
-                rows[path] |= {"class": self.classes[int(label)], "probability": f"{float(probability):.6g}"}
+                rows[path] |= {"class": classes[int(label)], "probability": f"{float(probability):.6g}"}
         return list(rows.values())
 
     def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
@@ -215,9 +199,7 @@ class _Classify:
 class _Detect:
     """Writes rows of the CSV file for an anomaly detector, and draws heatmaps."""
 
-    client: Client
-    fabric: Fabric
-    transform: ImageTransform
+    opened: OpenedClient
     rule: DecisionRule
     destination: Path
     root: Path
@@ -239,35 +221,28 @@ class _Detect:
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows; unreadable images have no score and no heatmap."""
-        images = readable(paths, self.transform, self.display)
+        images = readable(paths, self.opened.transform, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
-        if images:
-            prediction = predict_batch(
-                self.client, {"image": torch.stack(list(images.values()))}, self.fabric
-            )
-            maps = prediction.anomaly_map
-            p_values = self.rule.scores.p_values(prediction.image_score)
-            for place, path in enumerate(images):
-                score = float(prediction.image_score[place])
-                rows[path] |= {
-                    "score": f"{score:.9g}",  # all digits of a float32
-                    "p_value": f"{float(p_values[place]):.6g}",
-                    "threshold": f"{self.rule.threshold:.9g}",
-                    "decision": NORMAL if score <= self.rule.threshold else ANOMALOUS,
-                    "heatmap": ""
-                    if maps is None
-                    else self._draw(path, maps[place].cpu().numpy(), score, float(p_values[place])),
-                }
+        said = self.opened.scored(list(images.values()), self.rule)
+        for path, image in zip(images, said, strict=True):
+            rows[path] |= {
+                "score": f"{image.score:.9g}",  # all digits of a float32
+                "p_value": f"{image.p_value:.6g}",
+                "threshold": f"{self.rule.threshold:.9g}",
+                "decision": image.decision,
+                "heatmap": "" if image.map is None else self._draw(path, image),
+            }
         return list(rows.values())
 
-    def _draw(self, path: Path, anomaly_map: np.ndarray, score: float, p_value: float) -> str:
+    def _draw(self, path: Path, said: Scored) -> str:
         """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
+        assert said.map is not None
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
         shown = f"{path.stem}_{path.suffix[1:]}" if path.suffix else path.name
         name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown)}.png")
-        image = self.transform.raw(path).numpy()
-        ends = colour_ends(anomaly_map, score, self.rule.colour)
-        save_heatmap(self.destination / name, image, anomaly_map, *ends, p_value_text(p_value))
+        image = self.opened.transform.raw(path).numpy()
+        ends = colour_ends(said.map, said.score, self.rule.colour)
+        save_heatmap(self.destination / name, image, said.map, *ends, p_value_text(said.p_value))
         return name.as_posix()
 
 
@@ -320,31 +295,3 @@ def listed(root: Path) -> tuple[list[Path], str | None]:
         raise UserError(f"images={root}: no such file or folder")
     left_out = LeftOut()
     return find_images(root, left_out), left_out.line(root)
-
-
-def named_version(result: Mapping[str, Any]) -> str:
-    """Names the version that a result is of; empty for the run as it was trained."""
-    return f", version {result['version']}" if "version" in result else ""
-
-
-def choose_client(client: int | str | None, result: Mapping[str, Any], calibrated: Collection[int]) -> int:
-    """Finds the client that a user names, or chooses the one with most training images.
-
-    Args:
-        client: Its number, or the name of a site; None to choose.
-        result: Content of the run's ``result.json``.
-        calibrated: Clients that were calibrated, without those that were left out of the run; empty for classifiers.
-
-    Raises:
-        UserError: If it is no client that holds images and took part in the run.
-    """
-    names, sizes = ClientNames.of(result), result["partition"]["sizes"]
-    holders = [
-        number for number, size in enumerate(sizes) if size and (not calibrated or number in calibrated)
-    ]
-    if client is None:
-        return max(holders, key=lambda number: (sizes[number], -number))
-    number = names.number(str(client))
-    if number not in holders:
-        raise UserError(f"client={client}: the run has clients {', '.join(map(names.label, holders))}")
-    return number

@@ -7,11 +7,14 @@ import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.input_files import check_regular
+
+if TYPE_CHECKING:
+    from lit_fedad.deployment.ui.reading import Scored
 
 COLUMNS = ("path", "score", "p_value", "decision", "review", "run", "time")
 
@@ -21,27 +24,7 @@ Review = Literal["correct", "false alarm", "missed", "withdrawn"]
 _MOST_ROWS = 1_000_000
 
 
-class Decided(Protocol):
-    """An image that a detector has decided about."""
-
-    @property
-    def path(self) -> str:
-        """Its path, as a table of scores has it."""
-
-    @property
-    def score(self) -> float:
-        """Its score."""
-
-    @property
-    def p_value(self) -> float:
-        """Its p-value."""
-
-    @property
-    def decision(self) -> str:
-        """The decision, ``normal`` or ``anomalous``."""
-
-
-def add_review(file: Path, image: Decided, review: Review, run: str) -> None:
+def add_review(file: Path, image: Scored, review: Review, run: str) -> None:
     """Appends a line, and begins the file where there is none.
 
     Args:

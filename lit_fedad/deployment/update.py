@@ -37,7 +37,7 @@ from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import flat_metrics, flat_summaries
 from lit_fedad.experiment.train import conclude
-from lit_fedad.methods.parts.pooled_moments import HoldsMoments
+from lit_fedad.methods.parts.pooled_moments import MomentsServer
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import metric_title
 from lit_fedad.tracking.tracker import amend
@@ -193,7 +193,7 @@ def _play(
         report = federation.run()[-1]
     finally:
         progress.stop()
-    measured = cast("HoldsMoments", model.server).measured  # by the exchanges of all methods that have sums
+    measured = cast("MomentsServer", model.server).measured  # by the exchanges of all methods that have sums
     taken = sum(measured.values()) - sum(state["server"]["measured"].values())
     if report.refused or taken != additions[-1].total:
         cause = next(iter(report.lines(federation.names)), "a client sent nothing")

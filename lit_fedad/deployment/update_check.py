@@ -11,7 +11,7 @@ from scipy import stats
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition
-from lit_fedad.data.sample import Sample
+from lit_fedad.data.subset import by_product
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.finished_run import one_process
@@ -63,7 +63,8 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
     calibration, alpha = folder.calibration(), folder.alpha()
     for client, samples in sorted(new.images.items()):
         load_client(model, folder.path, folder.config(), client, fabric)
-        for product, own in _by_product(samples).items():
+        for own in by_product(samples):
+            product = own[0].category
             known = product if any(product in held for held in calibration.clients.values()) else None
             rule = calibration.rule(client, alpha, known)
             scores = rule.scores
@@ -96,10 +97,3 @@ def refuse_foreign(judged: Sequence[Judged]) -> None:
                 f"{one.beyond} of the {one.images} new images of client {one.client}, product {one.product}, are"
                 " anomalous to the detector: look at them (predict); force=true adds them as normal all the same"
             )
-
-
-def _by_product(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
-    for sample in samples:
-        found.setdefault(sample.category, []).append(sample)
-    return found

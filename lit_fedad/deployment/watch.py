@@ -11,29 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.detector import decision_rule
-from lit_fedad.deployment.predict import (
-    ANOMALOUS,
-    NORMAL,
-    UNREADABLE,
-    choose_client,
-    listed,
-    readable,
-)
+from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client
+from lit_fedad.deployment.predict import UNREADABLE, listed, readable
 from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
-from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
-from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
 from lit_fedad.metrics.drift import DriftTest, Stability, Step, uniformity
 from lit_fedad.report.console import Display
@@ -105,23 +91,17 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         UserError: If there is no such complete run, client, product or folder, the run detects no anomalies or holds no
             calibration scores, or the folder of the log holds another watch.
     """
-    folder, result, config = complete_run(options.run, overrides, options.version)
-    model = same_model(config, result)
-    if model.task.kind == "classification":
+    opened = open_client(options.run, options.client, options.version, overrides)
+    folder, number = opened.folder, opened.number
+    if opened.classifies:
         raise UserError(f"{folder.path}: a classifier has no scores of anomalies to watch")
-    calibration = folder.calibration()
-    names = ClientNames.of(result)
-    number = choose_client(options.client, result, calibration.clients)
-    alpha = folder.alpha() if options.alpha is None else options.alpha
-    rule = decision_rule(calibration, number, alpha, options.product)
-    like = calibration.rule(number, _ANY, options.product).scores
+    rule = opened.rule(options.alpha, options.product)
+    like = opened.calibration.rule(number, _ANY, options.product).scores
     if not like.total:
-        raise UserError(f"{folder.path}: {names.title(number)} holds no calibration scores to compare with")
-    name = f"watch/client_{names.label(number)}" + (f"_{options.product}" if options.product else "").replace(
-        "/", "_"
-    )
-    destination, fabric = Path(options.out) if options.out else folder.path / name, one_process(config)
-    load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
+        raise UserError(f"{folder.path}: {opened.title} holds no calibration scores to compare with")
+    label = ClientNames.of(opened.result).label(number)
+    name = f"watch/client_{label}" + (f"_{options.product}" if options.product else "").replace("/", "_")
+    destination = Path(options.out) if options.out else folder.path / name
     with locked(destination):
         settings = {
             "client": number,
@@ -131,12 +111,9 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
             "calibration": like.to_json(),
         }
         log = WatchLog.open(destination, settings)
-        test = DriftTest(like, options.run_length, config["seed"])
+        test = DriftTest(like, options.run_length, opened.config["seed"])
         stream = _Stream(rule, like, test, options.window)
-        camera = _Camera(
-            model.client, fabric, image_transform(config, model.task), config["evaluation"]["batch_size"]
-        )
-        watcher = _Watcher(Path(options.images), log, stream, camera, Display(), folder, name)
+        watcher = _Watcher(Path(options.images), log, stream, opened, Display(), name)
         watcher.look(report=True)
         while not options.once:
             time.sleep(options.interval)
@@ -207,25 +184,6 @@ class _Stream:
         }
 
 
-@dataclass(frozen=True)
-class _Camera:
-    """Scores images from files."""
-
-    client: Client
-    fabric: Fabric
-    transform: ImageTransform
-    size: int
-
-    def __call__(self, paths: Sequence[Path], display: Display) -> dict[Path, float]:
-        """Returns the scores of those images that can be read."""
-        images = readable(paths, self.transform, display)
-        if not images:
-            return {}
-        batch = {"image": torch.stack(list(images.values()))}
-        scores = predict_batch(self.client, batch, self.fabric).image_score
-        return dict(zip(images, scores.tolist(), strict=True))
-
-
 @dataclass
 class _Watcher:
     """Looks at a folder again and again."""
@@ -233,9 +191,8 @@ class _Watcher:
     root: Path
     log: WatchLog
     stream: _Stream
-    camera: _Camera
+    opened: OpenedClient
     display: Display
-    run: RunFolder
     place: str
     left_out: str | None = None
 
@@ -252,8 +209,9 @@ class _Watcher:
             return
         alarms = len(self.stream.alarms)
         with self.display.progress("Scoring") as progress:
-            for start in range(0, len(new), self.camera.size):
-                part = dict(list(new.items())[start : start + self.camera.size])
+            size = self.opened.config["evaluation"]["batch_size"]
+            for start in range(0, len(new), size):
+                part = dict(list(new.items())[start : start + size])
                 self._score(part)
                 progress(start + len(part), len(new))
         for image in self.stream.alarms[alarms:]:
@@ -281,7 +239,9 @@ class _Watcher:
 
     def _score(self, files: Mapping[Path, Key]) -> None:
         # All digits of a float32, as they are read again: the same command continues with the same numbers.
-        scores = {path: f"{score:.9g}" for path, score in self.camera(list(files), self.display).items()}
+        images = readable(list(files), self.opened.transform, self.display)
+        said = self.opened.scored(list(images.values()), self.stream.rule)
+        scores = {path: f"{image.score:.9g}" for path, image in zip(images, said, strict=True)}
         steps = iter(self.stream.add([float(scores[path]) for path in files if path in scores]))
         rows = []
         for path, key in files.items():
@@ -333,11 +293,11 @@ class _Watcher:
     def _track(self, found: Mapping[str, Any], summary: Path) -> None:
         """Adds counts and statistics to the run's record in MLflow."""
         numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
-        numbers["alarms"] = len(found["alarms"])
-        place, home = self.run.place(self.place), self.run.home.path
+        numbers["alarms"], folder = len(found["alarms"]), self.opened.folder
+        place, home = folder.place(self.place), folder.home.path
         metrics = {f"{place}/{name}": value for name, value in numbers.items()}
         try:
-            with self.run.home.locked():
+            with folder.home.locked():
                 delivery = amend(home, metrics, found["images"], [summary], place)
         except UserError as error:
             self.display.warn(f"not tracked before the next images: {error}")

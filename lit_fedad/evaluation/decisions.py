@@ -251,7 +251,7 @@ def decide_apart(
         shipped: Whether this is the rate that the detector is shipped with.
 
     Returns:
-        The same as `decide`.
+        The same as `decide`; without images of a client that has not answered.
     """
     groups: dict[tuple[float, ...], list[int]] = {}
     for client in federation.clients:
@@ -262,7 +262,7 @@ def decide_apart(
     for values, clients in groups.items():
         limits = dict(zip(products, values, strict=True))
         query = DecisionsQuery(products, limits, shipped=shipped)
-        answers = federation.ask(federation.rounds, query, clients)
+        answers = federation.ask(federation.rounds, query, clients, optional=True)
         for client in clients:
             found[client] = judged(answers.get(client, {}), held[client], limits)
             found[client]["promised"] = calibration.rate(client, alpha)

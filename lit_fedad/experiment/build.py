@@ -264,17 +264,19 @@ def build_model(
     categories: Sequence[str],
     public: Tensor | None = None,
     server_labelled: LabelledDataset | None = None,
+    backbone: Backbone | None = None,
 ) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
     Without `public` or `server_labelled` images a server that uses such images can predict, but not train.
+    `backbone` is that of a model of the same configuration, which is built once; None for a new one.
     """
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}
         if takes(config["task"], "backbone"):
             if config.get("backbone") is None:
                 raise UserError("this task looks at images through a backbone: give backbone=resnet18")
-            given["backbone"] = tiled(config, build(config["backbone"]))
+            given["backbone"] = backbone or tiled(config, build(config["backbone"]))
         if takes(config["task"], "tile"):
             given["tile"] = config["image"].get("tile")
         if takes(config["task"], "classes"):

@@ -88,6 +88,7 @@ class QueriedFederation(Protocol):
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
         sums: bool = False,
+        optional: bool = False,
     ) -> dict[int, T]:
         """Asks every client as it predicts after a round; see `Federation.ask`."""
 

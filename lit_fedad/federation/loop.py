@@ -191,6 +191,7 @@ class Federation:
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
         sums: bool = False,
+        optional: bool = False,
     ) -> dict[int, T]:
         """Asks clients as they predict after a round, with the server's next message to them.
 
@@ -200,12 +201,13 @@ class Federation:
             clients: Client numbers; None for all clients.
             which: Whether clients predict with their own model or with the server's.
             sums: Whether they receive the message of `Exchanges.sums` instead of that of the next round.
+            optional: Whether nothing is lost where no client can answer.
 
         Returns:
             Values by client, without clients that failed; empty on all processes but the first.
 
         Raises:
-            UserError: If no client can answer.
+            UserError: If no client can answer, unless that is optional.
         """
         chosen = self.clients if clients is None else clients
         lent = self._lent(round) if which == "server" else {}
@@ -217,7 +219,8 @@ class Federation:
         spares = [number for number in self.clients if alike and number not in chosen]
         while bool(spares) and on_first(self.fabric, partial(operator.not_, values)):
             values = self._ask(query, [spares.pop(0)], pose)
-        on_first(self.fabric, lambda: self._check_answers(round, values))
+        if not optional:
+            on_first(self.fabric, lambda: self._check_answers(round, values))
         return values
 
     @property

@@ -18,12 +18,11 @@ import uvicorn
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
 from lit_fedad.experiment.lock import locked
-from lit_fedad.flower.federation_folder import LINK, SETTINGS, FederationFolder
+from lit_fedad.flower.federation_folder import LINK, FederationFolder
 from lit_fedad.flower.leftover import end_leftover, remember
 from lit_fedad.flower.proxy import server
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import check_crosses
-from lit_fedad.sites.offer import OFFERED, Offer
 
 ERROR = "error.txt"  # why a run ended early
 _REGISTERED = "registered"  # fingerprints of the keys that Flower knows
@@ -34,19 +33,12 @@ _FOLLOW_S = 2.0
 def start(folder: FederationFolder, display: Display) -> None:
     """Runs a federation: the SuperLink, the open port, and the run until its end.
 
-    Args:
-        folder: The coordinator's folder.
-        display: Output.
-
     Raises:
         UserError: If a key is missing, Flower does not start, or the run fails.
     """
     folder.public_keys()  # what is wrong is refused before anything starts
-    try:
-        folder.write_flower()
-        Offer(folder.overrides, [str(name) for name in folder.classes]).write(folder.path / OFFERED)
-    except OSError as error:
-        raise UserError(f"{folder.path / 'flower'}: cannot be written ({error.strerror})") from error
+    with folder.writing():
+        folder.write_offer()
     check_crosses(folder.plan.config(), folder.plan.classes)
     told = folder.path / ERROR
     told.unlink(missing_ok=True)
@@ -82,7 +74,7 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
     if end_leftover(folder.path):
         display.note("the SuperLink of a coordinator that was killed was still running, and has been ended")
     if _listening(folder.link):
-        raise UserError(f"port {folder.link} is in use; change link in {folder.path / SETTINGS}")
+        raise UserError(f"port {folder.link} is in use; change link in {folder.file}")
     with (folder.path / "superlink.log").open("ab") as log:
         try:
             process = subprocess.Popen(  # noqa: S603
@@ -120,7 +112,7 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
 def _open_port(folder: FederationFolder) -> Iterator[uvicorn.Server]:
     """Lets sites in for a block."""
     if _listening(folder.port):
-        raise UserError(f"port {folder.port} is in use; change port in {folder.path / SETTINGS}")
+        raise UserError(f"port {folder.port} is in use; change port in {folder.file}")
     folder.sign_offs.clear()
     upstream, everywhere = f"127.0.0.1:{folder.link}", "0.0.0.0"  # noqa: S104
     proxy = server(upstream, folder.path, everywhere, folder.port, folder.signal, folder.sign_offs)
@@ -129,7 +121,7 @@ def _open_port(folder: FederationFolder) -> Iterator[uvicorn.Server]:
     try:
         while not proxy.started:
             if not thread.is_alive():
-                raise UserError(f"port {folder.port} cannot be opened; change it in {folder.path / SETTINGS}")
+                raise UserError(f"port {folder.port} cannot be opened; change it in {folder.file}")
             time.sleep(0.1)
         yield proxy
     finally:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, ClassVar
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
+from lit_fedad.flower.settings_folder import SettingsFolder
 from lit_fedad.flower.signals import RequestSignal, SignOffs
 from lit_fedad.sites.coordinator import ENROLLED, Plan
 from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.overrides import check_overrides
 
-SETTINGS = "federation.yaml"
 LINK = "coordinator"
 """Flower's name of this SuperLink."""
 
@@ -48,23 +46,20 @@ folder = ""
 
 
 @dataclass(frozen=True)
-class FederationFolder:
+class FederationFolder(SettingsFolder):
     """A coordinator's folder.
 
     Attributes:
-        path: The folder.
         host: Name or address by which sites reach it.
         port: Its open port.
         link: Port of the SuperLink, on this machine alone.
         sites: Names of the sites, in the order of their client numbers.
-        overrides: The federation's configuration.
-        own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, for the coordinator.
+        overrides: The federation's configuration; with ``own`` and ``classes``, see `Plan`.
         timeout: Longest exchange in seconds: who has not answered then has failed.
-        classes: Names of the classes that the federation learns; of none where it looks for anomalies.
         out: Name of the run's folder below this one: another name begins another run, with the same keys.
     """
 
-    path: Path
+    holds: ClassVar[str] = "federation"
     host: str
     port: int
     link: int
@@ -76,27 +71,6 @@ class FederationFolder:
     out: str = "run"
 
     @classmethod
-    def open(cls, path: Path) -> FederationFolder:
-        """Reads a folder that `create` wrote.
-
-        Raises:
-            UserError: If it holds no such settings.
-        """
-        try:
-            content = yaml.safe_load((path / SETTINGS).read_text())
-            known = {f.name for f in fields(cls)} - {"path"}
-            if not isinstance(content, dict) or not set(content) <= known:
-                raise ValueError("other keys")
-            folder = cls(path.absolute(), **content)
-        except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-            raise UserError(
-                f"{path / SETTINGS}: cannot be read ({' '.join(str(error).split())}); make it:"
-                " lit-fedad federation init"
-            ) from error
-        folder.check()
-        return folder
-
-    @classmethod
     def create(cls, path: Path, **given: Any) -> FederationFolder:
         """Writes settings, certificates and Flower's configuration to a new folder.
 
@@ -104,21 +78,12 @@ class FederationFolder:
             UserError: If the folder holds a federation, or a setting is invalid.
         """
         folder = cls(path.absolute(), **given)
-        folder.check()
-        if (path / SETTINGS).exists():
-            raise UserError(f"{path}: holds a federation already; give another out=DIR")
-        try:
-            for inner in (path, path / "keys", path / "app", path / "flower"):
-                inner.mkdir(parents=True, exist_ok=True)
+        with folder.writing(new=True):
+            for inner in ("keys", "app", "flower"):
+                (path / inner).mkdir(parents=True, exist_ok=True)
             write_certificates(path, folder.host)
             (path / "app" / "pyproject.toml").write_text(_APP)
-            content = {name: value for name, value in asdict(folder).items() if name != "path"}
-            content |= {name: list(content[name]) for name in ("sites", "overrides", "own", "classes")}
-            (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
-            Offer(content["overrides"], content["classes"]).write(path / OFFERED)
-            folder.write_flower()
-        except OSError as error:
-            raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
+            folder.write_offer()
         return folder
 
     def renew(self) -> None:
@@ -127,17 +92,11 @@ class FederationFolder:
         Raises:
             UserError: If they cannot be written.
         """
-        try:
+        with self.writing():
             write_certificates(self.path, self.host)
-        except OSError as error:
-            raise UserError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from error
 
     def check(self) -> None:
-        """Checks the settings.
-
-        Raises:
-            UserError: If one is invalid.
-        """
+        """Checks the settings; see `SettingsFolder.check`."""
         if not self.sites or len(set(self.sites)) < len(self.sites):
             raise UserError("sites must name each site once: sites=north,south")
         for name in self.sites:
@@ -191,12 +150,13 @@ class FederationFolder:
         own = ["tracking=mlflow", *self.own]
         return Plan(self.overrides, self.sites, str(self.run), own, [str(name) for name in self.classes])
 
-    def write_flower(self) -> None:
-        """Writes Flower's own settings, which follow from these.
+    def write_offer(self) -> None:
+        """Writes what follows from the settings: what sites are offered, and Flower's own settings.
 
         Raises:
-            OSError: If they cannot be written.
+            OSError: If it cannot be written.
         """
+        Offer(self.overrides, [str(name) for name in self.classes]).write(self.path / OFFERED)
         (self.path / "flower" / "config.toml").write_text(
             f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = "127.0.0.1:{self.link}"\n'
             f"root-certificates = {json.dumps(str(self.path / 'ca.crt'))}\n"

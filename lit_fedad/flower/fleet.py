@@ -41,10 +41,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.flower.authentication import CLOCK
-from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
-from lit_fedad.flower.keys import read_private_key
-from lit_fedad.flower.messages import in_record, wrapped
+from lit_fedad.flower.keys import CLOCK, read_private_key
+from lit_fedad.flower.messages import BESIDE, TooLongError, in_record, unfolded, within, wrapped
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 2.0
 _POLL_SHARE = 0.05
@@ -139,7 +137,7 @@ def _serve(
                 continue
             message, tree = received
             run = message.metadata.run_id
-            payload = _payload(_record(tree), partial(pull, run), most())
+            payload = _payload(tree, partial(pull, run), most())
             confirm(run, tree.object_id)
             began = time.monotonic()
             reply = Message(wrapped(answer(payload)), reply_to=message)
@@ -163,8 +161,10 @@ def _serve(
         time.sleep(_POLL_S)
 
 
-def _record(tree: ObjectTree) -> ObjectTree:
-    """Finds the record of a payload in its message: what is around it has come with the poll, and is not pulled.
+def _payload(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes:
+    """Pulls and builds the payload in a message; an empty one where it has more bytes, packed or unpacked.
+
+    What is around its record has come with the poll, and is not pulled.
 
     Raises:
         UserError: If the message holds anything else.
@@ -173,17 +173,12 @@ def _record(tree: ObjectTree) -> ObjectTree:
         if len(tree.children) != 1:
             raise UserError("a message holds something else than a payload")
         tree = tree.children[0]
-    return tree
-
-
-def _payload(record: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes:
-    """Pulls and builds the payload in a record; an empty one where it has more bytes, packed or unpacked."""
     try:
-        names = [part.object_id for part in iterate_object_tree(record)]
+        names = [part.object_id for part in iterate_object_tree(tree)]
         contents = pull_objects(names, within(pull, len, most + BESIDE))
         if unfolded(contents) > most + BESIDE:
             raise TooLongError
-        return in_record(inflate_object_from_contents(record.object_id, contents))
+        return in_record(inflate_object_from_contents(tree.object_id, contents))
     except TooLongError:
         return b""
 
@@ -215,10 +210,12 @@ def _activate(
             _sign_on_and_off(address, authority, private)
             return private
         except httpx.HTTPStatusError as error:
-            cause = _refusal(error)
+            found = FlowerError.from_json(error.response.text)
+            cause = f"{found.code}: {found.message}" if found else f"HTTP {error.response.status_code}"
             if CLOCK in error.response.headers:
+                here = datetime.datetime.now(datetime.UTC).isoformat()[:25]
                 raise UserError(
-                    f"{address} refuses this site: its clock says {_now()}, the coordinator's"
+                    f"{address} refuses this site: its clock says {here}, the coordinator's"
                     f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
                 ) from None
             if time.monotonic() > end or not ("2004" in cause or error.response.status_code == 403):
@@ -226,15 +223,18 @@ def _activate(
                     f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
                     " coordinator's operator keeps; send key.pub of this site"
                 ) from None
-        except httpx.ConnectError as error:
+        except httpx.TransportError as error:
             if "CERTIFICATE" in str(error).upper():
                 raise UserError(
                     f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
                     " operator"
                 ) from None
-            cause, end = f"cannot be reached ({first_line(error)})", time.monotonic() + _PATIENCE_S
-        except httpx.TransportError as error:
-            cause = f"does not answer ({type(error).__name__})"
+            unreached = isinstance(error, httpx.ConnectError)
+            cause = (
+                f"cannot be reached ({first_line(error)})"
+                if unreached
+                else f"does not answer ({type(error).__name__})"
+            )
             end = time.monotonic() + _PATIENCE_S
         if cause != told:
             note(f"{address}: {cause}; trying again")
@@ -256,12 +256,3 @@ def _sign_on_and_off(address: str, authority: Path, private: ec.EllipticCurvePri
         )
         node = client.ActivateNode(request)
         client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat()[:25]
-
-
-def _refusal(error: httpx.HTTPStatusError) -> str:
-    found = FlowerError.from_json(error.response.text)
-    return f"{found.code}: {found.message}" if found else f"HTTP {error.response.status_code}"

@@ -19,8 +19,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
-from lit_fedad.flower.messages import KIND, unwrapped, wrapped
+from lit_fedad.flower.messages import BESIDE, KIND, TooLongError, unfolded, unwrapped, within, wrapped
 from lit_fedad.flower.signals import RequestSignal, SignOffs
 from lit_fedad.sites.remote import NoReply, too_long
 
@@ -90,7 +89,8 @@ class GridCarrier:
     """A carrier of messages over Flower.
 
     A site is known by its registered public key, not by a name or a node's number, which anybody can choose. A request
-    whose site goes away is sent again when it is back: requests can be sent twice.
+    whose site goes away is sent again when it is back: requests can be sent twice. A site that missed one is not waited
+    for again until it is online.
 
     Args:
         grid: Flower's grid.
@@ -110,6 +110,7 @@ class GridCarrier:
     ) -> None:
         self.grid, self.keys, self.timeout = grid, keys, timeout
         self.signal, self.sign_offs = signal, sign_offs
+        self._missed = set[int]()
 
     def present(self) -> list[int]:
         """Lists the clients that are online."""
@@ -128,16 +129,23 @@ class GridCarrier:
             for request in [request for request, client in sent.items() if client not in keys]:
                 yield sent.pop(request), NoReply("its key was taken away: what it sends is not read")
             self._push(requests, waiting, sent, keys)
-            gone = {client for client in waiting if self.sign_offs.gone(keys[client])}
-            yield from ((client, NoReply("has signed off")) for client in sorted(gone))
-            waiting -= gone
+            for client in sorted(waiting):
+                if self.sign_offs.gone(keys[client]):
+                    yield client, NoReply("has signed off")
+                elif client in self._missed:
+                    yield client, NoReply("has not connected since it missed a request")
+                else:
+                    continue
+                waiting.discard(client)
             for request, answer in pull(self.grid, list(sent), most) if sent else ():
                 client = sent.pop(request)
                 if answer is None:
                     waiting.add(client)
                 else:
+                    self._missed.discard(client)
                     yield client, answer
             time.sleep(_POLL_S)
+        self._missed |= {*waiting, *sent.values()}
         away = f"did not connect within {self.timeout:g} seconds"
         late = f"did not answer within {self.timeout:g} seconds"
         yield from ((client, NoReply(away)) for client in sorted(waiting))

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import datetime
 import hashlib
 import ipaddress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import write_secret
 
+K = TypeVar("K")
 _YEARS = datetime.timedelta(days=10 * 365)
 
 
@@ -45,15 +54,10 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     Raises:
         UserError: If the file is missing, or holds no such key.
     """
-    try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"{path}: holds no private key ({type(error).__name__}); make one: lit-fedad site init"
-        ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path}: is no key of an elliptic curve; make one: lit-fedad site init")
-    return key
+    advice = "private key; make one: lit-fedad site init"
+    return _read(
+        path, partial(serialization.load_ssh_private_key, password=None), ec.EllipticCurvePrivateKey, advice
+    )
 
 
 def read_public_key(path: Path) -> bytes:
@@ -62,12 +66,8 @@ def read_public_key(path: Path) -> bytes:
     Raises:
         UserError: If the file is missing, or holds no such key.
     """
-    try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: holds no public key; put there the key.pub of that site") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise UserError(f"{path}: is no key of an elliptic curve; put there the key.pub of that site")
+    advice = "public key; put there the key.pub of that site"
+    key = _read(path, serialization.load_ssh_public_key, ec.EllipticCurvePublicKey, advice)
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -80,6 +80,53 @@ def fingerprint(path: Path) -> str:
     read_public_key(path)
     body = base64.b64decode(path.read_bytes().split()[1])
     return "SHA256:" + base64.b64encode(hashlib.sha256(body).digest()).decode().rstrip("=")
+
+
+CLOCK = "X-Lit-Fedad-Clock"
+"""Header in which a site that is refused for its clock is told the coordinator's."""
+
+
+class Authenticator:
+    """The keys of a folder, whose sites may come in at the open port, and nobody else.
+
+    Flower's SuperLink checks the same signature, after it has read the whole request. This is before any of it is read.
+
+    Args:
+        folder: Folder of ``NAME.pub`` files; what is removed there is refused from then on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def known(self) -> set[bytes]:
+        """Returns the keys that are there now; a file that holds none is none."""
+        found = set()
+        for path in self.folder.glob("*.pub"):
+            with suppress(UserError):
+                found.add(read_public_key(path))
+        return found
+
+    def check(self, headers: Mapping[str, str]) -> tuple[bytes, bool]:
+        """Checks who sends a request.
+
+        Returns:
+            The key, empty for nobody's; and whether the site's clock is right.
+        """
+        try:
+            key = base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+            signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+            stamp = headers[TIMESTAMP_HEADER]
+            age = (
+                datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(stamp)
+            ).total_seconds()
+            # Texts of one key may differ in spaces.
+            own = {b"".join(one.split()): one for one in self.known()}.get(b"".join(key.split()), b"")
+            public = serialization.load_pem_public_key(own)
+            assert isinstance(public, ec.EllipticCurvePublicKey)  # as all that `known` returns
+            public.verify(signature, stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        except (KeyError, ValueError, TypeError, UnicodeError, binascii.Error, InvalidSignature):
+            return b"", True
+        return own, -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 
 
 def write_certificates(folder: Path, host: str) -> None:
@@ -125,12 +172,18 @@ def write_certificates(folder: Path, host: str) -> None:
 def _authority(path: Path) -> ec.EllipticCurvePrivateKey:
     if not path.exists():
         return ec.generate_private_key(ec.SECP384R1())
+    load = partial(serialization.load_pem_private_key, password=None)
+    return _read(path, load, ec.EllipticCurvePrivateKey, "private key; restore it from a copy")
+
+
+def _read(path: Path, load: Callable[[bytes], Any], kind: type[K], what: str) -> K:
+    """Reads a key of an elliptic curve; `what` tells what it should be, and what to do where it is not."""
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        key = load(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: holds no private key; restore it from a copy") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path}: is no key of an elliptic curve; restore it from a copy")
+        raise UserError(f"{path}: holds no {what}") from error
+    if not isinstance(key, kind):
+        raise UserError(f"{path}: is of no elliptic curve, and no {what}")
     return key
 
 

@@ -19,20 +19,12 @@ _GRACE_S = 10
 
 
 def remember(folder: Path, pid: int) -> None:
-    """Writes down the first process of a session that was just started.
-
-    Args:
-        folder: The coordinator's folder.
-        pid: Its process id.
-    """
+    """Writes down the first process of a session that was just started."""
     (folder / _FILE).write_text(json.dumps({"pid": pid, "began": psutil.Process(pid).create_time()}))
 
 
 def end_leftover(folder: Path) -> bool:
     """Ends the processes of the session that `remember` wrote down, if any are left.
-
-    Args:
-        folder: The coordinator's folder.
 
     Returns:
         Whether any were.

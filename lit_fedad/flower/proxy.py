@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lit_fedad.deployment.connections import PatientProtocol
-from lit_fedad.flower.authentication import CLOCK, Authenticator
+from lit_fedad.flower.keys import CLOCK, Authenticator
 from lit_fedad.flower.signals import RequestSignal, SignOffs
 
 _PREFIX = "/v1/fleet/"
@@ -143,16 +143,7 @@ async def _body(request: Request) -> bytes | None:
 def server(
     upstream: str, folder: Path, host: str, port: int, signal: RequestSignal, sign_offs: SignOffs
 ) -> uvicorn.Server:
-    """Builds a server of the proxy over TLS; call ``run`` of it in a thread.
-
-    Args:
-        upstream: Host and port of the SuperLink.
-        folder: Folder with ``ca.crt``, ``server.pem`` and ``server.key``, and the sites' ``keys``.
-        host: Address to listen on.
-        port: Port to listen on.
-        signal: Tells of requests.
-        sign_offs: Is told of sites that their operators end.
-    """
+    """Builds a server of the proxy over TLS, with the keys in a coordinator's folder; call its ``run`` in a thread."""
 
     def over() -> bool:
         return proxy.should_exit

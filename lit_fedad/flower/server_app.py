@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower.coordinator import ERROR
-from lit_fedad.flower.federation_folder import SETTINGS, FederationFolder
+from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.grid import GridCarrier
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.sites.coordinator import coordinate
@@ -40,7 +40,5 @@ def main(grid: Grid, context: Context) -> None:
         except UserError as error:
             # Flower would print a traceback; the command that started the run reads this, and says it in one line.
             advice = "give another out=DIR, or fresh=true"
-            text = str(error).replace(
-                advice, f"give the new run another name, as out in {folder.path / SETTINGS}"
-            )
+            text = str(error).replace(advice, f"give the new run another name, as out in {folder.file}")
             (folder.path / ERROR).write_text(text)

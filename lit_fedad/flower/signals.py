@@ -53,11 +53,7 @@ class RequestSignal:
 
 
 class SignOffs:
-    """Tells the run which sites were ended by their operators: nobody waits for them.
-
-    Args:
-        folder: A folder, with a file for each.
-    """
+    """Tells the run which sites were ended by their operators: nobody waits for them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -6,46 +6,37 @@ import hashlib
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, ClassVar
 
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.flower.fleet import answer_requests
 from lit_fedad.flower.keys import write_site_key
+from lit_fedad.flower.settings_folder import SettingsFolder
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
 from lit_fedad.sites.key_registry import PUBLIC, KeyRegistry, write_sum_key
 from lit_fedad.sites.offer import OFFERED, Offer
-from lit_fedad.sites.policy import Policy
-from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.settings import Policy, SiteSettings
 from lit_fedad.sites.site import AUDIT, Site
 
-SETTINGS = "site.yaml"
 KEY = "key"
 
 
 @dataclass(frozen=True)
-class SiteFolder:
+class SiteFolder(SettingsFolder):
     """A site's folder.
 
     Attributes:
-        path: The folder.
-        name: Name of the site.
         address: The coordinator's host and port.
-        data: Words that describe its images.
-        own: Words of ``cache`` and ``fabric``, ``calibration.group`` and ``image.page``.
-        apart: Whether its products are its own.
-        epsilon: Largest budget of differential privacy of all runs that it takes part in; None for any.
         stages: Products of each stage in which images come, joined by ``+``; of none where all are there at once.
-        policy: What may leave the site (`lit_fedad.sites.policy.Policy`).
+        policy: What may leave the site (`Policy`); all else is as in `SiteSettings`.
     """
 
-    path: Path
+    holds: ClassVar[str] = "site"
     name: str
     address: str
     data: Sequence[str]
@@ -56,32 +47,8 @@ class SiteFolder:
     policy: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path) -> SiteFolder:
-        """Reads a folder that `create` wrote.
-
-        Raises:
-            UserError: If it holds no such settings.
-        """
-        try:
-            content = yaml.safe_load((path / SETTINGS).read_text())
-            if not isinstance(content, dict) or not set(content) <= {f.name for f in fields(cls)} - {"path"}:
-                raise ValueError("other keys")
-            folder = cls(path.absolute(), **content)
-            folder.check()
-        except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-            raise UserError(
-                f"{path / SETTINGS}: cannot be read ({' '.join(str(error).split())}); make it: lit-fedad site init"
-            ) from error
-        return folder
-
-    @classmethod
     def create(cls, path: Path, authority: Path, **given: Any) -> tuple[SiteFolder, str]:
         """Writes settings and a key pair to a new folder.
-
-        Args:
-            path: The folder.
-            authority: The coordinator's ``ca.crt``.
-            **given: The settings.
 
         Returns:
             The folder, and the fingerprint of its key.
@@ -90,22 +57,13 @@ class SiteFolder:
             UserError: If the folder holds a site, or a setting is invalid.
         """
         folder = cls(path.absolute(), **given)
-        folder.check()
-        if (path / SETTINGS).exists() or (path / KEY).exists():
-            raise UserError(f"{path}: holds a site already; give another out=DIR")
-        if not authority.is_file():
-            raise UserError(f"ca={authority}: no such file; the coordinator's operator gives it to you")
-        try:
+        with folder.writing(new=True, policy=Policy.read(folder.policy).content):
+            if not authority.is_file():
+                raise UserError(f"ca={authority}: no such file; the coordinator's operator gives it to you")
             path.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(authority, path / "ca.crt")
-            fingerprint = write_site_key(path)
             write_sum_key(path, folder.name)
-            content = {name: value for name, value in asdict(folder).items() if name != "path"}
-            content |= {name: list(content[name]) for name in ("data", "own", "stages")}
-            content["policy"] = Policy.read(folder.policy).content
-            (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
-        except OSError as error:
-            raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
+            fingerprint = write_site_key(path)
         return folder, fingerprint
 
     def renew(self, sums: bool) -> str:
@@ -120,20 +78,14 @@ class SiteFolder:
         Raises:
             UserError: If it cannot be written.
         """
-        try:
+        with self.writing():
             if not sums:
                 return write_site_key(self.path)
             write_sum_key(self.path, self.name)
             return (self.path / PUBLIC).read_text().strip()
-        except OSError as error:
-            raise UserError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from error
 
     def check(self) -> None:
-        """Checks the settings.
-
-        Raises:
-            UserError: If one is invalid.
-        """
+        """Checks the settings; see `SettingsFolder.check`."""
         if not re.fullmatch(r"\w[\w-]{0,63}", self.name):
             raise UserError(f"name={self.name} must be letters, digits, '_' and '-'")
         if not re.fullmatch(r"[\w.-]+:\d{1,5}", self.address):
@@ -213,10 +165,6 @@ class SiteFolder:
 
 def start(folder: SiteFolder, display: Display) -> None:
     """Answers the coordinator's requests until the process is ended.
-
-    Args:
-        folder: The site's folder.
-        display: Output.
 
     Raises:
         UserError: If the coordinator refuses the site, or is not who it should be.

@@ -4,7 +4,6 @@ from lit_fedad.core.lazy_names import lazy_names
 
 # Imported when they are asked for: most modules of this package need one another, and few need all.
 _NAMES = {
-    "covering_radius": "coreset.covering_radius",
     "estimate_densities": "density.estimate_densities",
     "fit_subspace": "subspace.fit_subspace",
     "greedy_k_center": "coreset.greedy_k_center",

@@ -1,4 +1,3 @@
-from lit_fedad.memory.coreset import covering_radius as covering_radius
 from lit_fedad.memory.coreset import greedy_k_center as greedy_k_center
 from lit_fedad.memory.density import estimate_densities as estimate_densities
 from lit_fedad.memory.knn import nearest as nearest
@@ -6,7 +5,6 @@ from lit_fedad.memory.knn import neighbour_distances as neighbour_distances
 from lit_fedad.memory.subspace import fit_subspace as fit_subspace
 
 __all__ = [
-    "covering_radius",
     "estimate_densities",
     "fit_subspace",
     "greedy_k_center",

@@ -9,7 +9,7 @@ all points are then brought up to date by one matrix product.
 import torch
 from torch import Tensor
 
-from lit_fedad.memory.knn import chunks, nearest, squared_distances, working_dtype
+from lit_fedad.memory.knn import chunks, squared_distances, working_dtype
 
 _MOST_CANDIDATES = 2048
 _FLUSH_BYTES = 8 * 2**20  # the block of distances stays in the shared cache
@@ -71,23 +71,6 @@ def greedy_k_center(
         batches.append(batch)
         selected += len(batch)
     return torch.cat(batches)
-
-
-def covering_radius(points: Tensor, selected: Tensor) -> float:
-    """Computes the largest distance of a point to its nearest selected point, which a k-centre coreset minimises.
-
-    Args:
-        points: Rows ``[n, channels]``.
-        selected: Indices of the selected points.
-
-    Returns:
-        Euclidean distance.
-
-    Example:
-        >>> covering_radius(torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([1]))
-        3.0
-    """
-    return nearest(points, points[selected], k=1)[0].max().item()
 
 
 def _update(distances: Tensor, points: Tensor, batch: Tensor, centre: Tensor) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,35 +14,31 @@ from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
 
 
-class Aggregation(Protocol):
+class Aggregation(ABC):
     """The aggregation of N uploaded memories to one.
 
     Attributes:
         adds_up: Whether, with a last memory, only the sums over all clients' patches by slot count.
     """
 
-    adds_up: bool
+    adds_up = False
 
+    @abstractmethod
     def __call__(
-        self,
-        memories: Sequence[Tensor],
-        counts: Sequence[Tensor],
-        slots: int,
-        previous: Tensor | None,
-        generator: torch.Generator,
+        self, vectors: Tensor, counts: Tensor, slots: int, previous: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """Aggregates memories [n_i, C] with numbers of patches [n_i] to one memory [slots, C].
+        """Aggregates the vectors of all memories to one memory [slots, C].
 
         Args:
-            memories: Uploaded memories, each [n_i, C].
-            counts: Number of patches of each vector, each [n_i].
+            vectors: Uploaded memories, one after the other [n, C].
+            counts: Number of patches of each vector [n].
             slots: Size of the memory.
             previous: The last shared memory [slots, C]; None for the first.
             generator: Draws initial centroids.
         """
 
 
-class KMeansAggregation:
+class KMeansAggregation(Aggregation):
     """A clustering of all uploaded vectors to a new memory by k-means (FedDyMem Alg. 3).
 
     Args:
@@ -52,49 +48,32 @@ class KMeansAggregation:
         max_steps: Number of Lloyd steps.
     """
 
-    adds_up = False
-
     def __init__(self, weighted: bool = False, continued: bool = False, max_steps: int = 20) -> None:
         at_least("method.server.aggregation", 1, max_steps=max_steps)
         self.weighted, self.continued, self.max_steps = weighted, continued, max_steps
 
     def __call__(
-        self,
-        memories: Sequence[Tensor],
-        counts: Sequence[Tensor],
-        slots: int,
-        previous: Tensor | None,
-        generator: torch.Generator,
+        self, vectors: Tensor, counts: Tensor, slots: int, previous: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """Aggregates memories; see `Aggregation`."""
+        """Clusters; see `Aggregation`."""
+        weights, initial = counts if self.weighted else None, previous if self.continued else None
+        steps = self.max_steps
         return kmeans(
-            torch.cat(list(memories)),
-            slots,
-            weights=torch.cat(list(counts)) if self.weighted else None,
-            initial=previous if self.continued else None,
-            generator=generator,
-            max_steps=self.max_steps,
+            vectors, slots, weights=weights, initial=initial, generator=generator, max_steps=steps
         ).centroids
 
 
-class MeanAggregation:
+class MeanAggregation(Aggregation):
     """The mean of the memories slot by slot: the ablation without k-means (FedDyMem Table III)."""
 
-    adds_up = False
-
     def __call__(
-        self,
-        memories: Sequence[Tensor],
-        counts: Sequence[Tensor],
-        slots: int,
-        previous: Tensor | None,
-        generator: torch.Generator,
+        self, vectors: Tensor, counts: Tensor, slots: int, previous: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """Aggregates memories; see `Aggregation`."""
-        return torch.stack(list(memories)).mean(0)
+        """Averages; see `Aggregation`."""
+        return vectors.unflatten(0, (-1, slots)).mean(0)
 
 
-class LloydAggregation:
+class LloydAggregation(Aggregation):
     """Federated Lloyd: the mean of all patches of each slot, as a sum over clients.
 
     Clients assign their patches to the slots of the last memory and send each slot's mean m_ik and count n_ik::
@@ -116,22 +95,16 @@ class LloydAggregation:
         self.first, self.patches_per_slot = KMeansAggregation(weighted=True), patches_per_slot
 
     def __call__(
-        self,
-        memories: Sequence[Tensor],
-        counts: Sequence[Tensor],
-        slots: int,
-        previous: Tensor | None,
-        generator: torch.Generator,
+        self, vectors: Tensor, counts: Tensor, slots: int, previous: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """Aggregates memories; see `Aggregation`."""
+        """Adds up; see `Aggregation`."""
         if previous is None:
-            patches = sum(float(own.double().sum()) for own in counts)
-            filled = min(slots, max(1, int(patches / self.patches_per_slot)))
-            memory = self.first(memories, counts, filled, None, generator)
+            filled = min(slots, max(1, int(float(counts.double().sum()) / self.patches_per_slot)))
+            memory = self.first(vectors, counts, filled, None, generator)
             return memory[torch.arange(slots) % filled]
-        mass = torch.stack(list(counts)).double()
+        mass = counts.double().unflatten(0, (-1, slots))
         total = mass.sum(0)[:, None]
-        sums = (mass[..., None] * torch.stack(list(memories)).double()).sum(0)
+        sums = (mass[..., None] * vectors.double().unflatten(0, (-1, slots))).sum(0)
         return torch.where(total > 0, sums / total.clamp(min=1), previous.double()).float()
 
 

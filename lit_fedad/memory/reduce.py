@@ -45,7 +45,8 @@ class MemoryReduce(ABC):
     are never held all at once, and the batch size does not matter.
     """
 
-    @abstractmethod
+    _memory: Tensor | None
+
     def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
         """Begins a round.
 
@@ -58,6 +59,17 @@ class MemoryReduce(ABC):
         Raises:
             ValueError: A round after 0 comes without a memory of that size.
         """
+        self._memory, self._round, self._slots, self._generator = None, round, slots, generator
+        if round > 0:
+            if memory is None or len(memory) != slots:
+                raise ValueError(f"round {round} needs the memory of the round before, with {slots} slots")
+            # At least in single precision.
+            self._memory = memory.detach().to(working_dtype(memory))
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begins what a rule counts."""
 
     @abstractmethod
     def update(self, maps: Tensor, values: Tensor | None = None) -> None:
@@ -109,10 +121,7 @@ class PositionReduce(MemoryReduce):
         1.25
     """
 
-    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
-        """Begins a round, see :class:`MemoryReduce`; the generator is not used."""
-        self._memory = _previous(memory, round, slots)
-        self._round, self._slots = round, slots
+    def _begin(self) -> None:
         self._images, self._weight = 0, 0.0
         self._sum: Tensor | None = None  # of weighted maps; beside it the plain sums that the radii need
 
@@ -206,11 +215,9 @@ class SlotReduce(MemoryReduce):
         self.weights, self.average = weights, average
         self.max_patches, self.steps = max_patches, steps
 
-    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
-        """Begins a round, see :class:`MemoryReduce`."""
-        self._memory = _previous(memory, round, slots)
-        self._round, self._slots, self._generator = round, slots, generator
-        self._reservoir, self._seen = _Reservoir(self.max_patches, generator), 0
+    def _begin(self) -> None:
+        slots = self._slots
+        self._reservoir, self._seen = _Reservoir(self.max_patches, self._generator), 0
         if self._memory is not None:
             self._sums = torch.zeros_like(self._memory, dtype=torch.float64)
             self._weights = torch.zeros(slots, dtype=torch.float64, device=self._memory.device)
@@ -233,7 +240,9 @@ class SlotReduce(MemoryReduce):
             return
         distances, slots = nearest(patches, self._memory, k=1)
         assignment, distance = slots[:, 0], distances[:, 0].double()
-        weights = self._weigh(distance, assignment)
+        weights = torch.ones_like(distance) if self.weights == "none" else distance
+        if self.weights == "clipped":
+            weights = torch.minimum(distance, self._spacing[assignment])
         add_by_slot(self._sums, patches, assignment, weights)
         self._weights += torch.bincount(assignment, weights, minlength=self._slots)
         squares = (distance if values is None else values.flatten().double()).square()
@@ -261,11 +270,6 @@ class SlotReduce(MemoryReduce):
         # An image may lie behind several vectors of a slot: the largest number is surely of different ones.
         seen = torch.zeros_like(self._images).scatter_reduce_(0, slots, images, "amax")
         self._images += seen
-
-    def _weigh(self, distances: Tensor, assignment: Tensor) -> Tensor:
-        if self.weights == "none":
-            return torch.ones_like(distances)
-        return torch.minimum(distances, self._spacing[assignment]) if self.weights == "clipped" else distances
 
     def finish(self) -> Reduced:
         """Ends the round, see :class:`MemoryReduce`."""
@@ -303,10 +307,8 @@ class SampleReduce(MemoryReduce):
         [1.0, 3.0]
     """
 
-    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
-        """Begins a round, see :class:`MemoryReduce`."""
-        self._slots, self._generator = slots, generator
-        self._reservoir = _Reservoir(slots, generator)
+    def _begin(self) -> None:
+        self._reservoir = _Reservoir(self._slots, self._generator)
 
     @torch.no_grad()
     def update(self, maps: Tensor, values: Tensor | None = None) -> None:
@@ -361,15 +363,6 @@ class _Reservoir:
         if self._kept is None:
             raise _no_image()
         return self._kept[: self.seen]
-
-
-def _previous(memory: Tensor | None, round: int, slots: int) -> Tensor | None:
-    """The memory that a round builds on, at least in single precision: none in round 0."""
-    if round == 0:
-        return None
-    if memory is None or len(memory) != slots:
-        raise ValueError(f"round {round} needs the memory of the round before, with {slots} slots")
-    return memory.detach().to(working_dtype(memory))
 
 
 def _root_mean(squares: Tensor, counts: Tensor) -> Tensor:

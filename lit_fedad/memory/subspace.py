@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_fedad.contracts.compute import one_thread
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
@@ -237,11 +238,6 @@ def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> Tensor:
 
 def _directions(moments: Moments) -> tuple[Tensor, Tensor]:
     """Returns variances, descending [C], and directions [C, C], one a column."""
-    # On one thread: with more, digits would depend on how many a server has.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         variances, directions = torch.linalg.eigh(moments.covariance)
-    finally:
-        torch.set_num_threads(threads)
     return variances.flip(0).clamp(min=0), directions.flip(1)

@@ -6,9 +6,7 @@ images, the same number for each class, and trains a classifier on them that rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -17,21 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Free,
-    Message,
-    MessageSpec,
-    Predictors,
-    Task,
-    TensorSpec,
-    Update,
-    class_list,
-    spec_of,
-)
+from lit_fedad.contracts import Free, Message, MessageSpec, Task, TensorSpec, Update, class_list, spec_of
+from lit_fedad.contracts.compute import one_thread
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
-from lit_fedad.core.errors import UserError
-from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.core.bounds import at_least
+from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.functional import with_weights
 from lit_fedad.tasks.classifier import Classifier
 
@@ -39,7 +27,7 @@ WEIGHT, BIAS = "retrained.weight", "retrained.bias"
 GRADIENTS, CLASSES = "gradients.values", "gradients.classes"
 
 
-class CReFFClient(FedAvgClient):
+class CReFFClient(ServerModelClient):
     """A client that trains as in FedAvg, and sends its classes' gradients in the re-trained classifier.
 
     The paper augments images by DiffAug before their gradient is computed; here the task's views replace DiffAug.
@@ -60,8 +48,7 @@ class CReFFClient(FedAvgClient):
 
     def __init__(self, task: Classifier, local_epochs: int = 1, draws: int = 10, batch: int = 32) -> None:
         super().__init__(task, local_epochs)
-        if min(draws, batch) < 1:
-            raise UserError(f"method.client.draws={draws}, batch={batch}: both must be at least 1")
+        at_least("method.client", 1, draws=draws, batch=batch)
         self.draws, self.batch = draws, batch
         self.retrained: Message = {}
         self._received: Message = {}
@@ -71,11 +58,6 @@ class CReFFClient(FedAvgClient):
         self._received = {n: entry for n, entry in message.items() if n not in (WEIGHT, BIAS)}
         self.retrained = {n: message[n] for n in (WEIGHT, BIAS)}
         super().receive(self._received)
-
-    @property
-    def predictors(self) -> Predictors:
-        """The server's model alone, which is the same for all clients."""
-        return replace(super().predictors, own=False)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares FedAvg's weights and the re-trained classifier."""
@@ -111,12 +93,10 @@ class CReFFClient(FedAvgClient):
         classes = labels.unique()
         received = {name: entry.to(self.device) for name, entry in self._received.items()}
         with self.context.seeded("class gradients"):
-            gradients = [
-                with_weights(
-                    self.task, received, partial(self._gradient, images=images[labels == label], label=label)
-                )
-                for label in classes
-            ]
+            gradients = []
+            for label in classes:
+                gradient = partial(self._gradient, images=images[labels == label], label=label)
+                gradients.append(with_weights(self.task, received, gradient))
         return {GRADIENTS: torch.stack(gradients), CLASSES: classes}
 
     def _gradient(self, task: Task, images: Tensor, label: Tensor) -> Tensor:
@@ -132,6 +112,8 @@ class CReFFClient(FedAvgClient):
 
 class CReFFServer(FedAvgServer):
     """The server, which averages as FedAvg does, learns federated features and re-trains a classifier on them.
+
+    It reports the matching loss before and after its steps, summed over the classes of the round.
 
     Args:
         client: A client, for the initial weights; the first re-trained classifier is the initial one.
@@ -160,11 +142,8 @@ class CReFFServer(FedAvgServer):
         batch_size: int = 32,
     ) -> None:
         super().__init__(client)
-        if min(features_per_class, matching_steps, retraining_epochs, batch_size) < 1:
-            raise UserError(
-                f"method.server.features_per_class={features_per_class}, matching_steps={matching_steps},"
-                f" retraining_epochs={retraining_epochs}, batch_size={batch_size}: all must be at least 1"
-            )
+        at_least("method.server", 1, features_per_class=features_per_class, matching_steps=matching_steps)
+        at_least("method.server", 1, retraining_epochs=retraining_epochs, batch_size=batch_size)
         self.features_per_class = features_per_class
         self.matching_steps, self.matching_rate = matching_steps, matching_rate
         self.retraining_epochs, self.retraining_rate = retraining_epochs, retraining_rate
@@ -176,7 +155,6 @@ class CReFFServer(FedAvgServer):
         }
         self.features: Tensor | None = None
         self.seen = torch.zeros(self.classes, dtype=torch.bool)
-        self._losses: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the weights and the re-trained classifier."""
@@ -184,11 +162,7 @@ class CReFFServer(FedAvgServer):
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages weights, matches the features of the clients' classes, and re-trains the classifier."""
-        uploads = {
-            client: Update({n: update.message[n] for n in self.weights}, update.num_samples)
-            for client, update in updates.items()
-        }
-        self.weights = weighted_mean(uploads)
+        super().aggregate(updates)
         with one_thread():
             self._learn([update.message for update in updates.values()])
 
@@ -197,20 +171,18 @@ class CReFFServer(FedAvgServer):
         if self.features is None:
             shape = (self.classes, self.features_per_class, self.num_features)
             self.features = torch.randn(shape, generator=self.context.generator("federated features"))
-        held, gradients = mean_gradients(messages)
-        device = self.fabric.device if self.fabric else torch.device("cpu")
+        held, gradients = mean_gradients(
+            *(torch.cat([m[name] for m in messages]) for name in (GRADIENTS, CLASSES))
+        )
+        device = self.device
         classifier = torch.column_stack([self.retrained[WEIGHT], self.retrained[BIAS]]).to(device)
+        own, classes, wanted = (part.to(device) for part in (self.features[held], held, gradients))
         matched, before, after = match(
-            self.features[held].to(device),
-            held.to(device),
-            gradients.to(device),
-            classifier,
-            self.matching_steps,
-            self.matching_rate,
+            own, classes, wanted, classifier, self.matching_steps, self.matching_rate
         )
         self.features = self.features.index_copy(0, held, matched.cpu())
         self.seen = self.seen.index_fill(0, held, True)
-        self._losses = {"matching_loss_before": before, "matching_loss_after": after}
+        self.report = {"matching_loss_before": before, "matching_loss_after": after}
         self.retrained = self._retrain(self.features[self.seen].to(device))
 
     def _retrain(self, features: Tensor) -> Message:
@@ -218,30 +190,11 @@ class CReFFServer(FedAvgServer):
         labels = self.seen.nonzero().repeat_interleave(features.shape[1]).to(features.device)
         with self.context.seeded("classifier re-training"):
             fresh = nn.Linear(self.num_features, self.classes).to(features.device)
+            rate, epochs = self.retraining_rate, self.retraining_epochs
             weight, bias = train_classifier(
-                fresh,
-                features.flatten(0, 1),
-                labels,
-                self.retraining_epochs,
-                self.retraining_rate,
-                self.batch_size,
+                fresh, features.flatten(0, 1), labels, epochs, rate, self.batch_size
             )
         return {WEIGHT: weight.cpu(), BIAS: bias.cpu()}
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the matching loss before and after its steps, summed over the classes of the round."""
-        return self._losses
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limits torch to one thread for a block, because the order of sums depends on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def cross_entropy_gradient(classifier: Tensor, features: Tensor, targets: Tensor) -> Tensor:
@@ -265,19 +218,19 @@ def cross_entropy_gradient(classifier: Tensor, features: Tensor, targets: Tensor
     return residual.mT @ F.pad(features, (0, 1), value=1.0) / features.shape[-2]
 
 
-def mean_gradients(messages: list[Message]) -> tuple[Tensor, Tensor]:
+def mean_gradients(gradients: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Averages the gradient of each class over the clients that hold it, with equal weights.
 
     Args:
-        messages: Gradients [n, K, d + 1] and their classes [n] of every client.
+        gradients: Gradients of all clients' classes [n, K, d + 1].
+        classes: Their classes [n].
 
     Returns:
         The classes that any client holds, ascending [C], and their gradients [C, K, d + 1].
     """
-    held, places = torch.cat([message[CLASSES] for message in messages]).unique(return_inverse=True)
-    total = torch.zeros(len(held), *messages[0][GRADIENTS].shape[1:], dtype=torch.float64)
-    for message, own in zip(messages, places.split([len(m[CLASSES]) for m in messages]), strict=True):
-        total.index_add_(0, own, message[GRADIENTS].double())
+    held, places = classes.unique(return_inverse=True)
+    total = torch.zeros(len(held), *gradients.shape[1:], dtype=torch.float64)
+    total.index_add_(0, places, gradients.double())
     return held, (total / places.bincount()[:, None, None]).float()
 
 
@@ -305,15 +258,7 @@ def matching_loss(features: Tensor, classes: Tensor, gradients: Tensor, classifi
 def match(
     features: Tensor, classes: Tensor, gradients: Tensor, classifier: Tensor, steps: int, learning_rate: float
 ) -> tuple[Tensor, float, float]:
-    """Optimises features so that their gradients match given ones, by SGD on `matching_loss`.
-
-    Args:
-        features: Features of each class [C, n, d].
-        classes: The features' classes, int64 [C].
-        gradients: Gradients to match [C, K, d + 1].
-        classifier: Weight and bias in which gradients are computed [K, d + 1].
-        steps: Number of steps of SGD.
-        learning_rate: Learning rate of SGD.
+    """Optimises features so that their gradients match given ones, by steps of SGD on `matching_loss`.
 
     Returns:
         The features [C, n, d], and the loss before and after.

@@ -24,26 +24,10 @@ from lit_fedad.methods.parts.functional import pooled
 MEAN = "mean of features"
 
 
-class PersonalBias(nn.Module):
-    """A layer that adds one trainable vector to all features.
-
-    Args:
-        width: Number of channels.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(width))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Returns features [..., width] plus the bias."""
-        return features + self.bias
-
-
 def shift_features(task: Task, _: Any, features: Tensor) -> Tensor:
-    """Shifts the features of a task's forward by its ``offset``; a forward hook."""
-    assert isinstance(task.offset, PersonalBias)
-    return task.offset(features)
+    """Adds a task's ``offset`` to the features [..., C] of its forward; a forward hook."""
+    assert isinstance(task.offset, nn.Parameter)
+    return features + task.offset
 
 
 class DBEClient(FedAvgClient):
@@ -68,20 +52,19 @@ class DBEClient(FedAvgClient):
         at_least("method.client", 0, kappa=kappa)
         within("method.client", 0, 1, momentum=momentum)
         self.kappa, self.momentum = kappa, momentum
-        task.offset = self.offset = PersonalBias(task.num_features)
+        task.offset = self.offset = nn.Parameter(torch.zeros(task.num_features))
         task.register_forward_hook(shift_features)
         self.common = self.running = torch.zeros(task.num_features)
-        self._first_period = False
+        self.in_first_period = False
 
     def shared_keys(self) -> list[str]:
         """Lists the entries that FedAvg shares, without the bias."""
-        return [name for name in super().shared_keys() if not name.startswith("offset.")]
+        return [name for name in super().shared_keys() if name != "offset"]
 
     def receive(self, message: Message) -> None:
         """Loads the weights and g."""
-        weights = dict(message)
-        self.common = weights.pop(MEAN)
-        super().receive(weights)
+        self.common = message[MEAN]
+        super().receive(message)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares the weights and g."""
@@ -97,26 +80,13 @@ class DBEClient(FedAvgClient):
         view = self.task.view(batch)
         features = self.task(view)
         outputs = self.task.objective(features, view)
-        newest = pooled(features).mean(0) - self.offset.bias
+        newest = pooled(features).mean(0) - self.offset
         running = (1 - self.momentum) * self.running + self.momentum * newest
         self.running = running.detach()
-        if self._first_period:
+        if self.in_first_period:
             return outputs
         drift = 0.5 * (running - self.common).square().mean()
         return {**outputs, "loss": outputs["loss"] + self.kappa * drift, "drift": drift}
-
-    def first_period(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the initial weights without bias and regulariser, for r alone: they are what they were afterwards."""
-        before = {name: entry.clone() for name, entry in learned_state(self.task).items()}
-        self._first_period, self.task.round = True, 1
-        self.offset.requires_grad_(False)
-        try:
-            scalars = fit(self, loader, fabric)
-        finally:
-            self._first_period, self.task.round = False, self.context.round
-            self.offset.requires_grad_(True)
-            self.task.load_state_dict(before, strict=False)
-        return scalars
 
 
 class DBEServer(FedAvgServer):
@@ -148,8 +118,16 @@ class FeatureMean(Exchange[DBEClient, DBEServer]):
     discloses = (summed("mean of the images' features"),)
 
     def train(self, client: DBEClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains for the mean of the client's features alone."""
-        return client.first_period(loader, fabric)
+        """Trains the initial weights without bias and regulariser, for r alone: they are what they were afterwards."""
+        before = {name: entry.clone() for name, entry in learned_state(client.task).items()}
+        client.in_first_period, client.task.round = True, 1
+        client.offset.requires_grad_(False)
+        try:
+            return fit(client, loader, fabric)
+        finally:
+            client.in_first_period, client.task.round = False, client.context.round
+            client.offset.requires_grad_(True)
+            client.task.load_state_dict(before, strict=False)
 
     def send(self, client: DBEClient, loader: DataLoader) -> Message:
         """Returns the mean of the client's features."""

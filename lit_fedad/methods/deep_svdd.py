@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts import Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train, fit
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgServer, OneModelClient
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, FedAvgServer, OneModelClient
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 
 CENTRE = "centre"
@@ -74,22 +74,10 @@ class Pretrain(Train):
             return fit(client, loader, fabric)
 
 
-class Centre(Exchange[DeepSVDDClient, DeepSVDDServer]):
+class Centre(AfterMerger):
     """The set-up exchange in which clients send the mean of their features, which the server averages."""
 
     name = "centre"
-
-    def broadcast(self, server: DeepSVDDServer, client_id: int) -> Message:
-        """Returns the averaged weights."""
-        return server.weights
-
-    def broadcast_spec(self, client: DeepSVDDClient) -> MessageSpec:
-        """Declares the weights."""
-        return client.shared_spec()
-
-    def receive(self, client: DeepSVDDClient, message: Message) -> None:
-        """Loads the weights."""
-        client.receive(message)
 
     discloses = (summed("mean of the images' features"),)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -30,7 +30,7 @@ from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.feddm import FedDMClient, OwnImages
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
-from lit_fedad.methods.parts.functional import look
+from lit_fedad.methods.parts.functional import draw_weights, look
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
@@ -85,15 +85,9 @@ class AnchorCondenser(FedDMClient):
 
     def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the squared distance of mean features, class by class."""
-        self._random.apply(_draw_anew)
+        draw_weights(self._random)
         target = record(self._random, real.images, real.times)[0]
         return class_mmd(target, unconstrained(self._random, synthetic), real.times, real.sizes, counts)
-
-
-def _draw_anew(module: nn.Module) -> None:
-    """Draws a layer's weights as at its construction, from torch's global generators."""
-    if callable(reset := getattr(module, "reset_parameters", None)):
-        reset()
 
 
 class DESAClient(FedAvgClient):
@@ -162,20 +156,11 @@ class DESAClient(FedAvgClient):
     def receive(self, message: Message) -> None:
         """Loads weights, and the other clients' logits of the anchors."""
         self.logits = message[LOGITS]
-        super().receive({name: entry for name, entry in message.items() if name != LOGITS})
+        super().receive(message)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights and logits of any number of anchors."""
         return {**super().broadcast_spec(), LOGITS: TensorSpec((Free("anchors"), self.task.classes))}
-
-    def anchors_spec(self) -> MessageSpec:
-        """Declares any number of anchors, as bytes."""
-        count = Free("anchors")
-        form = (count, Free("channels", 4), Free("height"), Free("width"))
-        return {
-            ANCHORS: TensorSpec(form, torch.uint8, unordered=True),
-            LABELS: TensorSpec((count,), torch.int64, low=0, high=self.task.classes - 1, unordered=True),
-        }
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the losses of a batch and of a batch of anchors, in one forward pass."""
@@ -241,7 +226,7 @@ class DESAServer(FedAvgServer):
         if not len(self.anchors):
             return
         images = self._normalised(self.anchors)
-        self.task.to(self.fabric.device if self.fabric else "cpu")
+        self.task.to(self.device)
         self.logits = {
             client: torch.cat(look(self.task, update.message, images, self._ask))
             for client, update in updates.items()
@@ -251,19 +236,6 @@ class DESAServer(FedAvgServer):
     def _ask(self, images: Tensor) -> Tensor:
         logits: Tensor = self.task.classifier(self.task({"image": images}))
         return logits.float().cpu()
-
-    def merge_anchors(self, messages: Mapping[int, Message]) -> None:
-        """Averages the clients' anchors, the first of a class with the first, over those that own the class.
-
-        Raises:
-            UserError: If no client owns a class, or image sizes differ between clients.
-        """
-        every = joined(messages)
-        held = every.labels.unique()
-        piles = [every.images[every.labels == label] for label in held]
-        means = [pile.float().unflatten(0, (-1, self.per_class)).mean(0) for pile in piles]
-        self.anchors = torch.cat(means).round().to(torch.uint8)
-        self.labels = held.repeat_interleave(self.per_class)
 
 
 class SendAnchors(Exchange[DESAClient, DESAServer]):
@@ -299,8 +271,17 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
             raise UserError(f"the client sent {len(counts)} classes, and has {update.num_samples} images")
 
     def aggregate(self, server: DESAServer, updates: Mapping[int, Update]) -> None:
-        """Averages the anchors over clients."""
-        server.merge_anchors({client: update.message for client, update in updates.items()})
+        """Averages the anchors, the first of a class with the first, over the clients that own the class.
+
+        Raises:
+            UserError: If no client owns a class, or image sizes differ between clients.
+        """
+        every = joined({client: update.message for client, update in updates.items()})
+        held = every.labels.unique()
+        piles = [every.images[every.labels == label] for label in held]
+        means = [pile.float().unflatten(0, (-1, server.per_class)).mean(0) for pile in piles]
+        server.anchors = torch.cat(means).round().to(torch.uint8)
+        server.labels = held.repeat_interleave(server.per_class)
 
 
 class ReceiveAnchors(Exchange[DESAClient, DESAServer]):
@@ -314,8 +295,14 @@ class ReceiveAnchors(Exchange[DESAClient, DESAServer]):
         return {ANCHORS: server.anchors, LABELS: server.labels}
 
     def broadcast_spec(self, client: DESAClient) -> MessageSpec:
-        """Declares the anchors."""
-        return client.anchors_spec()
+        """Declares any number of anchors, as bytes."""
+        count = Free("anchors")
+        form = (count, Free("channels", 4), Free("height"), Free("width"))
+        classes = client.task.classes
+        return {
+            ANCHORS: TensorSpec(form, torch.uint8, unordered=True),
+            LABELS: TensorSpec((count,), torch.int64, low=0, high=classes - 1, unordered=True),
+        }
 
     def receive(self, client: DESAClient, message: Message) -> None:
         """Keeps the anchors."""

@@ -15,15 +15,12 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, MessageSpec, Update
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
+from lit_fedad.contracts import Message, Update
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import divergence, frozen, with_weights
-from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
+from lit_fedad.methods.parts.label_counts import COUNTS, CountingClient, CountingServer
 from lit_fedad.models.conditional_gan import ConditionalGenerator
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
@@ -31,7 +28,7 @@ from lit_fedad.tasks.classifier import Classifier
 _MOMENTS = (0.5, 0.999)  # of the generator's Adam
 
 
-class DFRDClient(FedAvgClient):
+class DFRDClient(CountingClient):
     """A client that trains as in FedAvg, and also sends how many images of each class it has.
 
     Args:
@@ -42,25 +39,12 @@ class DFRDClient(FedAvgClient):
         UserError: If the encoder is frozen.
     """
 
-    needs = Classifier
-    task: Classifier
-
     def __init__(self, task: Classifier, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
         refuse_frozen(task.encoder, "method dfrd generates images")
 
-    discloses = (TRAINED_WEIGHTS, counted("numbers of images of each class"))
 
-    def send(self, loader: DataLoader) -> Message:
-        """Returns weights, and the client's number of images of each class."""
-        return {**super().send(loader), COUNTS: count_labels(loader, self.task.classes)}
-
-    def upload_spec(self) -> MessageSpec:
-        """Declares weights and counts."""
-        return {**super().upload_spec(), COUNTS: counts_spec(self.task.classes)}
-
-
-class DFRDServer(FedAvgServer):
+class DFRDServer(CountingServer):
     """FedAvg's server, which distils the clients' models into their average.
 
     Each of ``steps`` times a round, Adam takes ``generator_steps`` on the generator, then SGD ``distillation_steps`` on
@@ -134,11 +118,8 @@ class DFRDServer(FedAvgServer):
         within("method.server", 0, 1, memory=memory)
         self.steps, self.generator_steps, self.distillation_steps = steps, generator_steps, distillation_steps
         self.batch_size, self.temperature = batch_size, temperature
-        self.generator_rate, self.learning_rate, self.weight_decay = (
-            generator_rate,
-            learning_rate,
-            weight_decay,
-        )
+        self.generator_rate, self.learning_rate = generator_rate, learning_rate
+        self.weight_decay = weight_decay
         self.transfer, self.spread, self.bound = transfer, spread, bound
         self.memory, self.replay = memory, replay
         self.task = deepcopy(client.task)
@@ -148,11 +129,6 @@ class DFRDServer(FedAvgServer):
         self.generator: Message = _state(self._network)
         self.average: Message = {}
         """The generator's moving average; empty before the first round."""
-        self._report: dict[str, float] = {}
-
-    def validate(self, client_id: int, update: Update) -> None:
-        """Checks that the counts are of the client's images."""
-        check_counts(update)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages the weights, then distils the clients' models into the average.
@@ -160,13 +136,13 @@ class DFRDServer(FedAvgServer):
         Raises:
             UserError: If distillation diverges.
         """
-        counts = torch.stack([update.message[COUNTS] for update in updates.values()])
-        own = [{n: w for n, w in update.message.items() if n != COUNTS} for update in updates.values()]
-        sizes = [update.num_samples for update in updates.values()]
-        super().aggregate({i: Update(w, n) for i, w, n in zip(updates, own, sizes, strict=True)})
+        super().aggregate(updates)
         if self.steps:
+            messages = [update.message for update in updates.values()]
+            counts = torch.stack([message[COUNTS] for message in messages])
+            models = [{name: message[name] for name in self.weights} for message in messages]
             with self.context.seeded("distillation"):
-                self.distil(counts, own)
+                self.distil(counts, models)
 
     def distil(self, counts: Tensor, models: Sequence[Message]) -> None:
         """Trains the generator and distils.
@@ -175,7 +151,7 @@ class DFRDServer(FedAvgServer):
             counts: Images of each client and class [N, K].
             models: Each client's weights.
         """
-        task, network = self.task.to(self._device), self._network.to(self._device)
+        task, network = self.task.to(self.device), self._network.to(self.device)
         task.load_state_dict(self.weights, strict=False)
         task.eval()
         network.load_state_dict(self.generator)
@@ -187,7 +163,7 @@ class DFRDServer(FedAvgServer):
             with frozen(task):
                 generating = self._train_generator(network, ensemble)
             distilling = self._train_average(network, earlier, ensemble)
-        self._report = {"generator_loss": generating, "distillation_loss": distilling}
+        self.report = {"generator_loss": generating, "distillation_loss": distilling}
         self.generator, state = _state(network), task.to("cpu").state_dict()
         self.weights = {name: state[name].detach().clone() for name in self.weights}
         before = self.average or self.generator
@@ -235,7 +211,7 @@ class DFRDServer(FedAvgServer):
         """Draws labels [B] in proportion to the clients' images, and noise [B, N]."""
         labels = torch.multinomial(ensemble.frequencies, self.batch_size, replacement=True)
         noise = torch.randn(self.batch_size, network.latent)
-        return labels.to(self._device), noise.to(self._device)
+        return labels.to(self.device), noise.to(self.device)
 
     def _logits(self, images: Tensor) -> Tensor:
         """Computes logits [B, K] under the task's current weights."""
@@ -249,14 +225,6 @@ class DFRDServer(FedAvgServer):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-    @property
-    def _device(self) -> torch.device:
-        return self.fabric.device if self.fabric else torch.device("cpu")
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the last losses of generator and distillation."""
-        return self._report
 
 
 class Ensemble:

@@ -8,17 +8,16 @@ by these numbers, to as many prototypes, which go out with the weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts import Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgServer, OneModelClient
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, FedAvgServer, OneModelClient
 from lit_fedad.tasks.elsa import Elsa, spherical_kmeans
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
@@ -48,11 +47,6 @@ class ElsaClient(OneModelClient):
         """Declares directions [K, D]."""
         return TensorSpec(tuple(self.task.prototypes.shape), low=-_UNIT, high=_UNIT, unordered=True)
 
-    def centres(self, loader: DataLoader) -> Message:
-        """Clusters the client's projections: ``prototypes`` [K, D], and images of each ``counts`` [K]."""
-        found = self.task.cluster(loader, self.context)
-        return {PROTOTYPES: found.centroids.float(), COUNTS: found.counts.long()}
-
 
 class ElsaServer(FedAvgServer):
     """FedAvg's server, which also keeps the last centres of each client, and the prototypes made of them.
@@ -73,28 +67,10 @@ class ElsaServer(FedAvgServer):
         return {**super().broadcast(client_id), PROTOTYPES: self.prototypes}
 
 
-@dataclass(frozen=True)
-class Centres(Exchange[ElsaClient, ElsaServer]):
-    """The exchange in which clients send centres under the merged weights.
+class Centres(AfterMerger):
+    """The exchange in which clients send centres under the merged weights."""
 
-    Attributes:
-        initial: Whether the exchange is before round 1, where no weights are sent, since all clients have the same.
-    """
-
-    initial: bool = False
     name = "prototypes"
-
-    def broadcast(self, server: ElsaServer, client_id: int) -> Message:
-        """Returns the merged weights; an empty message before round 1."""
-        return {} if self.initial else server.weights
-
-    def broadcast_spec(self, client: ElsaClient) -> MessageSpec:
-        """Declares the weights."""
-        return {} if self.initial else client.shared_spec()
-
-    def receive(self, client: ElsaClient, message: Message) -> None:
-        """Loads the weights."""
-        client.receive(message)
 
     discloses = (
         Disclosure(
@@ -103,8 +79,9 @@ class Centres(Exchange[ElsaClient, ElsaServer]):
     )
 
     def send(self, client: ElsaClient, loader: DataLoader) -> Message:
-        """Returns the client's centres."""
-        return client.centres(loader)
+        """Clusters the client's projections: ``prototypes`` [K, D], and images of each ``counts`` [K]."""
+        found = client.task.cluster(loader, client.context)
+        return {PROTOTYPES: found.centroids.float(), COUNTS: found.counts.long()}
 
     def upload_spec(self, client: ElsaClient) -> MessageSpec:
         """Declares centres [K, D] and counts [K]."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,21 +19,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Exchange,
-    Exchanges,
-    Free,
-    Message,
-    MessageSpec,
-    Predictors,
-    TensorSpec,
-    Update,
-)
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, Buffers, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, Buffers, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -77,12 +68,8 @@ class FADngsClient(FedAvgClient):
     @property
     def own_entries(self) -> dict[str, Tensor]:
         """Entries that are not sent, without the densities of all clients and what follows from them, by name."""
-        own = super().own_entries
-        return (
-            {n: e for n, e in own.items() if n not in self.task.local_buffers}
-            if self.share_densities
-            else own
-        )
+        shared = self.task.local_buffers if self.share_densities else ()
+        return {name: entry for name, entry in super().own_entries.items() if name not in shared}
 
     @own_entries.setter
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
@@ -108,20 +95,16 @@ class FADngsClient(FedAvgClient):
             super().refresh(loader, predicts)
             return
         if self.embedded is None or self.embedded[0] != self.context.round - 1:
-            self.embedded = self._embed(self.context.round - 1, loader)
+            self.embed(self.context.round - 1, loader)
+        assert self.embedded is not None
         _, z, index = self.embedded
         self.task.select(z, index)
 
-    def local_densities(self, loader: DataLoader) -> Message:
-        """Estimates densities of the client's images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
-        self.embedded = self._embed(self.context.round, loader)
-        found = self.task.estimate(self.embedded[1], self.context)
-        return {MEAN: found.mean, COVARIANCE: found.covariance}
-
-    def _embed(self, round: int, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
-        """Embeds the client's images; returns the round of the merged weights, embeddings and positions."""
+    def embed(self, round: int, loader: DataLoader) -> Tensor:
+        """Embeds the client's images [n, D] under the merged weights of a round, and keeps it with their positions."""
         z, index = self.task.embed(loader)
-        return round, z.cpu(), index
+        self.embedded = round, z.cpu(), index
+        return self.embedded[1]
 
 
 class LastMerge(NamedTuple):
@@ -170,7 +153,6 @@ class FADngsServer(FedAvgServer):
         self.density_set: Message = {}
         self.densities = {}
         self.last_merge: LastMerge | None = None
-        self._report: dict[str, float] = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Checks that distillation is possible, with all clients as teachers.
@@ -180,8 +162,7 @@ class FADngsServer(FedAvgServer):
         """
         if self.distillation is None:
             return
-        device = self.fabric.device if self.fabric else torch.device("cpu")
-        InstanceQueues.check(len(sizes), self.distillation.queue, self.task.projected, device)
+        InstanceQueues.check(len(sizes), self.distillation.queue, self.task.projected, self.device)
         if self.public is None or len(self.public) < 2:
             raise UserError(
                 "distillation needs public images: give public=natural, synthetic, folder or packed,"
@@ -202,11 +183,8 @@ class FADngsServer(FedAvgServer):
         # Joined once: equal messages are serialised once only if they hold the same tensors.
         self._densities = dict(sorted(densities.items()))
         messages = self._densities.values()
-        self.density_set = (
-            {name: torch.cat([message[name] for message in messages]) for name in (MEAN, COVARIANCE)}
-            if messages
-            else {}
-        )
+        names = (MEAN, COVARIANCE) if messages else ()
+        self.density_set = {name: torch.cat([message[name] for message in messages]) for name in names}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages (FADngs Eq. 10), then distils into the average (FADngs Eq. 11, FADngs Eq. 12 and FADngs Eq. 13)."""
@@ -214,42 +192,20 @@ class FADngsServer(FedAvgServer):
         self.task.round = self.context.round
         if self.context.round == self.task.rounds:  # only then, to save memory in training
             self.last_merge = LastMerge(self.weights, {client: u.message for client, u in updates.items()})
-        self._report = {}
+        self.report = {}
         if self.distillation is None or self.public is None or self.task.warming_up:
             return
         teachers = {client: update.message for client, update in updates.items()}
         self.task.load_state_dict(self.density_set, strict=False)
-        self.weights, self._report = self.distillation(
+        self.weights, self.report = self.distillation(
             self.task, self.weights, teachers, self.public, self.context, self.fabric
         )
 
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the scalars of distillation."""
-        return self._report
 
+class ShareDensities(AfterMerger):
+    """The exchange in which clients estimate densities under the merged weights, which the server keeps."""
 
-@dataclass(frozen=True)
-class ShareDensities(Exchange[FADngsClient, FADngsServer]):
-    """The exchange in which clients estimate densities under the merged weights, which the server keeps.
-
-    Attributes:
-        initial: Whether the exchange is before round 1, where no weights are sent, since all clients have the same.
-    """
-
-    initial: bool = False
     name = "densities"
-
-    def broadcast(self, server: FADngsServer, client_id: int) -> Message:
-        """Returns the merged weights; an empty message before round 1."""
-        return {} if self.initial else server.weights
-
-    def broadcast_spec(self, client: FADngsClient) -> MessageSpec:
-        """Declares the weights."""
-        return {} if self.initial else client.shared_spec()
-
-    def receive(self, client: FADngsClient, message: Message) -> None:
-        """Loads the merged weights."""
-        client.receive(message)
 
     discloses = (
         Disclosure(
@@ -258,8 +214,9 @@ class ShareDensities(Exchange[FADngsClient, FADngsServer]):
     )
 
     def send(self, client: FADngsClient, loader: DataLoader) -> Message:
-        """Returns the client's densities."""
-        return client.local_densities(loader)
+        """Estimates densities of the client's images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
+        found = client.task.estimate(client.embed(client.context.round, loader), client.context)
+        return {MEAN: found.mean, COVARIANCE: found.covariance}
 
     def upload_spec(self, client: FADngsClient) -> MessageSpec:
         """Declares any number of densities."""
@@ -283,9 +240,7 @@ def exchanges(client: FADngsClient) -> Exchanges:
     """Densities under the initial weights; then, in every round, training and densities under merged weights."""
     if not client.share_densities:
         return fedavg.exchanges(client)
-    evidence = replace(WEIGHTS, densities=_densities_of)
+    evidence = replace(
+        WEIGHTS, densities=lambda server: {c: (m[MEAN], m[COVARIANCE]) for c, m in server.densities.items()}
+    )
     return Exchanges((ShareDensities(initial=True),), (Train(MEANS), ShareDensities()), evidence=evidence)
-
-
-def _densities_of(server: FADngsServer) -> dict[int, tuple[Tensor, Tensor]]:
-    return {client: (sent[MEAN], sent[COVARIANCE]) for client, sent in server.densities.items()}

@@ -6,10 +6,12 @@ All methods that share parameters extend FedAvg.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -37,7 +39,6 @@ from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received, weights_sent
 from lit_fedad.methods.parts.functional import trainable
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
-from lit_fedad.methods.parts.server_optimizers import stepped
 
 Buffers = Literal["mean", "local"]
 
@@ -58,10 +59,12 @@ class FedAvgClient(Client):
         aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
 
     Attributes:
+        own_model: Whether each client predicts with a model of its own, beside that of the server.
         shares_weights: Whether a task without weights leaves the method nothing to do.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
+    own_model: ClassVar[bool] = False
     shares_weights: ClassVar[bool] = True
 
     def __init__(
@@ -89,7 +92,7 @@ class FedAvgClient(Client):
     def predictors(self) -> Predictors:
         """The same model for all clients where no state is personal."""
         shared = len(self.shared_keys()) == len(learned_state(self.task))
-        return Predictors(shared=shared, server_shared=shared)
+        return Predictors(shared=shared and not self.own_model, server_shared=shared)
 
     def shared_keys(self) -> list[str]:
         """Lists the shared entries of the task's state: all that training changes, without personal ones."""
@@ -148,6 +151,15 @@ class FedAvgClient(Client):
         return self.shared_spec()
 
 
+class ServerModelClient(FedAvgClient):
+    """A FedAvg client of which only the server's model predicts, which is the same for all."""
+
+    @property
+    def predictors(self) -> Predictors:
+        """The server's model alone."""
+        return replace(super().predictors, own=False)
+
+
 class OneModelClient(FedAvgClient):
     """A FedAvg client with nothing of its own: what predicts beside the weights comes from the server, too."""
 
@@ -178,6 +190,7 @@ class FedAvgServer(Server):
             FedYogi, FedAdagrad); None replaces the weights by the mean. Entries that do not train are averaged.
 
     Attributes:
+        report: Scalars of the last round to track, of servers that do more than average.
         weights: The global model, as broadcast.
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
     """
@@ -196,21 +209,72 @@ class FedAvgServer(Server):
         self.server_optimizer_state: dict[str, Any] = {}
         self.trained = [name for name in self.weights if name in trainable(client.task)]
         self.statistics: Message = {}
+        self.report: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the weights, the same to every client."""
         return self.weights
 
+    def diagnostics(self) -> dict[str, float]:
+        """Returns the scalars of the round."""
+        return self.report
+
+    @property
+    def launched(self) -> Fabric:
+        """Device and precision of a server that trains, which the federation has set."""
+        assert self.fabric is not None
+        return self.fabric
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server computes: the CPU where nothing was launched."""
+        return self.fabric.device if self.fabric else torch.device("cpu")
+
+    def mean_weights(self, updates: Mapping[int, Update], equal: bool = False) -> Message:
+        """Averages the clients' weights, ``sum_n z_n W_n``, without what else is in their messages."""
+        weights = {
+            client: replace(update, message={name: update.message[name] for name in self.weights})
+            for client, update in updates.items()
+        }
+        return weighted_mean(weights, equal)
+
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages the clients' weights, ``sum_n z_n W_n``, and moves W to them, or towards them by an optimiser."""
-        merged = weighted_mean(updates)
+        """Moves W to the mean of the clients' weights, or towards it by an optimiser."""
+        merged = self.mean_weights(updates)
         if self.server_optimizer is not None:
-            before = {name: self.weights[name] for name in self.trained}
-            moved, self.server_optimizer_state = stepped(
-                self.server_optimizer, self.server_optimizer_state, before, merged
-            )
-            merged |= moved
+            moving = {name: nn.Parameter(self.weights[name].clone()) for name in self.trained}
+            optimizer = self.server_optimizer(moving.values())
+            if self.server_optimizer_state:  # copied, for its steps change what it is given
+                optimizer.load_state_dict(deepcopy(self.server_optimizer_state))
+            for name, parameter in moving.items():
+                parameter.grad = self.weights[name] - merged[name]
+            optimizer.step()
+            merged |= {name: parameter.detach() for name, parameter in moving.items()}
+            self.server_optimizer_state = optimizer.state_dict()
         self.weights = merged
+
+
+@dataclass(frozen=True)
+class AfterMerger(Exchange[Any, Any]):
+    """An exchange in which clients send something of their images under the merged weights.
+
+    Attributes:
+        initial: Whether it comes before round 1, where no weights are sent, since all clients have the same.
+    """
+
+    initial: bool = False
+
+    def broadcast(self, server: FedAvgServer, client_id: int) -> Message:
+        """Returns the merged weights; an empty message before round 1."""
+        return {} if self.initial else server.weights
+
+    def broadcast_spec(self, client: FedAvgClient) -> MessageSpec:
+        """Declares the weights."""
+        return {} if self.initial else client.shared_spec()
+
+    def receive(self, client: FedAvgClient, message: Message) -> None:
+        """Loads the weights."""
+        client.task.load_state_dict(message, strict=False)
 
 
 def exchanges(client: FedAvgClient) -> Exchanges:

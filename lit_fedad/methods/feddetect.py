@@ -10,23 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Exchange,
-    Exchanges,
-    Message,
-    MessageSpec,
-    Prediction,
-    Task,
-    TensorSpec,
-    Update,
-)
+from lit_fedad.contracts import Exchanges, Message, MessageSpec, Prediction, Task, TensorSpec, Update
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least
@@ -34,7 +24,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_moments
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, AfterMerger, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.autoencoder import Autoencoder, FeatureAutoencoder
 
@@ -77,9 +67,8 @@ class FedDetectClient(FedAvgClient):
 
     def receive(self, message: Message) -> None:
         """Loads weights and threshold."""
-        weights = dict(message)
-        self.threshold = weights.pop(THRESHOLD)
-        super().receive(weights)
+        self.threshold = message[THRESHOLD]
+        super().receive(message)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights and threshold."""
@@ -91,12 +80,6 @@ class FedDetectClient(FedAvgClient):
         threshold = self.threshold.to(found.image_score)
         drawn = None if found.anomaly_map is None else found.anomaly_map / threshold
         return found._replace(image_score=found.image_score / threshold, anomaly_map=drawn)
-
-    @torch.no_grad()
-    def errors(self, loader: DataLoader) -> Tensor:
-        """Computes the error of each of the client's images [n]."""
-        scores = map_batches(self.task, loader, lambda batch: self.task.predict_step(batch).image_score.cpu())
-        return torch.cat(list(scores))
 
 
 class FedDetectServer(FedAvgServer):
@@ -126,34 +109,19 @@ class FedDetectServer(FedAvgServer):
         return {THRESHOLD: float(self.threshold)}
 
 
-@dataclass(frozen=True)
-class Errors(Exchange[FedDetectClient, FedDetectServer]):
-    """The exchange in which clients send count, mean and variance of their images' errors under merged weights.
+class Errors(AfterMerger):
+    """The exchange in which clients send count, mean and variance of their images' errors under merged weights."""
 
-    Attributes:
-        initial: Whether the exchange is before round 1, where no weights are sent, since all clients have the same.
-    """
-
-    initial: bool = False
     name = "errors"
-
-    def broadcast(self, server: FedDetectServer, client_id: int) -> Message:
-        """Returns the merged weights; an empty message before round 1."""
-        return {} if self.initial else server.weights
-
-    def broadcast_spec(self, client: FedDetectClient) -> MessageSpec:
-        """Declares the weights."""
-        return {} if self.initial else client.shared_spec()
-
-    def receive(self, client: FedDetectClient, message: Message) -> None:
-        """Loads the weights."""
-        client.task.load_state_dict(message, strict=False)
 
     discloses = (summed("mean and variance of the images' reconstruction errors"),)
 
+    @torch.no_grad()
     def send(self, client: FedDetectClient, loader: DataLoader) -> Message:
         """Returns ``count``, ``mean`` [1] and ``variance`` [1] of the client's errors."""
-        errors = client.errors(loader).double()
+        task = client.task
+        scores = map_batches(task, loader, lambda batch: task.predict_step(batch).image_score.cpu())
+        errors = torch.cat(list(scores)).double()
         return {
             "count": torch.tensor(len(errors)),
             "mean": errors.mean()[None].float(),

@@ -19,17 +19,9 @@ from lit_fedad.condensation.batch_statistics import record, unconstrained
 from lit_fedad.condensation.condense import Condensation, RealBatch
 from lit_fedad.condensation.kernels import class_mmd
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.contracts import (
-    Exchanges,
-    Free,
-    Message,
-    MessageSpec,
-    Task,
-    TensorSpec,
-    Update,
-    class_list,
-)
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Task, TensorSpec, Update, class_list
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, counted
+from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
@@ -99,11 +91,9 @@ class FedDMClient(CondensedClient):
         quantize: bool = True,
     ) -> None:
         super().__init__(task, mean, std, quantize)
-        if not 0 <= share <= 1 or min(minimum, radius) < 0 or least < 1:
-            raise UserError(
-                f"method.client.share={share}, minimum={minimum}, least={least}, radius={radius}: give a share from"
-                " 0 to 1, least at least 1, the others not below 0"
-            )
+        within("method.client", 0, 1, share=share)
+        at_least("method.client", 0, minimum=minimum, radius=radius)
+        at_least("method.client", 1, least=least)
         if share == minimum == 0:
             raise UserError("method.client.share=0 minimum=0 sends no image; raise one of them")
         self.condensation = condensation

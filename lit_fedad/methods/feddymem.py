@@ -25,7 +25,6 @@ from lit_fedad.contracts import (
     Message,
     MessageSpec,
     Predictors,
-    Server,
     Sums,
     TensorSpec,
     Update,
@@ -40,19 +39,11 @@ from lit_fedad.federation.message_check import TINY
 from lit_fedad.federation.receiver import FAR
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
 from lit_fedad.memory.reduce import PositionReduce, Reduced
-from lit_fedad.methods.parts.bank_sums import check_slots, slot_means
 from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
-from lit_fedad.methods.parts.pooled_moments import (
-    PooledMoments,
-    add_moments,
-    check_moments,
-    held_moments,
-    moments_disclosed,
-    moments_spec,
-    new_moments,
-    subspace_spec,
-)
+from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
+from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments, subspace_spec
 from lit_fedad.methods.parts.pooled_statistics import (
+    check_count,
     load_statistics,
     pool_channels,
     standardised,
@@ -68,7 +59,7 @@ MEMORY = Disclosure(Kind.PATCHES, "mean features of groups of like patches, of f
 """What a memory tells of a client's images."""
 
 
-class FedDyMemClient(Client):
+class FedDyMemClient(MomentsClient):
     """A client that uploads its patches compressed to a memory, and trains a head, if any, against the shared one.
 
     Head and optimiser are personal: they are never averaged (FedDyMem Alg. 5).
@@ -86,7 +77,7 @@ class FedDyMemClient(Client):
     """
 
     needs = MemoryBank
-    state_names = ("head", "drew_head", "measured", "sent", "past")
+    state_names = ("head", "drew_head", "sent", "past")
     task: MemoryBank
 
     def __init__(
@@ -100,7 +91,6 @@ class FedDyMemClient(Client):
         super().__init__(task, local_epochs, keep_optimizer)
         if not send_counts and task.subspace is not None:
             raise UserError("task.subspace needs method.client.send_counts=true")
-        self.sets, self.measured = task.moment_sets, 0
         # Of data that come in stages: what was sent last, and the last of earlier stages.
         self.sent: dict[str, Tensor] = {}
         self.past: dict[str, Tensor] = {}
@@ -158,7 +148,7 @@ class FedDyMemClient(Client):
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
         """A memory, and moments of features where the task measures them."""
-        return (MEMORY, *(moments_disclosed(self.task) if self.task.measures else ()))
+        return (MEMORY, *(self.moments_disclosed if self.task.measures else ()))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
@@ -169,7 +159,7 @@ class FedDyMemClient(Client):
         reduced = self.task.reduce_memory(loader, self.context, anchors, past=past)
         if self.task.reduce.adds_up:
             self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
-        moments = new_moments(self, loader) if self.task.measures else {}
+        moments = self.new_moments(loader) if self.task.measures else {}
         return {**reduced.message(self.sent_per_slot()), **moments}
 
     def anchors(self, memory: Tensor) -> Tensor:
@@ -178,7 +168,7 @@ class FedDyMemClient(Client):
 
     def upload_spec(self) -> MessageSpec:
         """Declares a memory, float32 [slots, C], and new moments where the task has a subspace."""
-        moments = moments_spec(self) if self.task.measures else {}
+        moments = self.moments_spec() if self.task.measures else {}
         return {**self.memory_spec(*self.sent_per_slot()), **moments}
 
     def first_memory(self, loader: DataLoader, names: Sequence[str], vectors: int | None = None) -> Message:
@@ -204,7 +194,7 @@ class FedDyMemClient(Client):
         return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **values}
 
 
-class FedDyMemServer(Server):
+class FedDyMemServer(MomentsServer):
     """The server, which merges the uploaded memories to the next one (FedDyMem Alg. 3).
 
     Args:
@@ -215,15 +205,8 @@ class FedDyMemServer(Server):
         radius_images: Number of different images from which on a slot's own patches tell its radius (`merge_radii`).
     """
 
-    state_names: ClassVar[tuple[str, ...]] = (
-        "moments",
-        "measured",
-        "statistics",
-        "subspace",
-        "known",
-        "first_spread",
-        "latest",
-    )
+    state_names: ClassVar[tuple[str, ...]] = ("statistics", "known", "first_spread", "latest")
+    task: MemoryBank
 
     def __init__(
         self,
@@ -232,21 +215,14 @@ class FedDyMemServer(Server):
         prior_patches: float = 0.0,
         radius_images: int = 1,
     ) -> None:
-        super().__init__()
+        super().__init__(client)
         at_least("method.server", 0, prior_patches=prior_patches)
         at_least("method.server", 1, radius_images=radius_images)
-        task = client.task
-        self.counted = client.send_counts
-        self.task, self.share, self.sets = task, task.subspace, client.sets
-        self.standardised, self.measures = standardised(task), task.measures
+        self.counted, self.slots = client.send_counts, client.task.slots
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
-        self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
-        self.counts_per_image = max(self.vectors_per_image, self.slots)
+        self.counts_per_image = max(client.task.vectors_per_image, self.slots)
         self.aggregation, self.prior_patches, self.radius_images = aggregation, prior_patches, radius_images
-        self.moments: Message = {}
-        self.measured: dict[int, int] = {}
         self.statistics: Message = {}
-        self.subspace: Message = {}
         self.known: Message = {}
         self.first_spread: float | None = None
         self.latest: dict[str, float] = {}
@@ -258,11 +234,11 @@ class FedDyMemServer(Server):
 
     def learn(self) -> None:
         """Computes statistics, once, and the subspace of all features that clients have measured so far."""
-        moments = held_moments(self.moments)
-        if self.standardised and not self.statistics:
+        moments = self.moments_by_set()
+        if standardised(self.task) and not self.statistics:
             # Statistics stay what they were first: the memory is kept in features that they standardise.
             self.statistics = self.task.statistics_of(moments[0])
-        if self.share is not None:
+        if self.task.subspace is not None:
             self.subspace = self.task.fit_subspace(moments, self.statistics)
 
     def broadcast(self, client_id: int) -> Message:
@@ -272,13 +248,23 @@ class FedDyMemServer(Server):
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what slots count, and new moments."""
         message, images = update.message, update.num_samples
-        if self.measures:  # sums hold the images of earlier stages too
+        if self.task.measures:  # sums hold the images of earlier stages too
             new = images if len(message.get("count", ())) else 0
             images = max(images, self.measured.get(client_id, 0) + new)
         if self.counted:
-            check_slots(message, images, self.counts_per_image, self.vectors_per_image)
+            self._check_slots(message, images)
         if "covariance" in message:
-            check_moments(update, self.sets, self.vectors_per_image, needed=False)
+            self.check_moments(update)
+
+    def _check_slots(self, message: Message, images: int) -> None:
+        """Checks that slots can be of so many images."""
+        counts = message["counts"]
+        total = float(counts.double().sum())
+        check_count(total, images * self.counts_per_image)
+        if total < 0.999 * min(len(counts), images * self.set_vectors):
+            raise UserError(f"the client's slots count {total:g} patches, too few for its images")
+        if "image_counts" in message and (message["image_counts"] > counts.clamp(max=images)).any():
+            raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges memories, and adds new moments up."""
@@ -290,8 +276,8 @@ class FedDyMemServer(Server):
             memory = memory[place]
         if self.counted:
             self.known["radii"] = self._merge_radii(messages, memory, place)
-        if self.measures and previous is not None:
-            add_moments(self, updates)
+        if self.task.measures and previous is not None:
+            self.add_moments(updates)
         self.known["memory"] = memory
 
     def anchors(self) -> Tensor:
@@ -309,18 +295,17 @@ class FedDyMemServer(Server):
         return torch.arange(self.slots)
 
     def _merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
-        memories = [m["memory"] for m in messages]
-        counts = [m.get("counts", torch.ones(len(m["memory"]))) for m in messages]
+        vectors = torch.cat([m["memory"] for m in messages])
+        counts = torch.cat([m.get("counts", torch.ones(len(m["memory"]))) for m in messages])
         generator = self.context.generator("aggregate")
-        memory = self.aggregation(memories, counts, self.slots, previous, generator).contiguous()
+        memory = self.aggregation(vectors, counts, self.slots, previous, generator).contiguous()
         spread = float(memory.var(0, correction=0).sum().sqrt())
         self.first_spread = self.first_spread or spread
-        moved = torch.cat(memories)[torch.cat(counts) > 0]
-        self.latest = {"memory_spread": spread, "client_agreement": agreement(moved, memory)}
+        self.latest = {"memory_spread": spread, "client_agreement": agreement(vectors[counts > 0], memory)}
         return memory
 
     def _merge_radii(self, messages: list[Message], memory: Tensor, place: Tensor | None) -> Tensor:
-        if self.share is None:
+        if self.task.subspace is None:
             return merge_radii(messages, memory, self.prior_patches, self.radius_images)
         if place is None:  # radii are residuals here, which clients group by slots once they know these
             return torch.ones(self.slots)
@@ -378,14 +363,18 @@ def exchanges(client: FedDyMemClient) -> Exchanges:
     """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
     task, statistics = client.task, list[Exchange]()
     if task.measures:
-        statistics = [PooledMoments(client.sets, task.vectors_per_image)]
+        statistics = [PooledMoments()]
     elif task.standardise:
         statistics = [pool_channels(task)]
     threshold = (PooledThreshold(task.loss.neighbours),) if client.pools_threshold else ()
-    means = slot_means(task) if client.send_counts else None
+    sums = None
+    if client.send_counts and task.head is None and task.reduce.adds_up:
+        moments = MomentSums(task.vectors_per_image) if task.measures else None
+        means = SlotMeans(max(task.vectors_per_image, task.slots), moments)
+        sums = Sums(lambda client: means)
     return Exchanges(
         (*statistics, FirstMemory(), *threshold),
-        (Train(Sums(lambda client: means) if means else None),),
+        (Train(sums),),
         evidence=Evidence(bank_sent, bank_received, predict_with_bank, _invertible),
     )
 

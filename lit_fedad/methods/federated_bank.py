@@ -20,17 +20,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, TensorSpec, Update, senders
-from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import Aggregation, shared_slots
+from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots, split_fullest
 from lit_fedad.methods import feddymem
 from lit_fedad.methods.feddymem import MEMORY, FedDyMemClient, FedDyMemServer, FirstMemory
-from lit_fedad.methods.parts.bank_sums import bank_sums_spec, made_of_sums, slot_sums
-from lit_fedad.methods.parts.model_sums import ModelSums, remaining_moments, sent_moments
 from lit_fedad.methods.parts.noised_bank import NOISED_BANK, NOISED_STEPS
-from lit_fedad.methods.parts.pooled_moments import held_moments
+from lit_fedad.methods.parts.pooled_moments import ModelSums
 from lit_fedad.tasks.memory_bank import MemoryBank
+
+
+def made_of_sums(task: MemoryBank) -> bool:
+    """Tells whether bank and subspace are sums that images can be taken out of."""
+    return task.head is None and task.reduce.adds_up and isinstance(task.subspace, float)
 
 
 class FederatedBankClient(FedDyMemClient):
@@ -61,10 +65,8 @@ class FederatedBankClient(FedDyMemClient):
         noised_share: float = 0.95,
     ) -> None:
         super().__init__(task, send_counts=True)
+        self.look_along(noised_directions, noised_share)
         at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
-        at_least("method.client", 2, noised_directions=noised_directions)
-        above("method.client", 0, noised_share=noised_share)
-        within("method.client", 0, 1, noised_share=noised_share)
         if drawn:
             at_least("method.client", 2, min_images=min_images)
             if not (task.measures and made_of_sums(task)):
@@ -73,9 +75,6 @@ class FederatedBankClient(FedDyMemClient):
                 )
         self.drawn, self.oversampling, self.min_images = drawn, oversampling, min_images
         self.first_vectors = task.slots
-        self.sums: Message = {}
-        self.directions, self.noised_share = min(noised_directions, task.num_features), noised_share
-        self.frame: Message = {}
 
     def anchors(self, memory: Tensor) -> Tensor:
         """Returns the slots of the shared memory; of drawn ones, copies moved apart."""
@@ -87,7 +86,32 @@ class FederatedBankClient(FedDyMemClient):
 
     def sums_spec(self) -> MessageSpec:
         """Declares the sums that the model is made of."""
-        return bank_sums_spec(self.task, self.sets)
+        slots = self.task.slots
+        rows = TensorSpec((slots, self.task.num_features), unordered=True)
+        sums = TensorSpec((slots,), low=0)
+        return {
+            **super().sums_spec(),
+            "anchors": rows,
+            "sum_memory": rows,
+            "sum_counts": sums,
+            "sum_squares": sums,
+            "sum_images": TensorSpec((slots,), torch.int64, low=0),
+            "counted": TensorSpec((), torch.int64, low=0, high=1),
+        }
+
+    def refit(self, moments: list[Moments], loader: DataLoader) -> None:
+        """Takes images of the client out of bank, radii and subspace.
+
+        Statistics that features are standardised and whitened by stay what they are: the bank lives in these features.
+        """
+        task, message = self.task, self.sums
+        names = ("anchors", "sum_memory", "sum_counts", "sum_squares", "sum_images")
+        sums = SlotSums(*(message[name].cpu() for name in names))
+        if int(message["counted"]):
+            anchors = message["anchors"].to(task.memory)
+            sums = sums.without(task.reduce_memory(loader, self.context, anchors))
+        task.load_memory(*sums.bank(self.min_images))
+        task.load_subspace(**task.fit_subspace(moments, task.loaded_statistics()))
 
 
 class FederatedBankServer(FedDyMemServer):
@@ -98,7 +122,8 @@ class FederatedBankServer(FedDyMemServer):
         aggregation: Aggregation of N memories to one.
 
     Attributes:
-        moments: Those of all features; under differential privacy what is known of them (`HoldsBank`).
+        slots_of: The sums of the last round by slot, as `FederatedBankClient.sums_spec` names them.
+        counted_clients: The clients behind them.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
@@ -109,7 +134,7 @@ class FederatedBankServer(FedDyMemServer):
         self.min_images, self.oversampling, self.clients = client.min_images, client.oversampling, 1
         self.slots_of: Message = {}
         self.counted_clients: list[int] = []
-        self.drawn, self.directions, self.held_share = client.drawn, client.directions, client.noised_share
+        self.drawn = client.drawn
 
     @property
     def merges_sums(self) -> bool:  # type: ignore[override]
@@ -128,14 +153,14 @@ class FederatedBankServer(FedDyMemServer):
     def model_sums(self, client_id: int) -> Message:
         """Returns the sums that the model is made of, and whether the slots count patches of this client."""
         counted = torch.tensor(int(client_id in self.counted_clients))
-        return {**sent_moments(self, client_id), **self.slots_of, "counted": counted}
+        return {**super().model_sums(client_id), **self.slots_of, "counted": counted}
 
     def learn(self) -> None:
         """Computes statistics and subspace; once, draws the first memory."""
         super().learn()
         if self.drawn and not self.known:
             generator = self.context.generator("memory")
-            memory = draw_slots(held_moments(self.moments)[0], self.statistics, self.slots, generator)
+            memory = draw_slots(self.moments_by_set()[0], self.statistics, self.slots, generator)
             self.known = {"memory": memory, "radii": torch.ones(self.slots)}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
@@ -150,7 +175,7 @@ class FederatedBankServer(FedDyMemServer):
         """Keeps the sums, and gives slots of too few images copies of others."""
         messages = [update.message for update in updates.values()]
         if made_of_sums(self.task):
-            self.slots_of, self.counted_clients = slot_sums(messages, memory, anchors), senders(updates)
+            self.slots_of, self.counted_clients = _slot_sums(messages, memory, anchors), senders(updates)
         if self.min_images == 1:
             return super().place_slots(updates, memory, anchors)
         images = torch.stack([message["image_counts"] for message in messages]).sum(0)
@@ -199,26 +224,18 @@ class FirstVectors(FirstMemory):
         server.validate(client_id, update)
 
 
-class BankSums(ModelSums[FederatedBankClient]):
-    """The exchange after the rounds in which clients receive the sums behind bank, radii and subspace."""
-
-    def leave_out(self, client: FederatedBankClient, loader: DataLoader) -> None:
-        """Takes images of the client out of bank, radii and subspace.
-
-        Statistics that features are standardised and whitened by stay what they are: the bank lives in these features.
-
-        Raises:
-            UserError: If no image remains.
-        """
-        task, message = client.task, client.sums
-        moments = remaining_moments(message, task, loader)
-        names = ("sum_memory", "sum_counts", "sum_squares", "sum_images")
-        sums = SlotSums(message["anchors"].cpu(), *(message[name].cpu() for name in names))
-        if int(message["counted"]):
-            anchors = message["anchors"].to(task.memory)
-            sums = sums.without(task.reduce_memory(loader, client.context, anchors))
-        task.load_memory(*sums.bank(client.min_images))
-        task.load_subspace(**task.fit_subspace(moments, task.loaded_statistics()))
+def _slot_sums(messages: list[Message], memory: Tensor, anchors: Tensor) -> Message:
+    """Adds up what clients sent of their slots, beside the mean patch of each and the anchors [slots, C]."""
+    counts = torch.stack([m["counts"].double() for m in messages])
+    squares = counts * torch.stack([m["radii"].double().square() for m in messages])
+    images = torch.stack([m.get("image_counts", m["counts"]).long() for m in messages])
+    return {
+        "anchors": anchors,
+        "sum_memory": memory.clone(),  # no two tensors of a message share memory
+        "sum_counts": counts.sum(0).float(),
+        "sum_squares": squares.sum(0).float(),
+        "sum_images": images.sum(0),
+    }
 
 
 def exchanges(client: FederatedBankClient) -> Exchanges:
@@ -229,6 +246,6 @@ def exchanges(client: FederatedBankClient) -> Exchanges:
     return replace(
         plain,
         setup=tuple(chain.from_iterable(setup)),
-        leave_out=BankSums() if made_of_sums(client.task) else None,
+        leave_out=ModelSums() if made_of_sums(client.task) else None,
         noised=Exchanges(NOISED_BANK, NOISED_STEPS) if client.drawn else None,
     )

@@ -10,27 +10,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Evidence,
-    Exchanges,
-    Message,
-    MessageSpec,
-    NothingNew,
-    Sums,
-    TensorSpec,
-)
-from lit_fedad.contracts.disclosure import DisclosedBy, summed
+from lit_fedad.contracts import Evidence, Exchanges, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts.disclosure import Disclosures, summed
 from lit_fedad.core.bounds import at_least
+from lit_fedad.memory.moments import Moments, upper_triangle
 from lit_fedad.methods.parts.evidence import moments_sent
-from lit_fedad.methods.parts.feature_sums import MomentSums
-from lit_fedad.methods.parts.model_sums import (
+from lit_fedad.methods.parts.noised_padim import noised_padim
+from lit_fedad.methods.parts.pooled_moments import (
     ModelSums,
     MomentsClient,
     MomentsServer,
-    remaining_moments,
+    NewMoments,
+    PooledMoments,
 )
-from lit_fedad.methods.parts.noised_padim import noised_padim
-from lit_fedad.methods.parts.pooled_moments import PooledMoments, held_moments, packed
 from lit_fedad.tasks.padim import PaDiM
 
 
@@ -50,9 +42,16 @@ class FederatedPaDiMClient(MomentsClient):
     task: PaDiM
 
     def __init__(self, task: PaDiM, noised_directions: int = 16, noised_cells: int = 4) -> None:
-        super().__init__(task, noised_directions)
+        super().__init__(task)
+        self.look_along(noised_directions)
+        self.vectors_per_image = 1  # at each position
         at_least("method.client", 1, noised_cells=noised_cells)
         self.cells = min(noised_cells, *task.grid)
+
+    @property
+    def moments_disclosed(self) -> Disclosures:
+        """What moments by position tell."""
+        return (summed("mean and covariance of the features at each position of the image"),)
 
     def receive(self, message: Message) -> None:
         """Loads the Gaussians."""
@@ -70,6 +69,10 @@ class FederatedPaDiMClient(MomentsClient):
             "whiteners": TensorSpec((self.sets, channels * (channels + 1) // 2)),
         }
 
+    def refit(self, moments: list[Moments], loader: DataLoader) -> None:
+        """Fits the Gaussians to moments by position."""
+        self.task.load_gaussians(*self.task.fit_gaussians(moments))
+
 
 class FederatedPaDiMServer(MomentsServer):
     """The server, which adds moments up and fits the Gaussians.
@@ -82,58 +85,28 @@ class FederatedPaDiMServer(MomentsServer):
     """
 
     state_names = ("gaussians",)
+    task: PaDiM
 
     def __init__(self, client: FederatedPaDiMClient) -> None:
         super().__init__(client)
-        self.task, self.cells = client.task, client.cells
+        self.cells = client.cells
         self.gaussians: Message = {}
 
     def learn(self) -> None:
         """Fits the Gaussians to all features that clients have measured so far."""
-        self.tell(*self.task.fit_gaussians(held_moments(self.moments)))
+        self.tell(*self.task.fit_gaussians(self.moments_by_set()))
 
     def tell(self, centres: Tensor, whiteners: Tensor) -> None:
         """Sets what clients are sent: means [P, d] and upper triangular whiteners [P, d, d]."""
-        rows, columns = torch.triu_indices(*whiteners.shape[1:])
-        self.gaussians = {"centres": centres, "whiteners": whiteners[:, rows, columns]}
+        self.gaussians = {"centres": centres, "whiteners": upper_triangle(whiteners)}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the Gaussians, the same to every client."""
         return self.gaussians
 
 
-class PositionMoments(PooledMoments):
-    """The set-up exchange in which clients send moments; each position has one vector an image."""
-
-    discloses = DisclosedBy(
-        lambda client: (summed("mean and covariance of the features at each position of the image"),)
-    )
-    sums = Sums(lambda client: MomentSums(1))
-
-
-class NewPositionMoments(PositionMoments):
-    """The exchange of a round: clients receive the Gaussians, and send the moments of a stage that has begun."""
-
-    down = True
-    sums = Sums(
-        lambda client: MomentSums(1),
-        # Without stages, rounds bring no image that was not measured before.
-        lambda client: NothingNew(packed((), client.task.num_features)),
-    )
-
-
-class PositionSums(ModelSums[FederatedPaDiMClient]):
-    """The exchange after the rounds in which clients receive the moments of all images."""
-
-    def leave_out(self, client: FederatedPaDiMClient, loader: DataLoader) -> None:
-        """Fits the Gaussians to the moments of all images but these."""
-        remaining = remaining_moments(client.sums, client.task, loader)
-        client.task.load_gaussians(*client.task.fit_gaussians(remaining))
-
-
 def exchanges(client: FederatedPaDiMClient) -> Exchanges:
     """Moments before round 1; in rounds those of new data."""
-    rounds = (NewPositionMoments(client.sets, 1),)
+    rounds = (NewMoments(),)
     noised = Exchanges(noised_padim(client.cells), rounds)
-    setup = (PositionMoments(client.sets, 1),)
-    return Exchanges(setup, rounds, PositionSums(), noised, Evidence(moments_sent))
+    return Exchanges((PooledMoments(),), rounds, ModelSums(), noised, Evidence(moments_sent))

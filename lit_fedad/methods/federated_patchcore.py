@@ -60,15 +60,6 @@ class FederatedPatchCoreClient(Client):
     def bank(self, bank: Tensor) -> None:
         self.task.load_memory(bank)
 
-    @torch.no_grad()
-    def coreset(self, loader: DataLoader) -> Tensor:
-        """Selects a greedy coreset [up to vectors, C] of the client's patches."""
-        parts = map_batches(self.task, loader, lambda batch: self.task(batch).flatten(0, 1))
-        patches = torch.cat(list(parts))
-        generator = self.context.generator("coreset")
-        chosen = greedy_k_center(patches, self.vectors, generator=generator, projection=self.projection)
-        return patches[chosen].float().cpu()
-
 
 class FederatedPatchCoreServer(Server):
     """The server, which holds the union of all coresets, reduced by a second coreset to the size of the bank.
@@ -84,13 +75,11 @@ class FederatedPatchCoreServer(Server):
         self.slots, self.projection = client.task.slots, client.projection
         self.bank: Message = {}
 
-    def unite(self, coresets: list[Tensor]) -> None:
-        """Unites coresets, each [n, C], and reduces them to the size of the bank."""
-        union = torch.cat(coresets)
-        if len(union) > self.slots:
-            generator = self.context.generator("coreset")
-            union = union[greedy_k_center(union, self.slots, generator=generator, projection=self.projection)]
-        self.bank = {"memory": union}
+
+def reduced(vectors: Tensor, size: int, side: FederatedPatchCoreClient | FederatedPatchCoreServer) -> Tensor:
+    """Reduces vectors [n, C] to a greedy coreset."""
+    generator = side.context.generator("coreset")
+    return vectors[greedy_k_center(vectors, size, generator=generator, projection=side.projection)]
 
 
 class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
@@ -101,17 +90,21 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
 
     discloses = (Disclosure(Kind.PATCHES, "features of single patches of images, as they are"),)
 
+    @torch.no_grad()
     def send(self, client: FederatedPatchCoreClient, loader: DataLoader) -> Message:
-        """Returns the coreset."""
-        return {"memory": client.coreset(loader)}
+        """Selects a greedy coreset [up to vectors, C] of the client's patches."""
+        parts = map_batches(client.task, loader, lambda batch: client.task(batch).flatten(0, 1))
+        chosen = reduced(torch.cat(list(parts)), client.vectors, client)
+        return {"memory": chosen.float().cpu()}
 
     def upload_spec(self, client: FederatedPatchCoreClient) -> MessageSpec:
         """Declares a coreset, float32 [up to vectors, C]."""
         return {"memory": _bank(client.vectors, client)}
 
     def aggregate(self, server: FederatedPatchCoreServer, updates: Mapping[int, Update]) -> None:
-        """Unites the coresets."""
-        server.unite([update.message["memory"] for update in updates.values()])
+        """Unites the coresets, and reduces them to the size of the bank."""
+        union = torch.cat([update.message["memory"] for update in updates.values()])
+        server.bank = {"memory": reduced(union, server.slots, server) if len(union) > server.slots else union}
 
 
 class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):

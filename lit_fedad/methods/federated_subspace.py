@@ -13,35 +13,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Evidence,
-    Exchange,
-    Exchanges,
-    Message,
-    MessageSpec,
-    NothingNew,
-    Sums,
-    TensorSpec,
-    Update,
-)
+from lit_fedad.contracts import Evidence, Exchange, Exchanges, Message, MessageSpec, Sums, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
-from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
+from lit_fedad.memory.moments import Moments
+from lit_fedad.methods.parts import pooled_moments
 from lit_fedad.methods.parts.evidence import moments_sent, subspace_received
-from lit_fedad.methods.parts.feature_sums import ClusterSums, MomentSums
-from lit_fedad.methods.parts.model_sums import (
+from lit_fedad.methods.parts.feature_sums import ClusterSums
+from lit_fedad.methods.parts.noised_subspace import NOISED_SUBSPACE
+from lit_fedad.methods.parts.pooled_moments import (
     ModelSums,
     MomentsClient,
     MomentsServer,
-    remaining_moments,
-)
-from lit_fedad.methods.parts.noised_subspace import NOISED_SUBSPACE
-from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
-    held_moments,
-    packed,
     subspace_spec,
 )
 from lit_fedad.methods.parts.pooled_statistics import check_count
@@ -64,10 +50,8 @@ class FederatedSubspaceClient(MomentsClient):
     task: Subspace
 
     def __init__(self, task: Subspace, noised_directions: int = 48, noised_share: float = 0.95) -> None:
-        super().__init__(task, noised_directions)
-        above("method.client", 0, noised_share=noised_share)
-        within("method.client", 0, 1, noised_share=noised_share)
-        self.noised_share = noised_share
+        super().__init__(task)
+        self.look_along(noised_directions, noised_share)
 
     def receive(self, message: Message) -> None:
         """Loads the subspace and, as far as the message holds them, clusters."""
@@ -85,6 +69,10 @@ class FederatedSubspaceClient(MomentsClient):
         own = {name: known[name] for name in clusters} if rows else {}
         return {**subspace_spec(self.task), **own}
 
+    def refit(self, moments: list[Moments], loader: DataLoader) -> None:
+        """Fits the subspace to moments by set."""
+        self.task.load_subspace(*self.task.fit_subspace(moments))
+
 
 class FederatedSubspaceServer(MomentsServer):
     """The server, which adds moments up and computes the subspace.
@@ -93,19 +81,16 @@ class FederatedSubspaceServer(MomentsServer):
         client: A client, for sizes.
     """
 
-    state_names = ("subspace", "clusters")
+    state_names = ("clusters",)
+    task: Subspace
 
     def __init__(self, client: FederatedSubspaceClient) -> None:
         super().__init__(client)
-        self.task, self.sets, self.rows = client.task, client.sets, client.task.clusters
-        self.vectors_per_image = client.task.vectors_per_image
-        self.held_share = client.noised_share
-        self.subspace: Message = {}
         self.clusters: Message = {}
 
     def learn(self) -> None:
         """Computes the subspace of all features that clients have measured so far."""
-        found = self.task.fit_subspace(held_moments(self.moments))
+        found = self.task.fit_subspace(self.moments_by_set())
         self.subspace = dict(zip(("centre", "basis"), found, strict=True))
 
     def broadcast(self, client_id: int) -> Message:
@@ -120,15 +105,6 @@ class FederatedSubspaceServer(MomentsServer):
         if "frame" in self.moments:
             channels = self.directions
         return {"dimensions": float(channels - outside), "residual_dimensions": float(outside)}
-
-
-class SubspaceSums(ModelSums[FederatedSubspaceClient]):
-    """The exchange after the rounds in which clients receive the moments of all images."""
-
-    def leave_out(self, client: FederatedSubspaceClient, loader: DataLoader) -> None:
-        """Fits the subspace to the moments of all images but these."""
-        remaining = remaining_moments(client.sums, client.task, loader)
-        client.task.load_subspace(*client.task.fit_subspace(remaining))
 
 
 class _SendState(Exchange[FederatedSubspaceClient, FederatedSubspaceServer]):
@@ -181,7 +157,7 @@ class Centres(_SendState):
         ]
         found = kmeans(
             torch.cat([update.message["memory"] for update in updates.values()]),
-            server.rows,
+            server.task.clusters,
             weights=torch.cat(weights),
             generator=server.context.generator("clusters"),
         )
@@ -210,7 +186,7 @@ class Residuals(_SendState):
     def validate(self, server: FederatedSubspaceServer, client_id: int, update: Update) -> None:
         """Checks the counts."""
         total = float(update.message["counts"].double().sum())
-        check_count(total, update.num_samples * server.vectors_per_image)
+        check_count(total, update.num_samples * server.set_vectors)
 
     def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
         """Computes the usual residual of each cluster."""
@@ -221,26 +197,20 @@ class Residuals(_SendState):
         server.clusters["radii"] = root_mean_squares(summed("squares"), summed("counts"))
 
 
-class NewMoments(_SendState, PooledMoments):
-    """The exchange of a round, in which clients send the moments of a stage that has begun, if any."""
+class NewMoments(_SendState, pooled_moments.NewMoments):
+    """The exchange of a round, in which clients receive clusters too."""
 
     clusters = ("memory", "radii")
-    sums = Sums(
-        lambda client: MomentSums(client.task.vectors_per_image),
-        # Without stages, rounds bring no image that was not measured before.
-        lambda client: NothingNew(packed((), client.task.num_features)),
-    )
 
 
 def exchanges(client: FederatedSubspaceClient) -> Exchanges:
     """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
     clusters = (Centres(), Residuals()) if client.task.clusters else ()
-    sizes = client.sets, client.task.vectors_per_image
     # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
     known = isinstance(client.task.share, float) and not client.task.clusters
-    setup, rounds = (PooledMoments(*sizes), *clusters), (NewMoments(*sizes),)
+    setup, rounds = (PooledMoments(), *clusters), (NewMoments(),)
     evidence = Evidence(moments_sent, subspace_received)
     if not known:
         return Exchanges(setup, rounds, evidence=evidence)
     noised = Exchanges(NOISED_SUBSPACE, rounds)
-    return Exchanges(setup, rounds, SubspaceSums(), noised, evidence)
+    return Exchanges(setup, rounds, ModelSums(), noised, evidence)

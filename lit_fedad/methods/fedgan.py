@@ -28,7 +28,6 @@ from lit_fedad.models.conditional_gan import ConditionalDiscriminator, Condition
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
-GENERATOR, DISCRIMINATOR = "generator.", "discriminator."
 _MOMENTS = (0.5, 0.999)  # of Adam, as in DCGAN
 
 
@@ -80,20 +79,17 @@ class FedGANClient(FedAvgClient):
 
     def shared_state(self) -> Message:
         """Returns copies of the weights of model, generator and discriminator."""
-        own = {n: entry.detach().to("cpu", copy=True) for n, entry in self._gan_state().items()}
+        own = {n: entry.detach().to("cpu", copy=True) for n, entry in self._gan.state_dict().items()}
         return {**super().shared_state(), **own}
 
     def shared_spec(self) -> MessageSpec:
         """Declares the weights of model, generator and discriminator."""
-        return {**super().shared_spec(), **spec_of(self._gan_state())}
+        return {**super().shared_spec(), **spec_of(self._gan.state_dict())}
 
     def receive(self, message: Message) -> None:
         """Loads all three networks."""
-        for prefix, network in ((GENERATOR, self.generator), (DISCRIMINATOR, self.discriminator)):
-            network.load_state_dict(
-                {n.removeprefix(prefix): w for n, w in message.items() if n.startswith(prefix)}
-            )
-        super().receive({n: w for n, w in message.items() if not n.startswith((GENERATOR, DISCRIMINATOR))})
+        self._gan.load_state_dict(message, strict=False)
+        super().receive(message)
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss on local and generated images together, which are augmented alike."""
@@ -164,13 +160,10 @@ class FedGANClient(FedAvgClient):
     def _noise(self, labels: Tensor) -> Tensor:
         return torch.randn(len(labels), self.generator.latent).to(labels.device)
 
-    def _gan_state(self) -> Message:
-        networks = ((GENERATOR, self.generator), (DISCRIMINATOR, self.discriminator))
-        return {
-            f"{prefix}{name}": entry
-            for prefix, network in networks
-            for name, entry in network.state_dict().items()
-        }
+    @property
+    def _gan(self) -> nn.ModuleDict:
+        """Both networks, with the names that their weights have in messages."""
+        return nn.ModuleDict({"generator": self.generator, "discriminator": self.discriminator})
 
 
 def balanced_labels(count: int, classes: int) -> Tensor:

@@ -13,13 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, MessageSpec, Update, spec_of
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
 from lit_fedad.core.bounds import above, at_least
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
+from lit_fedad.methods.parts.label_counts import COUNTS, CountingClient, CountingServer
 from lit_fedad.tasks.classifier import Classifier
 
 GENERATOR = "generator."
@@ -61,7 +58,7 @@ def diversity(noise: Tensor, features: Tensor) -> Tensor:
     return (-apart.mean()).exp()
 
 
-class FedGenClient(FedAvgClient):
+class FedGenClient(CountingClient):
     """A client that also trains on generated features, and sends how many images of each class it has.
 
     From round 2, with g = ``weight * 0.98^(t - 1)``: ``CE(x, y) + n / B g CE(head(G(y')), y') +
@@ -78,9 +75,6 @@ class FedGenClient(FedAvgClient):
         noise: Numbers of noise of the generator.
         hidden: Hidden units of the generator.
     """
-
-    needs = Classifier
-    task: Classifier
 
     def __init__(
         self,
@@ -107,12 +101,12 @@ class FedGenClient(FedAvgClient):
         own = {n.removeprefix(GENERATOR): w for n, w in message.items() if n.startswith(GENERATOR)}
         self.generator.load_state_dict(own)
         self.counts = message[COUNTS]
-        super().receive({n: w for n, w in message.items() if n != COUNTS and not n.startswith(GENERATOR)})
+        super().receive(message)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights, generator and the classes' numbers of images."""
         own = {f"{GENERATOR}{name}": entry for name, entry in self.generator.state_dict().items()}
-        return {**super().broadcast_spec(), **spec_of(own), COUNTS: counts_spec(self.task.classes)}
+        return {**super().broadcast_spec(), **spec_of(own), COUNTS: self.counts_spec()}
 
     def on_train_start(self) -> None:
         """Resets the count of epochs."""
@@ -140,18 +134,8 @@ class FedGenClient(FedAvgClient):
         loss = outputs["loss"] + weight * (self.generated / self.batch_size * teacher + latent)
         return {**outputs, "loss": loss, "teacher": teacher, "latent": latent}
 
-    discloses = (TRAINED_WEIGHTS, counted("numbers of images of each class"))
 
-    def send(self, loader: DataLoader) -> Message:
-        """Returns weights, and the client's number of images of each class."""
-        return {**super().send(loader), COUNTS: count_labels(loader, self.task.classes)}
-
-    def upload_spec(self) -> MessageSpec:
-        """Declares weights and counts."""
-        return {**super().upload_spec(), COUNTS: counts_spec(self.task.classes)}
-
-
-class FedGenServer(FedAvgServer):
+class FedGenServer(CountingServer):
     """FedAvg's server, which trains the generator on the clients' output layers before it averages.
 
     It minimises ``sum_k mean a_{k,y} NLL(head_k(G(y)), y) + spread * diversity``. a_{k,y} is client k's share of class
@@ -184,13 +168,12 @@ class FedGenServer(FedAvgServer):
         at_least("method.server", 0, steps=steps, weight_decay=weight_decay, spread=spread)
         at_least("method.server", 2, batch_size=batch_size)  # of one, batch normalisation has no variance
         above("method.server", 0, learning_rate=learning_rate)
-        self.steps, self.batch_size, self.spread, self.local_epochs = (
-            steps,
-            batch_size,
-            spread,
+        self.steps, self.batch_size, self.spread = steps, batch_size, spread
+        self.local_epochs, self.learning_rate, self.weight_decay = (
             client.local_epochs,
+            learning_rate,
+            weight_decay,
         )
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
         self.counts = torch.zeros(client.task.classes, dtype=torch.int64)
         self.optimizer_state: dict[str, Any] | None = None
@@ -200,16 +183,11 @@ class FedGenServer(FedAvgServer):
         self._build = lambda: FeatureGenerator(
             client.task.classes, client.task.num_features, noise, first.out_features
         )
-        self._report: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns weights, generator, and the last round's numbers of images by class."""
         own = {f"{GENERATOR}{name}": entry for name, entry in self.generator.items()}
         return {**super().broadcast(client_id), **own, COUNTS: self.counts}
-
-    def validate(self, client_id: int, update: Update) -> None:
-        """Checks that the counts are of the client's images."""
-        check_counts(update)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Trains the generator, then averages the weights."""
@@ -220,11 +198,7 @@ class FedGenServer(FedAvgServer):
         ]
         self.counts = counts.sum(0)
         self.learn(counts, heads)
-        weights = {
-            client: Update({n: w for n, w in update.message.items() if n != COUNTS}, update.num_samples)
-            for client, update in updates.items()
-        }
-        super().aggregate(weights)
+        super().aggregate(updates)
 
     def learn(self, counts: Tensor, heads: list[tuple[Tensor, Tensor]]) -> None:
         """Trains the generator on output layers.
@@ -233,15 +207,14 @@ class FedGenServer(FedAvgServer):
             counts: Images of each client and class [N, K].
             heads: Weight [K, C] and bias [K] of each client's output layer.
         """
-        device = self.fabric.device if self.fabric else torch.device("cpu")
         seen = 1 + self.local_epochs * counts
-        shares = (seen / seen.sum(0)).float().to(device)
+        shares = (seen / seen.sum(0)).float().to(self.device)
         known = (seen.amax(0) > 1).nonzero()[:, 0]
         if not len(known) or not self.steps:
             return
-        layers = [tuple(entry.float().to(device) for entry in head) for head in heads]
+        layers = [tuple(entry.float().to(self.device) for entry in head) for head in heads]
         with self.context.seeded("generator"):
-            generator = self._build().to(device).train()
+            generator = self._build().to(self.device).train()
             generator.load_state_dict(self.generator)
             rate = self.learning_rate * _DECAY ** (self.context.round - 1)
             optimizer = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=self.weight_decay)
@@ -249,8 +222,8 @@ class FedGenServer(FedAvgServer):
                 optimizer.load_state_dict(deepcopy(self.optimizer_state))  # its steps change what it is given
                 optimizer.param_groups[0]["lr"] = rate
             for _ in range(self.steps):
-                labels = known[torch.randint(len(known), (self.batch_size,))].to(device)
-                noise = torch.rand(self.batch_size, generator.noise).to(device)
+                labels = known[torch.randint(len(known), (self.batch_size,))].to(self.device)
+                noise = torch.rand(self.batch_size, generator.noise).to(self.device)
                 features = generator(labels, noise)
                 teacher = generator_loss(features, labels, shares, layers)
                 loss = teacher + self.spread * diversity(noise, features)
@@ -259,11 +232,7 @@ class FedGenServer(FedAvgServer):
                 optimizer.step()
         self.generator = {name: entry.detach().cpu() for name, entry in generator.state_dict().items()}
         self.optimizer_state = optimizer.state_dict()
-        self._report = {"generator_loss": float(loss.detach()), "generator_teacher": float(teacher.detach())}
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the generator's last loss, and the part of it that the clients' output layers give."""
-        return self._report
+        self.report = {"generator_loss": float(loss.detach()), "generator_teacher": float(teacher.detach())}
 
 
 def generator_loss(

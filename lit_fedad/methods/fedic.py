@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.contracts import Message, Predictors, Update
+from lit_fedad.contracts import Message, Update
 from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.functional import divergence, look
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
@@ -28,7 +27,7 @@ from lit_fedad.tasks.classifier import Classifier
 _FROZEN_BATCH = 128
 
 
-class FEDICClient(FedAvgClient):
+class FEDICClient(ServerModelClient):
     """A client that trains and sends as in FedAvg; only the server's model predicts.
 
     Args:
@@ -41,11 +40,6 @@ class FEDICClient(FedAvgClient):
 
     def __init__(self, task: Classifier, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
-
-    @property
-    def predictors(self) -> Predictors:
-        """The server's model alone, which is the same for all clients."""
-        return replace(super().predictors, own=False)
 
 
 class FEDICServer(FedAvgServer):
@@ -86,18 +80,14 @@ class FEDICServer(FedAvgServer):
         temperature: float = 2.0,
     ) -> None:
         super().__init__(client)
-        if steps < 0 or min(labelled_batch, auxiliary_batch) < 1 or min(learning_rate, temperature) <= 0:
-            raise UserError(
-                f"method.server.steps={steps}, labelled_batch={labelled_batch}, auxiliary_batch={auxiliary_batch},"
-                f" learning_rate={learning_rate}, temperature={temperature}: give batches of at least 1, numbers"
-                " above 0, and at least 0 steps"
-            )
+        at_least("method.server", 0, steps=steps)
+        at_least("method.server", 1, labelled_batch=labelled_batch, auxiliary_batch=auxiliary_batch)
+        above("method.server", 0, learning_rate=learning_rate, temperature=temperature)
         self.task = deepcopy(client.task)
         self.calibration = Calibration(client.task.classes, client.task.num_features)
         self.public, self.server_labelled = public, server_labelled
         self.steps, self.labelled_batch, self.auxiliary_batch = steps, labelled_batch, auxiliary_batch
         self.learning_rate, self.temperature = learning_rate, temperature
-        self._report: dict[str, float] = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Checks that distillation is possible.
@@ -136,7 +126,7 @@ class FEDICServer(FedAvgServer):
 
     def _distil(self, clients: Sequence[Message]) -> None:
         public, labelled = self._images()
-        task, count, device = self.task, len(labelled), self._launched.device
+        task, count, device = self.task, len(labelled), self.launched.device
         batches = self._batches("auxiliary images", len(public), self.auxiliary_batch)
         drawn, auxiliary = batches.to(device).unique(return_inverse=True)
         held = labelled.__getitems__(range(count))
@@ -183,16 +173,11 @@ class FEDICServer(FedAvgServer):
         )
         state = task.state_dict()
         self.weights = {name: state[name].detach().to("cpu", copy=True) for name in self.weights}
-        self._report = {
+        self.report = {
             "fine_tuning_loss": tuning,
             "calibration_loss": calibrating,
             "distillation_loss": distilling,
         }
-
-    @property
-    def _launched(self) -> Fabric:
-        assert self.fabric is not None  # set by the federation
-        return self.fabric
 
     def _batches(self, purpose: str, count: int, size: int) -> Tensor:
         """Draws the images of each step, without repetition within a step: int64 [steps, size]."""
@@ -201,7 +186,7 @@ class FEDICServer(FedAvgServer):
 
     def _look(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Computes logits [B, K] and features [B, D] under the task's current weights."""
-        with self._launched.autocast():
+        with self.launched.autocast():
             features = self.task({"image": images})
             logits = self.task.classifier(features)
         return logits.float(), features.float()
@@ -224,10 +209,6 @@ class FEDICServer(FedAvgServer):
             optimizer.step()
         module.eval()
         return float(value.detach())
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the loss of the last step of each part."""
-        return self._report
 
 
 class Calibration(nn.Module):

@@ -58,29 +58,6 @@ class FedMixClient(FedAvgClient):
         self.weight, self.group = weight, group
         self.mixed: Message = {}
 
-    def averages(self, loader: DataLoader) -> Message:
-        """Computes ``mean_images`` [g, C, H, W] and ``mean_labels`` [g, K] of g groups, drawn at random.
-
-        Groups have at least ``group`` images, or all of the client's.
-        """
-        batches = list(loader)
-        images, labels = (torch.cat([batch[name] for batch in batches]) for name in ("image", "label"))
-        order = torch.randperm(len(images), generator=self.context.generator("groups"))
-        groups = max(1, len(images) // self.group) if self.group else 1
-        hot = F.one_hot(labels, self.task.classes).float()
-        parts = order.tensor_split(groups)
-        return {
-            IMAGES: torch.stack([images[part].mean(0) for part in parts]),
-            LABELS: torch.stack([hot[part].mean(0) for part in parts]),
-        }
-
-    def averages_disclosed(self) -> Disclosures:
-        """Says what `averages` tells; a mean of one image is that image."""
-        if self.group == 1:
-            return (Disclosure(Kind.IMAGES, "all training images, as they are, with their labels"),)
-        what = "mean images of groups of the training images, with their mean labels"
-        return (Disclosure(Kind.MEAN_IMAGES, what, self.group),)
-
     def averages_spec(self) -> MessageSpec:
         """Declares any number of averages."""
         groups = Free("groups")
@@ -129,17 +106,36 @@ class FedMixServer(FedAvgServer):
         self.group = client.group
 
 
+def _disclosed(client: FedMixClient) -> Disclosures:
+    """Says what averages tell; a mean of one image is that image."""
+    if client.group == 1:
+        return (Disclosure(Kind.IMAGES, "all training images, as they are, with their labels"),)
+    what = "mean images of groups of the training images, with their mean labels"
+    return (Disclosure(Kind.MEAN_IMAGES, what, client.group),)
+
+
 class SendAverages(Exchange[FedMixClient, FedMixServer]):
     """The set-up exchange in which clients send averages of their images, which the server joins."""
 
     name = "averages"
     down = False
 
-    discloses = DisclosedBy(lambda client: client.averages_disclosed())
+    discloses = DisclosedBy(_disclosed)
 
     def send(self, client: FedMixClient, loader: DataLoader) -> Message:
-        """Returns the averages."""
-        return client.averages(loader)
+        """Computes ``mean_images`` [g, C, H, W] and ``mean_labels`` [g, K] of g groups, drawn at random.
+
+        Groups have at least ``group`` images, or all of the client's.
+        """
+        batches = list(loader)
+        images, labels = (torch.cat([batch[name] for batch in batches]) for name in ("image", "label"))
+        order = torch.randperm(len(images), generator=client.context.generator("groups"))
+        parts = order.tensor_split(max(1, len(images) // client.group) if client.group else 1)
+        hot = F.one_hot(labels, client.task.classes).float()
+        return {
+            IMAGES: torch.stack([images[part].mean(0) for part in parts]),
+            LABELS: torch.stack([hot[part].mean(0) for part in parts]),
+        }
 
     def upload_spec(self, client: FedMixClient) -> MessageSpec:
         """Declares the averages."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Predictors, Task
+from lit_fedad.contracts import Message, Task
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -53,6 +52,7 @@ class FedPHPClient(FedAvgClient):
         weight: Weight lambda of the discrepancy; with 0 training is FedAvg's.
     """
 
+    own_model = True
     state_names = ("inherited", "participations")
 
     def __init__(
@@ -71,11 +71,6 @@ class FedPHPClient(FedAvgClient):
         self.expected = max(int(fraction * rounds), 1)
         self.participations = 0
         self.inherited = self.shared_state()
-
-    @property
-    def predictors(self) -> Predictors:
-        """The inherited model of each client; the server's model is the same for all."""
-        return replace(super().predictors, shared=False)
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads the inherited model into the task; the server's model is the received one."""

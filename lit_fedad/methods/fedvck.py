@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.condensation.batch_statistics import apply, check_encoder, record, unconstrained
@@ -24,16 +24,16 @@ from lit_fedad.condensation.relations import (
     hard_negatives,
     merged_prototypes,
 )
-from lit_fedad.condensation.selection import chances, importance
+from lit_fedad.condensation.selection import importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
 from lit_fedad.contracts.evidence import SharedPrototypes, Shown
-from lit_fedad.core.bounds import at_least
+from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES
-from lit_fedad.methods.parts.functional import look, with_weights
+from lit_fedad.methods.parts.functional import draw_weights, look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 PROTOTYPES, SIZES = "prototypes", "sizes"
@@ -105,8 +105,7 @@ class FedVCKClient(FedDMClient):
             task, condensation, mean, std, share, minimum, least, init, radius=0.0, quantize=quantize
         )
         at_least("method.client", 1, prototype_images=prototype_images)
-        if not 0 <= alpha <= 1:
-            raise UserError(f"method.client.alpha={alpha}: give a share from 0 to 1")
+        within("method.client", 0, 1, alpha=alpha)
         check_encoder(task.encoder)
         self.kernel, self.constraints = kernel, constraints
         self.selection, self.alpha, self.bias = selection, alpha, bias
@@ -152,7 +151,7 @@ class FedVCKClient(FedDMClient):
 
     def _chances(self, weights: Tensor) -> Tensor:
         """Returns the probability of each image of a class, from their importance [n] (FedVCK Eq. 8)."""
-        return weights.softmax(0) if self.softmax else chances(weights)
+        return weights.softmax(0) if self.softmax else weights / weights.sum()
 
     def _logits(self, images: Tensor, weights: Message, fabric: Fabric) -> Tensor:
         """Computes logits [n, K] in evaluation mode, under the given weights."""
@@ -225,13 +224,6 @@ class FedVCKClient(FedDMClient):
         return [prototypes, *super().shown(sent)]
 
 
-def draw_weights(task: nn.Module) -> None:
-    """Draws the weights of all layers anew, from torch's global generator, each as its kind begins."""
-    for layer in task.modules():
-        if callable(reset := getattr(layer, "reset_parameters", None)):
-            reset()
-
-
 def ranks_of(logits: Tensor) -> Tensor:
     """Returns the rank of each class among a row of logits [n, K], 0 for the lowest, as float32."""
     return logits.argsort(dim=1, stable=True).argsort(dim=1).float()
@@ -278,15 +270,9 @@ class FedVCKServer(FedDMServer):
         falling: bool = False,
     ) -> None:
         super().__init__(client, training)
-        if min(1 if rounds_kept is None else rounds_kept, negatives, head_width) < 1 or contrast < 0:
-            raise UserError(
-                f"method.server.rounds_kept={rounds_kept}, negatives={negatives}, head_width={head_width},"
-                f" contrast={contrast}: give at least 1, and a contrast not below 0"
-            )
-        if min(temperature, head_rate) <= 0:
-            raise UserError(
-                f"method.server.temperature={temperature}, head_rate={head_rate}: give numbers above 0"
-            )
+        at_least("method.server", 1, rounds_kept=rounds_kept, negatives=negatives, head_width=head_width)
+        at_least("method.server", 0, contrast=contrast)
+        above("method.server", 0, temperature=temperature, head_rate=head_rate)
         self.rounds_kept, self.contrast, self.negatives = rounds_kept, contrast, negatives
         self.temperature, self.with_own = temperature, with_own
         self.head_width, self.head_rate = head_width, head_rate
@@ -305,12 +291,8 @@ class FedVCKServer(FedDMServer):
     def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
         """Returns the contrast, with prototypes of earlier rounds' images under the weights that clients received."""
         classes = self.task.classes
-        new = merged_prototypes(
-            [message[PROTOTYPES] for message in messages],
-            [message[SIZES] for message in messages],
-            [message[CLASSES] for message in messages],
-            classes,
-        )
+        means, sizes, owned = (torch.cat([m[n] for m in messages]) for n in (PROTOTYPES, SIZES, CLASSES))
+        new = merged_prototypes(means, sizes, owned, classes)
         self.prototypes = new.where(~new.isnan(), self.prototypes)
         if not self.knowledge or not self.contrast:
             return None

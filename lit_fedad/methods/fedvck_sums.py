@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,27 +47,6 @@ LONGEST = 0.5
 _ROOT = math.sqrt(1 + CONSTANT**2)
 
 
-class JudgesImages(Protocol):
-    """A client that weights its images by importance.
-
-    Attributes:
-        previous: Weights of the model of the round before; empty before.
-        alpha: Share of the current model in the mixed logits of `importance`.
-        bias: Its bias b.
-    """
-
-    previous: Message
-    alpha: float
-    bias: float
-
-    @property
-    def task(self) -> Classifier:
-        """The current model."""
-
-    def shared_state(self) -> Message:
-        """Returns the current weights."""
-
-
 class ClassEmbeddings:
     """The sums ``total`` [K, D] and ``mass`` [K] of importance-weighted embeddings, by class.
 
@@ -75,7 +54,7 @@ class ClassEmbeddings:
         client: Models; it keeps the current one as the previous one when its images have been summed.
     """
 
-    def __init__(self, client: JudgesImages) -> None:
+    def __init__(self, client: FedVCKSumsClient) -> None:
         self.client, self.task = client, client.task
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -95,7 +74,7 @@ class ClassEmbeddings:
             if previous:
                 before = with_weights(task, previous, lambda _: task.classifier(task(batch).float()))
             weights = importance(logits, before, labels, client.alpha, client.bias)
-            return embeddings(features).double().cpu(), weights.double().cpu(), labels.cpu()
+            return F.normalize(features, dim=1).double().cpu(), weights.double().cpu(), labels.cpu()
 
         task.eval()
         for vectors, weights, labels in map_batches(task, loader, embedded):
@@ -116,11 +95,6 @@ class ClassEmbeddings:
             TOTAL: torch.where(shown[:, None], sums[TOTAL], 0.0),
             MASS: torch.where(shown, sums[MASS], 0.0),
         }
-
-
-def embeddings(features: Tensor) -> Tensor:
-    """Brings features [n, D] to length 1; those without a length stay zero."""
-    return F.normalize(features, dim=1)
 
 
 def mean_embeddings(sums: Message) -> tuple[Tensor, Tensor]:
@@ -290,18 +264,18 @@ class FedVCKSumsServer(CondensedServer):
         classes, targets = mean_embeddings(sums)
         if not len(classes):
             raise UserError("no client has sent the sum of an image")
-        task, fabric, generator = self.task, self._launched, self.context.generator("condensation")
+        task, fabric, generator = self.task, self.launched, self.context.generator("condensation")
         task.load_state_dict(self.weights, strict=False)
         task.to(fabric.device)
         targets = targets.to(fabric.device)
         noise = torch.randn(len(classes) * self.images, *self.form, generator=generator)
 
         def distance(images: Tensor) -> Tensor:
-            found = embeddings(task({"image": images}).float())
+            found = F.normalize(task({"image": images}).float(), dim=1)
             return (found.unflatten(0, (len(classes), self.images)).mean(1) - targets).square().sum()
 
         with frozen(task), evaluating(task):
-            images, losses = self.descent(noise, distance, fabric)
+            images, losses = self.descent.descend(noise, distance, fabric)
         task.to("cpu")
         pixels = images.cpu() * self.std + self.mean
         return Knowledge(pixels, classes.repeat_interleave(self.images)), losses[-1] if losses else 0.0

@@ -32,7 +32,6 @@ from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.memory.prototypes import Prototypes, class_means
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient
@@ -85,8 +84,7 @@ class GLDPClient(FedRepClient):
             raise UserError(
                 f"method.client.base_epochs={base_epochs} must be at least 1 and below head_epochs={head_epochs}"
             )
-        if not (lam is None or 0 <= lam <= 1) or not 0 <= beta <= 1:
-            raise UserError(f"method.client.lam={lam}, beta={beta}: give numbers in [0, 1]")
+        within("method.client", 0, 1, lam=lam, beta=beta)
         above("method.client", 0, temperature=temperature)
         self.lam, self.beta, self.relation, self.temperature = lam, beta, relation, temperature
         self.candidates = candidates
@@ -168,12 +166,11 @@ class GLDPClient(FedRepClient):
 
     @torch.no_grad()
     def _prototypes(self, loader: DataLoader) -> Prototypes:
-        total = torch.zeros(self.task.classes, self.task.num_features, dtype=torch.float64)
-        images = torch.zeros(self.task.classes, dtype=torch.int64)
-        for features, labels in map_batches(
-            self.task, loader, lambda batch: (self.task(batch), batch["label"])
-        ):
-            means, counts = class_means(features.double().cpu(), labels.cpu(), self.task.classes)
+        task = self.task
+        total = torch.zeros(task.classes, task.num_features, dtype=torch.float64)
+        images = torch.zeros(task.classes, dtype=torch.int64)
+        for features, labels in map_batches(task, loader, lambda batch: (task(batch), batch["label"])):
+            means, counts = class_means(features.double().cpu(), labels.cpu(), task.classes)
             total += counts[:, None] * means
             images += counts
         return Prototypes((total / images.clamp(min=1)[:, None]).float(), images > 0)
@@ -244,17 +241,11 @@ class GLDPServer(FedAvgServer):
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Computes ``Theta = mean mu_i`` (GLDP Eq. 5) and ``C = beta C + (1 - beta) mean C_i`` (GLDP Eq. 11)."""
         classes = len(self.prototypes.known)
-        uploads = [
-            (update.message[VECTORS], update.message[CLASSES]) for _, update in sorted(updates.items())
-        ]
-        vectors, members = (torch.cat(parts) for parts in zip(*uploads, strict=True))
+        messages = [update.message for _, update in sorted(updates.items())]
+        vectors, members = (torch.cat([m[name] for m in messages]) for name in (VECTORS, CLASSES))
         mean, holders = class_means(vectors.double(), members, classes)
         self.prototypes = self.prototypes.moved(Prototypes(mean.float(), holders > 0), self.beta)
-        bases = {
-            client: Update({name: update.message[name] for name in self.weights}, update.num_samples)
-            for client, update in updates.items()
-        }
-        self.weights = weighted_mean(bases, equal=not self.weighted)
+        self.weights = self.mean_weights(updates, equal=not self.weighted)
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the number of classes with a prototype."""

@@ -8,7 +8,6 @@ the merger they send the centres of their features under the merged weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -16,23 +15,14 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Exchange,
-    Exchanges,
-    Free,
-    Message,
-    MessageSpec,
-    Predictors,
-    TensorSpec,
-    Update,
-)
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, TensorSpec, Update
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosure, Disclosures, Kind, summed
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, FedAvgClient, FedAvgServer
 from lit_fedad.tasks.panda import Panda
 
 BANK, CENTRE, FISHER = "bank", "centre", "fisher."
@@ -85,11 +75,11 @@ class PandaClient(FedAvgClient):
         """Loads weights, centre, bank and Fisher information."""
         if self.task.ewc:
             self.task.fisher = {name: message[f"{FISHER}{name}"] for name in self.task.fisher}
-        super().receive({name: entry for name, entry in message.items() if not name.startswith(FISHER)})
+        super().receive(message)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights and centre; the bank where it is shared, Fisher information where it is used."""
-        bank = {BANK: self._bank_spec(None)} if self.shared else {}
+        bank = {BANK: self.bank_spec(None)} if self.shared else {}
         return {**super().broadcast_spec(), **bank, **self.facts_spec()}
 
     def facts_spec(self) -> MessageSpec:
@@ -100,33 +90,9 @@ class PandaClient(FedAvgClient):
         fisher = {f"{FISHER}{n}": TensorSpec(tuple(w.shape), low=0) for n, w in self.task.fisher.items()}
         return {**centre, **fisher}
 
-    def upload_banks_spec(self, initial: bool) -> MessageSpec:
-        """Declares what `banks` returns."""
-        bank = {BANK: self._bank_spec(self.vectors)} if self.shared else {}
-        return {**bank, **(self.facts_spec() if initial else {})}
-
-    def banks_disclosed(self) -> Disclosures:
-        """Says what `banks` tells."""
-        what = "centres of clusters of the images' features, of few images or of one"
-        mean = summed("mean of the images' features, and how they depend on the weights")
-        return (*((Disclosure(Kind.PATCHES, what),) if self.shared else ()), mean)
-
-    def banks(self, loader: DataLoader, initial: bool) -> Message:
-        """Computes cluster centres of the client's features; before round 1 also their mean and Fisher information."""
-        features = self.task.embed(loader)
-        message: Message = {}
-        if self.shared:
-            number = min(self.vectors, len(features))
-            found = kmeans(features, number, generator=self.context.generator("bank"))
-            message[BANK] = found.centroids.float()
-        else:
-            self.task.bank = features.to(self.task.bank)
-        if initial:
-            message[CENTRE] = features.mean(0)
-            if self.task.ewc:
-                fisher = self.task.estimate_fisher(loader, self.context.generator("fisher"))
-                message |= {f"{FISHER}{name}": entry for name, entry in fisher.items()}
-        return message
+    def bank_spec(self, most: int | None) -> TensorSpec:
+        """Declares at most so many vectors."""
+        return TensorSpec((Free("vectors", most), self.task.num_features), unordered=True)
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Fills the client's own bank under the weights of the last round, where it is not shared."""
@@ -137,10 +103,6 @@ class PandaClient(FedAvgClient):
         """Shortens the gradient."""
         if self.clip is not None:
             clip_grad_norm_([w for group in optimizer.param_groups for w in group["params"]], self.clip)
-
-    def _bank_spec(self, most: int | None) -> TensorSpec:
-        shape = (Free("vectors", most), self.task.num_features)
-        return TensorSpec(shape, unordered=True)
 
 
 class PandaServer(FedAvgServer):
@@ -173,39 +135,43 @@ class PandaServer(FedAvgServer):
         return {**super().broadcast(client_id), **self.bank, **self.facts}
 
 
-@dataclass(frozen=True)
-class Banks(Exchange[PandaClient, PandaServer]):
-    """The exchange in which clients send banks under the merged weights.
+def _disclosed(client: PandaClient) -> Disclosures:
+    what = "centres of clusters of the images' features, of few images or of one"
+    mean = summed("mean of the images' features, and how they depend on the weights")
+    return (*((Disclosure(Kind.PATCHES, what),) if client.shared else ()), mean)
 
-    Attributes:
-        initial: Whether the exchange is before round 1, where no weights are sent, since all clients have the same,
-            and where clients send the mean of their features too.
+
+class Banks(AfterMerger):
+    """The exchange in which clients send cluster centres of their features under the merged weights.
+
+    Before round 1 they also send the features' mean and Fisher information.
     """
 
-    initial: bool = False
     name = "banks"
 
-    def broadcast(self, server: PandaServer, client_id: int) -> Message:
-        """Returns the merged weights; an empty message before round 1."""
-        return {} if self.initial else server.weights
-
-    def broadcast_spec(self, client: PandaClient) -> MessageSpec:
-        """Declares the weights."""
-        return {} if self.initial else client.shared_spec()
-
-    def receive(self, client: PandaClient, message: Message) -> None:
-        """Loads the weights."""
-        client.task.load_state_dict(message, strict=False)
-
-    discloses = DisclosedBy(lambda client: client.banks_disclosed())
+    discloses = DisclosedBy(_disclosed)
 
     def send(self, client: PandaClient, loader: DataLoader) -> Message:
-        """Returns the client's bank, and before round 1 the mean of its features."""
-        return client.banks(loader, self.initial)
+        """Returns the client's bank, and before round 1 the facts; a bank that is not shared stays with the client."""
+        features = client.task.embed(loader)
+        message: Message = {}
+        if client.shared:
+            number = min(client.vectors, len(features))
+            found = kmeans(features, number, generator=client.context.generator("bank"))
+            message[BANK] = found.centroids.float()
+        else:
+            client.task.bank = features.to(client.task.bank)
+        if self.initial:
+            message[CENTRE] = features.mean(0)
+            if client.task.ewc:
+                fisher = client.task.estimate_fisher(loader, client.context.generator("fisher"))
+                message |= {f"{FISHER}{name}": entry for name, entry in fisher.items()}
+        return message
 
     def upload_spec(self, client: PandaClient) -> MessageSpec:
         """Declares the form of `send`."""
-        return client.upload_banks_spec(self.initial)
+        bank = {BANK: client.bank_spec(client.vectors)} if client.shared else {}
+        return {**bank, **(client.facts_spec() if self.initial else {})}
 
     def validate(self, server: PandaServer, client_id: int, update: Update) -> None:
         """Checks that a bank has no more vectors than the client has images, and at least one."""

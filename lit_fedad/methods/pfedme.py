@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Exchanges, Message, Predictors, Task
+from lit_fedad.contracts import Client, Exchanges, Message, Task
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.federation.client_runner import Train, fit
@@ -34,6 +34,7 @@ class PFedMeClient(FedAvgClient):
         learning_rate: Learning rate eta of w.
     """
 
+    own_model = True
     state_names = ("personal_entries",)
 
     def __init__(
@@ -50,11 +51,6 @@ class PFedMeClient(FedAvgClient):
         self.lam, self.inner_steps, self.learning_rate = lam, inner_steps, learning_rate
         self.personal_entries: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
-
-    @property
-    def predictors(self) -> Predictors:
-        """The personal model of each client; the server's model is the same for all."""
-        return replace(super().predictors, shared=False)
 
     def on_train_start(self) -> None:
         """Begins with w and theta at the received weights."""

@@ -36,19 +36,18 @@ from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import PrototypeSums
-from lit_fedad.methods.parts.image_moments import without_negative
+from lit_fedad.methods.parts.noised_subspace import from_triangle, triangle, without_negative
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
-_ROOT = math.sqrt(
-    3
-)  # the label, the feature and its products have norm 1 each: together every image has norm 1
+_ROOT = math.sqrt(3)
 
 
 class ImagePrototypes:
     """The sums ``count`` [K], ``total`` [K, C] and ``product`` [C (C + 1) / 2], each divided by the root of 3.
 
-    Features have length 1, so that every image has norm 1: a clip of less shortens all alike, which changes nothing.
+    The label, the feature, which has length 1, and its products have norm 1 each: together every image has norm 1. A
+    clip of less shortens all alike, which changes nothing.
 
     Args:
         client: Features and classes; it keeps its own counts of labels.
@@ -70,8 +69,7 @@ class ImagePrototypes:
     def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields label, feature and products of each image, and counts the client's own labels."""
         client, channels = self.client, self.task.num_features
-        rows, columns = torch.triu_indices(channels, channels)
-        double = torch.where(rows == columns, 1.0, math.sqrt(2)).double()
+        rows, columns, lengths = triangle(channels)
         counts = torch.zeros_like(client.own_counts)
 
         def features(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -83,7 +81,7 @@ class ImagePrototypes:
             yield {
                 "count": label / _ROOT,
                 "total": label[:, :, None] * vectors[:, None] / _ROOT,
-                "product": vectors[:, rows] * vectors[:, columns] * double / _ROOT,
+                "product": vectors[:, rows] * vectors[:, columns] * lengths.double() / _ROOT,
             }
         client.own_counts = counts
 
@@ -104,8 +102,7 @@ class ImagePrototypes:
         counts = torch.where(shown, counts, 0.0)
         mean = torch.where(shown[:, None], _ROOT * sums["total"] / counts.clamp(min=1e-9)[:, None], 0.0)
         images = counts.sum()
-        product = symmetric(_ROOT * sums["product"] / images, mean.shape[1]) / math.sqrt(2)
-        product += product.diag().diag() * (math.sqrt(2) - 1)
+        product = from_triangle(_ROOT * sums["product"] / images, mean.shape[1])
         within = without_negative(product - (mean.T * counts / images) @ mean)
         return {
             "count": counts.round().clamp(min=1).where(shown, 0.0).long()[None],
@@ -206,9 +203,8 @@ class PrototypeStatisticsClient(Client):
         if self.measured > stage:
             return _empty(classes, channels)
         self.measured = stage + 1
-        pairs = map_batches(
-            self.task, loader, lambda batch: (self.task(batch).double().cpu(), batch["label"].cpu())
-        )
+        task = self.task
+        pairs = map_batches(task, loader, lambda batch: (task(batch).double().cpu(), batch["label"].cpu()))
         features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         features = features / self.length
         count = labels.bincount(minlength=classes)
@@ -252,10 +248,7 @@ class PrototypeStatisticsServer(Server):
         self.count = torch.zeros(classes, dtype=torch.float64)
         self.mean = torch.zeros(classes, channels, dtype=torch.float64)
         self.scatter = torch.zeros(channels, channels, dtype=torch.float64)
-        self.classifier: Message = {
-            "weight": torch.zeros(0, classes, channels),
-            "bias": torch.zeros(0, classes),
-        }
+        self.classifier = {"weight": torch.zeros(0, classes, channels), "bias": torch.zeros(0, classes)}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the classifier, the same to every client."""
@@ -268,11 +261,9 @@ class PrototypeStatisticsServer(Server):
                 raise UserError(f"the client counts {int(count.sum())} images of its {update.num_samples}")
             check_covariance(within)
             # Features have length 1: what their means leave of it is their variance.
-            length = within.trace() + (count / count.sum()) @ mean.square().sum(1)
-            if abs(float(length) - 1) > _LENGTH_TOLERANCE:
-                raise UserError(
-                    f"the client's features have a mean square length of {float(length):.3g}, not 1"
-                )
+            length = float(within.trace() + (count / count.sum()) @ mean.square().sum(1))
+            if abs(length - 1) > _LENGTH_TOLERANCE:
+                raise UserError(f"the client's features have a mean square length of {length:.3g}, not 1")
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Adds the statistics up, and computes the classifier if there are new ones."""

@@ -51,7 +51,7 @@ class ScaffoldClient(FedAvgClient):
 
     def receive(self, message: Message) -> None:
         """Loads the weights x and the server's control c."""
-        super().receive({name: entry for name, entry in message.items() if not name.startswith(CONTROL)})
+        super().receive(message)
         self.common = {n.removeprefix(CONTROL): e for n, e in message.items() if n.startswith(CONTROL)}
 
     def on_train_start(self) -> None:

@@ -21,7 +21,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.federation.client_runner import Train, resume_optimizer
-from lit_fedad.privacy.image_privacy import Course
+from lit_fedad.privacy.image_privacy import Course, terms
 from lit_fedad.privacy.secure_aggregation import sending
 
 
@@ -103,8 +103,17 @@ def fit_privately(
         client.on_train_start()
         for _ in range(client.local_epochs):
             client.on_train_epoch_start()
-            drawn = [_places(images, steps.share, draw) for _ in range(steps.number)]
-            batches = iter(_loader(loader, [places for places in drawn if places]))
+            # Each step draws each image with the same probability.
+            chances = (torch.rand(images, generator=draw, device=draw.device) for _ in range(steps.number))
+            drawn = [(chance < steps.share).nonzero()[:, 0].tolist() for chance in chances]
+            batches = iter(
+                DataLoader(
+                    loader.dataset,
+                    batch_sampler=[places for places in drawn if places],
+                    collate_fn=loader.collate_fn,
+                    generator=torch.Generator(),
+                )
+            )
             for index, places in enumerate(drawn):
                 optimizer.zero_grad()
                 if places:
@@ -140,18 +149,6 @@ def _gradients_by_image(task: nn.Module) -> Iterator[None]:
         for parameter in task.parameters():
             parameter.__dict__.pop("grad_sample", None)
             parameter.__dict__.pop("summed_grad", None)
-
-
-def _places(images: int, share: float, draw: torch.Generator) -> list[int]:
-    """Draws each image with the same probability."""
-    chosen = torch.rand(images, generator=draw, device=draw.device) < share
-    return chosen.nonzero()[:, 0].tolist()
-
-
-def _loader(loader: DataLoader, batches: list[list[int]]) -> DataLoader:
-    return DataLoader(
-        loader.dataset, batch_sampler=batches, collate_fn=loader.collate_fn, generator=torch.Generator()
-    )
 
 
 def _generator(key: bytes, context: Context, what: str, device: Any) -> torch.Generator:
@@ -243,11 +240,10 @@ class TrainingPlan:
 
     def steps(self, images: int) -> Steps:
         """Computes the steps of a client with so many images, and the least noise that its budget asks for."""
-        share, number = _drawing(images, self.settings.batch_size)
-        assert self.settings.epsilon is not None
-        noise = _noise(
-            self.settings.epsilon, self.settings.delta, share, number * self.epochs * self.releases
-        )
+        settings = self.settings
+        share, number = min(1.0, settings.batch_size / images), math.ceil(images / settings.batch_size)
+        assert settings.epsilon is not None
+        noise = _noise(settings.epsilon, settings.delta, share, number * self.epochs * self.releases)
         return Steps(share, number, noise)
 
     def epsilon(self, releases: int) -> float:
@@ -258,10 +254,6 @@ class TrainingPlan:
 
     def check(self, releases: int, what: str) -> None:
         """Refuses what would overdraw the budget.
-
-        Args:
-            releases: Rounds in all, with those to come.
-            what: What asks for them, for the message.
 
         Raises:
             UserError: If their epsilon exceeds the budget.
@@ -277,12 +269,7 @@ class TrainingPlan:
         return sum(isinstance(exchange, TrainPrivately) for exchange in exchanges)
 
     def noised(self, method: Method, key: bytes) -> Exchanges:
-        """Puts private training in the place of training.
-
-        Args:
-            method: The method.
-            key: The secret that draws and noise follow from.
-        """
+        """Puts private training in the place of training."""
         rounds = tuple(
             TrainPrivately(self, key, one.sums) if type(one) is Train else one
             for one in method.exchanges.rounds
@@ -291,25 +278,13 @@ class TrainingPlan:
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what a run has spent, for its result."""
-        settings = self.settings
-        assert settings.epsilon is not None
-        return {
-            "epsilon": self.epsilon(releases) if releases else 0.0,
-            "budget": settings.epsilon,
-            "delta": settings.delta,
-            "unit": "image",
-            "noise": max(self.steps(images).noise for images in self.sizes.values()),
-            "clip": settings.clip,
-            "where": "every step's",
-            "sums": releases,
-            "of": "rounds of DP-SGD",
-            "secret": settings.seed is None,
-        }
-
-
-def _drawing(images: int, batch_size: int) -> tuple[float, int]:
-    """Computes the share of a client's images in a step, and the steps of an epoch."""
-    return min(1.0, batch_size / images), math.ceil(images / batch_size)
+        noise = max(self.steps(images).noise for images in self.sizes.values())
+        spent = {"epsilon": self.epsilon(releases) if releases else 0.0, "noise": noise, "sums": releases}
+        return (
+            terms(self.settings)
+            | spent
+            | {"unit": "image", "where": "every step's", "of": "rounds of DP-SGD"}
+        )
 
 
 @lru_cache(maxsize=4096)

@@ -93,16 +93,13 @@ class FixedPoint:
         signed = np.asarray(residues).view(np.dtype(f"<i{self.bits // 8}"))
         whole = np.asarray(signed.astype(np.int64))
         values = np.asarray(np.ldexp(whole.astype(np.float64), -self.exponent))
-        if np.abs(values).max(initial=0.0) > self._largest:
+        # Every client may have rounded up.
+        rounded = 0.0 if self.form.whole else self.form.bound * 1e-6 + 2**16 * self.step
+        if np.abs(values).max(initial=0.0) > self.form.bound + rounded:
             raise UserError(
                 f"the sum of '{self.name}' is beyond {self.form.bound:g}, which no clients' can be"
             )
         return torch.from_numpy(whole if self.form.whole else values)
-
-    @property
-    def _largest(self) -> float:
-        """The largest sum that can be: every client may have rounded up."""
-        return self.form.bound if self.form.whole else self.form.bound * (1 + 1e-6) + 2**16 * self.step
 
 
 def fixed_points(forms: Mapping[str, SumSpec]) -> dict[str, FixedPoint]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lit_fedad.contracts import Client, Exchange, Exchanges, Method, image_sums_of, merges_sums
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import write_secret
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.accounting import compose, epsilon_of, mu_of
 from lit_fedad.privacy.noised_sums import Noise, noised
@@ -98,10 +98,6 @@ class ImagePrivacy:
     def plan(self, method: Method, course: Course) -> Plan:
         """Plans the noise of a run, before anything runs.
 
-        Args:
-            method: The method.
-            course: The run.
-
         Raises:
             UserError: If an exchange cannot be noised, settings exclude each other, or the budget would be overdrawn.
         """
@@ -122,7 +118,9 @@ class ImagePrivacy:
                     " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
                 )
             carriers = course.secure_sum.quorum_of(len(course.sizes))
-        releases = count_releases(exchanges, client, course.rounds)
+        # Sampling of clients makes them no fewer for an image.
+        each_round = course.rounds * releases_of(exchanges.rounds, client)
+        releases = releases_of(exchanges.setup, client) + each_round
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)
@@ -187,19 +185,14 @@ class Plan:
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what a run has spent, for its result."""
         settings = self.settings
-        assert settings.epsilon is not None
-        return {
-            "epsilon": self.epsilon(releases),
-            "budget": settings.epsilon,
-            "delta": settings.delta,
-            "unit": settings.unit,
-            "noise": self.sigma,
-            "clip": settings.clip,
-            "where": settings.where,
-            "sums": releases,
-            "of": "sums",
-            "secret": settings.seed is None,
-        }
+        spent = {"epsilon": self.epsilon(releases), "noise": self.sigma, "sums": releases}
+        return terms(settings) | spent | {"unit": settings.unit, "where": settings.where, "of": "sums"}
+
+
+def terms(settings: Any) -> dict[str, float | int | str | bool]:
+    """Describes what settings of privacy promise, whether of sums or of training, for a run's result."""
+    promised = {"budget": settings.epsilon, "delta": settings.delta, "clip": settings.clip}
+    return promised | {"secret": settings.seed is None}
 
 
 def in_words(summary: dict[str, float | int | str | bool]) -> str:
@@ -208,7 +201,7 @@ def in_words(summary: dict[str, float | int | str | bool]) -> str:
     return (
         f"epsilon {summary['epsilon']:.4g} at delta {summary['delta']:g}, unit: {summary['unit']}"
         f" ({summary['where']} noise {summary['noise']:.3g} x clip {summary['clip']:g}, {summary['sums']}"
-        f" {summary.get('of', 'sums')}{known})"
+        f" {summary['of']}{known})"
     )
 
 
@@ -216,11 +209,6 @@ def releases_of(exchanges: Sequence[Exchange], client: Client) -> int:
     """Counts the exchanges in which something of images is released."""
     sums = [image_sums_of(exchange, client) for exchange in exchanges]
     return sum(bool(one.shapes()) for one in sums if one is not None)
-
-
-def count_releases(exchanges: Exchanges, client: Client, rounds: int) -> int:
-    """Counts the noised sums that any image can be in, over a whole run; sampling of clients makes them no fewer."""
-    return releases_of(exchanges.setup, client) + rounds * releases_of(exchanges.rounds, client)
 
 
 def noise_key(folder: Path, seed: int | None, images: str) -> bytes:
@@ -241,11 +229,7 @@ def noise_key(folder: Path, seed: int | None, images: str) -> bytes:
     path = folder / KEY_FILE
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(32))
-            file.flush()
-            os.fsync(file.fileno())
+        write_secret(path, secrets.token_bytes(32))
     key = path.read_bytes()
     if len(key) != 32:
         raise UserError(f"{path}: is no key of 32 bytes; begin anew with fresh=true")

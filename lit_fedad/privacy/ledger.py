@@ -89,26 +89,18 @@ class Ledger:
             if (line.get("run"), line.get("mechanism")) == (run, mechanism)
         ]
 
-    def left(self, run: str, mechanism: str) -> float:
-        """Computes the epsilon that a run may spend in all with noise of one size."""
-        if self.most is None:
-            return math.inf
-        return self.most - sum(epsilon for key, (epsilon, _) in self.spent.items() if key != (run, mechanism))
-
     def check(self, run: str, mechanism: str, epsilon: float) -> None:
         """Refuses a run that would spend more than is left.
-
-        Args:
-            run: Number of the run.
-            mechanism: Hash of its noise.
-            epsilon: What it spends in all.
 
         Raises:
             BudgetError: If that is more.
         """
-        left = self.left(run, mechanism)
-        if self.most is not None and epsilon > left * _ROUNDING:
-            raise BudgetError(left, epsilon, self.most, len({other for other, _ in self.spent} - {run}))
+        if self.most is None:
+            return
+        spent = self.spent
+        left = self.most - sum(price for key, (price, _) in spent.items() if key != (run, mechanism))
+        if epsilon > left * _ROUNDING:
+            raise BudgetError(left, epsilon, self.most, len({other for other, _ in spent} - {run}))
 
     def spend(
         self, run: str, mechanism: str, epsilon: float, delta: float, answer: str = "", images: str = ""

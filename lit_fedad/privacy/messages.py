@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lit_fedad.contracts.sums import Cohort
 from lit_fedad.core.errors import UserError
-from lit_fedad.privacy.keys import KEY_BYTES
-from lit_fedad.privacy.secret_sharing import SHARE_BYTES
+from lit_fedad.privacy.keys import KEY_BYTES, SHARE_BYTES
 
 ENVELOPE_BYTES = KEY_BYTES + 2 * SHARE_BYTES + 16
 """A public key, two shares, and the seal."""
@@ -72,8 +72,7 @@ class Invitation:
 
     def to_bytes(self) -> bytes:
         """Writes the invitation; equal ones alike."""
-        members = [[member, images] for member, images in sorted(self.members.items())]
-        return _write({"place": self.place, "members": members, "quorum": self.quorum})
+        return _write(place=self.place, members=sorted(self.members.items()), quorum=self.quorum)
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> Invitation:
@@ -82,15 +81,8 @@ class Invitation:
         Raises:
             UserError: If it is none.
         """
-        content = _read(blob, {"place", "members", "quorum"}, "an invitation to a secure sum")
-        try:
-            pairs = [(_whole(member), _whole(images)) for member, images in content["members"]]
-            place, quorum = content["place"], _whole(content["quorum"])
-            if not isinstance(place, str) or len(dict(pairs)) < len(pairs):
-                raise TypeError
-        except (TypeError, ValueError) as error:
-            raise UserError("the server sent an invitation to a secure sum that cannot be read") from error
-        return cls(place, dict(pairs), quorum)
+        what = "an invitation to a secure sum"
+        return cls(**_read(blob, what, place=_text, members=_sizes, quorum=_whole))
 
 
 @dataclass(frozen=True)
@@ -109,8 +101,9 @@ class Offer:
 
     def to_bytes(self) -> bytes:
         """Writes the offer."""
-        own = {"public": self.public.hex(), "commitment": self.commitment.hex()}
-        return _write({**own, "envelopes": _hexed(self.envelopes)})
+        return _write(
+            public=self.public.hex(), commitment=self.commitment.hex(), envelopes=_hexed(self.envelopes)
+        )
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> Offer:
@@ -119,15 +112,13 @@ class Offer:
         Raises:
             UserError: If it is none.
         """
-        what = "an offer to a secure sum"
-        content = _read(blob, {"public", "commitment", "envelopes"}, what)
-        public, hashed = (_bytes_of(content[name], KEY_BYTES, what) for name in ("public", "commitment"))
-        return cls(public, hashed, _bytes_by_client(content["envelopes"], ENVELOPE_BYTES, what))
+        key, what = partial(_bytes, KEY_BYTES), "an offer to a secure sum"
+        return cls(**_read(blob, what, public=key, commitment=key, envelopes=_ENVELOPES))
 
 
 def write_envelopes(envelopes: Mapping[int, bytes]) -> bytes:
     """Writes the envelopes that are for one client, by sender."""
-    return _write({"envelopes": _hexed(envelopes)})
+    return _write(envelopes=_hexed(envelopes))
 
 
 def read_envelopes(blob: bytes) -> dict[int, bytes]:
@@ -136,13 +127,12 @@ def read_envelopes(blob: bytes) -> dict[int, bytes]:
     Raises:
         UserError: If it is none.
     """
-    what = "envelopes of a secure sum"
-    return _bytes_by_client(_read(blob, {"envelopes"}, what)["envelopes"], ENVELOPE_BYTES, what)
+    return _read(blob, "envelopes of a secure sum", envelopes=_ENVELOPES)["envelopes"]  # type: ignore[no-any-return]
 
 
 def write_survivors(survivors: list[int]) -> bytes:
     """Writes the list of clients whose masked sums have arrived."""
-    return _write({"survivors": sorted(survivors)})
+    return _write(survivors=sorted(survivors))
 
 
 def read_survivors(blob: bytes) -> list[int]:
@@ -151,14 +141,7 @@ def read_survivors(blob: bytes) -> list[int]:
     Raises:
         UserError: If it is none.
     """
-    what = "survivors of a secure sum"
-    listed = _read(blob, {"survivors"}, what)["survivors"]
-    if not isinstance(listed, list) or len(listed) > MOST_MEMBERS:
-        raise _unreadable(what)
-    try:
-        return [_whole(member) for member in listed]
-    except TypeError as error:
-        raise _unreadable(what) from error
+    return _read(blob, "survivors of a secure sum", survivors=_members)["survivors"]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -175,7 +158,7 @@ class Revealed:
 
     def to_bytes(self) -> bytes:
         """Writes the shares."""
-        return _write({"seeds": _hexed(self.seeds), "keys": _hexed(self.keys)})
+        return _write(seeds=_hexed(self.seeds), keys=_hexed(self.keys))
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> Revealed:
@@ -184,47 +167,65 @@ class Revealed:
         Raises:
             UserError: If they are none.
         """
-        what = "shares of a secure sum"
-        content = _read(blob, {"seeds", "keys"}, what)
-        return cls(*(_bytes_by_client(content[name], SHARE_BYTES, what) for name in ("seeds", "keys")))
+        form = partial(_by_client, SHARE_BYTES)
+        return cls(**_read(blob, "shares of a secure sum", seeds=form, keys=form))
 
 
-def _write(content: dict[str, Any]) -> bytes:
+def _write(**content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _read(blob: bytes, keys: set[str], what: str) -> dict[str, Any]:
+def _read(blob: bytes, what: str, **forms: Callable[[Any], Any]) -> dict[str, Any]:
+    """Reads an object that has these keys and no others, each value by its form.
+
+    Raises:
+        UserError: If the bytes hold anything else.
+    """
     try:
-        if len(blob) > _LONGEST:
-            raise ValueError
-        content = json.loads(blob)
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(what) from error
-    if not isinstance(content, dict) or set(content) != keys:
-        raise _unreadable(what)
-    return content
+        content = json.loads(blob) if len(blob) <= _LONGEST else None
+        if not isinstance(content, dict) or set(content) != set(forms):
+            raise ValueError("other keys")
+        return {name: form(content[name]) for name, form in forms.items()}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"bytes arrived that should be {what}, and cannot be read") from error
 
 
 def _hexed(entries: Mapping[int, bytes]) -> dict[str, str]:
     return {str(client): entry.hex() for client, entry in sorted(entries.items())}
 
 
-def _bytes_of(text: Any, size: int, what: str) -> bytes:
-    try:
-        entry = bytes.fromhex(text)
-    except (TypeError, ValueError) as error:
-        raise _unreadable(what) from error
+def _bytes(size: int, text: Any) -> bytes:
+    entry = bytes.fromhex(text)
     if len(entry) != size:
-        raise _unreadable(what)
+        raise ValueError("other size")
     return entry
 
 
-def _bytes_by_client(entries: Any, size: int, what: str) -> dict[int, bytes]:
+def _by_client(size: int, entries: Any) -> dict[int, bytes]:
     if not isinstance(entries, dict) or len(entries) > MOST_MEMBERS:
-        raise _unreadable(what)
+        raise TypeError
     if not all(client.isascii() and client.isdigit() and len(client) < 10 for client in entries):
-        raise _unreadable(what)
-    return {int(client): _bytes_of(entry, size, what) for client, entry in entries.items()}
+        raise ValueError("no client")
+    return {int(client): _bytes(size, entry) for client, entry in entries.items()}
+
+
+def _members(entries: Any) -> list[int]:
+    if not isinstance(entries, list) or len(entries) > MOST_MEMBERS:
+        raise TypeError
+    return [_whole(member) for member in entries]
+
+
+def _sizes(entries: Any) -> dict[int, int]:
+    pairs = [(_whole(member), _whole(images)) for member, images in entries]
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("twice")
+    return dict(pairs)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def _whole(value: Any) -> int:
@@ -233,5 +234,4 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _unreadable(what: str) -> UserError:
-    return UserError(f"bytes arrived that should be {what}, and cannot be read")
+_ENVELOPES = partial(_by_client, ENVELOPE_BYTES)

@@ -42,5 +42,5 @@ def protect(
         plan = privacy.plan(method, Course(federation.rounds, stages, sizes, sampler, secure_sum))
         federation.plan, federation.exchanges = plan, plan.noised(method, noise_key)
     if secure_sum is not None:
-        federation.summing = Summing(**vars(federation.collecting), secure=secure_sum)
+        federation.summing = Summing(secure_sum, federation.collecting)
     return federation

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from lit_fedad.contracts import (
-    SUM,
     Client,
     Cohort,
     Context,
@@ -26,7 +25,6 @@ from lit_fedad.contracts import (
     Method,
     SumSpec,
     TensorSpec,
-    Update,
     merges_sums,
 )
 from lit_fedad.core.client_names import ClientNames
@@ -34,9 +32,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Plain
 from lit_fedad.federation.message_check import check
 from lit_fedad.privacy.fixed_point import Words, decode, encode, fixed_points
-from lit_fedad.privacy.gathering import Gathering
 from lit_fedad.privacy.messages import Invitation
-from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.protocol import Gathering, Party
 from lit_fedad.robust.aggregation import RobustAggregation
 
 
@@ -63,12 +60,6 @@ class SecureSum:
 
     def check(self, method: Method, channel: Channel, robust: object | None, clients: int) -> None:
         """Checks, before anything runs, that all exchanges of a method are sums, and that nothing needs single uploads.
-
-        Args:
-            method: The method.
-            channel: The channel.
-            robust: The defence against lies; None for none.
-            clients: Number of clients.
 
         Raises:
             UserError: If an exchange needs each upload, or a setting does.
@@ -215,103 +206,6 @@ class Mask:
         )
         self.party.mask(words, self.envelopes)
         return save({name: torch.from_numpy(part.view(f"<i{part.itemsize}")) for name, part in words.items()})
-
-
-@dataclass
-class SumReceiver:
-    """The server's end of one summed exchange.
-
-    Attributes:
-        gathering: The server's part in the protocol.
-        form: The form of the sums.
-        bytes_up: Bytes that each client sent, of all messages.
-        bytes_down: Bytes that each client received beside the server's message.
-        causes: Causes by client that dropped out or whose message was refused.
-    """
-
-    gathering: Gathering
-    form: SumForm
-    bytes_up: dict[int, int] = field(default_factory=dict)
-    bytes_down: dict[int, int] = field(default_factory=dict)
-    causes: dict[int, str] = field(default_factory=dict)
-
-    def invite(self) -> dict[int, bytes]:
-        """Returns the invitations by client."""
-        invitation = self.gathering.invitation
-        return self._sent(dict.fromkeys(sorted(invitation.members), invitation.to_bytes()))
-
-    def pass_on(self, offers: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Takes offers, and returns the envelopes for each client that goes on.
-
-        Raises:
-            UserError: If too few clients are left.
-        """
-        self._count(offers)
-        envelopes, refused = self.gathering.take_offers(offers)
-        self.causes |= refused
-        self._check_left(len(envelopes), "take part")
-        return self._sent(envelopes)
-
-    def take(self, client: int, blob: bytes) -> None:
-        """Checks the sizes and types of a masked message, and adds it to the others'.
-
-        Raises:
-            UserError: If the bytes hold no message, or one of another form.
-        """
-        try:
-            message: Message = load(blob)
-        except Exception as error:
-            raise UserError(f"the client sent bytes that hold no message ({type(error).__name__})") from error
-        check(message, self.form.masked, "the client")
-        self._count({client: blob})
-        points = fixed_points(self.form.sums)
-        self.gathering.add(client, {n: message[n].numpy().view(points[n].dtype) for n in points})
-
-    def ask_survivors(self) -> dict[int, bytes]:
-        """Returns the question for shares by survivor.
-
-        Raises:
-            UserError: If too few clients are left.
-        """
-        self._check_left(len(self.gathering.survivors), "are left")
-        return self._sent(dict.fromkeys(self.gathering.survivors, self.gathering.name_survivors()))
-
-    def finish(self, shares: Mapping[int, bytes]) -> dict[int, Update]:
-        """Takes the masks off the sum.
-
-        Returns:
-            The sum as one client's message, under the number `SUM`.
-
-        Raises:
-            UserError: If too few shares came, or the sum is none of messages of the declared form.
-        """
-        self._count(shares)
-        self._check_left(len(shares), "have revealed shares")
-        survivors = self.gathering.survivors
-        answered = self.gathering.invitation.crowd(survivors)
-        message = self.form.decode(self.gathering.unmask(shares), answered)
-        return {SUM: Update(message, answered.images, tuple(sorted(survivors)))}
-
-    def _check_left(self, left: int, what: str) -> None:
-        members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
-        if left < quorum:
-            causes = self.gathering.names.titled(self.causes)
-            cause = next((f"; {client}: {text}" for client, text in causes.items()), "")
-            raise UserError(
-                f"{left} of {members} clients {what}, and a secure sum needs {quorum}: the round is lost{cause}"
-            )
-
-    def _sent(self, blobs: dict[int, bytes]) -> dict[int, bytes]:
-        _add(self.bytes_down, blobs)
-        return blobs
-
-    def _count(self, blobs: Mapping[int, bytes]) -> None:
-        _add(self.bytes_up, blobs)
-
-
-def _add(counts: dict[int, int], blobs: Mapping[int, bytes]) -> None:
-    for client, blob in blobs.items():
-        counts[client] = counts.get(client, 0) + len(blob)
 
 
 def _filled(summand: Tensor, form: SumSpec) -> Tensor:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lightning.fabric import Fabric
+from safetensors.torch import load
 
-from lit_fedad.contracts import Context, Exchange, Update
+from lit_fedad.contracts import SUM, Context, Exchange, Message, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.collecting import Collected, Collecting
+from lit_fedad.federation.message_check import check
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.transport import Outcome, SumStep
+from lit_fedad.privacy.fixed_point import Words, fixed_points
 from lit_fedad.privacy.keys import KeyPair
-from lit_fedad.privacy.party import Party
-from lit_fedad.privacy.secure_aggregation import Mask, SecureSum, SumForm, SumReceiver
+from lit_fedad.privacy.protocol import Gathering, Party
+from lit_fedad.privacy.secure_aggregation import Mask, SecureSum, SumForm
 
 
 class Parties:
@@ -44,17 +46,21 @@ class Parties:
         return Mask(self._parties[client], envelopes)
 
 
-@dataclass
 class Summing(Collecting):
     """The server's conduct of summed exchanges. It holds masked sums, and one plain sum at the end: that of all.
 
-    Attributes:
+    Args:
         secure: The settings.
-        sums: Receives the current exchange's sum.
+        collecting: The way to clients and back.
     """
 
-    secure: SecureSum
-    sums: SumReceiver | None = None
+    gathering: Gathering
+    form: SumForm
+    causes: dict[int, str]  # by client that dropped out, or whose message was refused
+
+    def __init__(self, secure: SecureSum, collecting: Collecting) -> None:
+        super().__init__(**vars(collecting))
+        self.secure = secure
 
     def collect(
         self,
@@ -78,9 +84,9 @@ class Summing(Collecting):
         updates: dict[int, Update] = {}
         fabric, transport = self.fabric, self.transport
         blobs = self.sender.messages(exchange, report.participants, context)
-        add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
+        _count(report.bytes_down, blobs)
         members = {client: sizes[client] for client in blobs}
-        invited = on_first(fabric, lambda: self._begin(exchange, context, members))
+        invited = on_first(fabric, lambda: self._invite(exchange, context, members, report))
         offers = transport.confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
         outcome = transport.play(
@@ -95,44 +101,85 @@ class Summing(Collecting):
         on_first(fabric, lambda: updates.update(self._finish(shares, report)))
         return updates, outcome.values
 
-    def _begin(self, exchange: Exchange, context: Context, sizes: Mapping[int, int]) -> dict[int, bytes]:
-        gathering = self.secure.gather(exchange, context, sizes, self.names)
-        form = SumForm.of(exchange, self.sender.client, gathering.invitation)
-        self.sums = SumReceiver(gathering, form)
-        return self.sums.invite()
+    def _invite(
+        self, exchange: Exchange, context: Context, sizes: Mapping[int, int], report: RoundReport
+    ) -> dict[int, bytes]:
+        """Begins a sum, and returns the invitations by client."""
+        self.gathering = self.secure.gather(exchange, context, sizes, self.names)
+        invitation = self.gathering.invitation
+        self.form, self.causes = (
+            SumForm.of(exchange, self.sender.client, invitation),
+            dict[int, str](),
+        )
+        return _count(report.bytes_down, dict.fromkeys(sorted(sizes), invitation.to_bytes()))
 
     def _pass_on(self, offers: Outcome[bytes], report: RoundReport) -> dict[int, bytes]:
-        receiver = self._note(offers, report)
-        envelopes = receiver.pass_on(offers.values)
-        report.refuse(receiver.causes)
-        return envelopes
+        """Takes offers, and returns the envelopes for each client that goes on."""
+        self._note(offers, report)
+        envelopes, refused = self.gathering.take_offers(_count(report.bytes_up, offers.values))
+        self._refuse(refused, report)
+        self._check_left(len(envelopes), "take part")
+        return _count(report.bytes_down, envelopes)
 
     def _take(self, outcome: Outcome[ClientResult], report: RoundReport) -> dict[int, bytes]:
-        receiver, refused = self._note(outcome, report), {}
+        """Adds masked messages up, and returns the question for shares by survivor."""
+        self._note(outcome, report)
         for client, result in outcome.values.items():
             try:
-                receiver.take(client, result.blob)
+                self.gathering.add(client, self._words(result.blob))
             except UserError as error:
-                refused[client] = str(error)
+                self._refuse({client: str(error)}, report)
+            else:
+                _count(report.bytes_up, {client: result.blob})
             result.blob = b""  # it is in the sum
-        receiver.causes |= refused
-        report.refuse(refused)
-        return receiver.ask_survivors()
+        survivors = self.gathering.survivors
+        self._check_left(len(survivors), "are left")
+        return _count(report.bytes_down, dict.fromkeys(survivors, self.gathering.name_survivors()))
+
+    def _words(self, blob: bytes) -> Words:
+        """Checks the sizes and types of a masked message."""
+        try:
+            message: Message = load(blob)
+        except Exception as error:
+            raise UserError(f"the client sent bytes that hold no message ({type(error).__name__})") from error
+        check(message, self.form.masked, "the client")
+        points = fixed_points(self.form.sums)
+        return {name: message[name].numpy().view(point.dtype) for name, point in points.items()}
 
     def _finish(self, shares: Outcome[bytes], report: RoundReport) -> dict[int, Update]:
-        receiver = self._note(shares, report)
-        updates = receiver.finish(shares.values)
-        add_counts(report.bytes_up, receiver.bytes_up)
-        add_counts(report.bytes_down, receiver.bytes_down)
-        add_counts(report.elements_up, dict.fromkeys(receiver.gathering.survivors, receiver.form.elements))
-        self.sums = None
-        return updates
+        """Takes the masks off the sum, and returns it as one client's message, under the number `SUM`."""
+        self._note(shares, report)
+        self._check_left(len(_count(report.bytes_up, shares.values)), "have revealed shares")
+        survivors = self.gathering.survivors
+        answered = self.gathering.invitation.crowd(survivors)
+        message = self.form.decode(self.gathering.unmask(shares.values), answered)
+        add_counts(report.elements_up, dict.fromkeys(survivors, self.form.elements))
+        del self.gathering
+        return {SUM: Update(message, answered.images, tuple(sorted(survivors)))}
 
-    def _note(self, outcome: Outcome[Any], report: RoundReport) -> SumReceiver:
+    def _note(self, outcome: Outcome[Any], report: RoundReport) -> None:
         """Applies the policy for failures; a client whose masked sum has arrived is in it, whatever comes after."""
-        assert self.sums is not None
-        self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
-        arrived = self.sums.gathering.survivors
-        self.sums.causes |= outcome.failures
+        named = self.names.titled(outcome.failures)
+        self.sampler.check_failures(named, report.round)
+        arrived = self.gathering.survivors
+        self.causes |= outcome.failures
         report.fail({client: cause for client, cause in outcome.failures.items() if client not in arrived})
-        return self.sums
+
+    def _refuse(self, refused: dict[int, str], report: RoundReport) -> None:
+        self.causes |= refused
+        report.refuse(refused)
+
+    def _check_left(self, left: int, what: str) -> None:
+        members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
+        if left < quorum:
+            causes = self.names.titled(self.causes)
+            cause = next((f"; {client}: {text}" for client, text in causes.items()), "")
+            raise UserError(
+                f"{left} of {members} clients {what}, and a secure sum needs {quorum}: the round is lost{cause}"
+            )
+
+
+def _count(counts: dict[int, int], blobs: dict[int, bytes]) -> dict[int, bytes]:
+    """Adds the bytes of messages to counts by client; returns the messages."""
+    add_counts(counts, {client: len(blob) for client, blob in blobs.items()})
+    return blobs

@@ -13,6 +13,12 @@ from lit_fedad.core.bounds import above, within
 from lit_fedad.federation.aggregation import STATISTICS
 from lit_fedad.federation.receiver import Remark, Robust
 
+Updates = Mapping[int, Update]
+"""The clients' messages."""
+
+Judged = tuple[dict[int, Update], list[Remark]]
+"""What a rule makes of them, and what it remarks on clients."""
+
 
 @dataclass(frozen=True)
 class RobustAggregation:
@@ -30,9 +36,7 @@ class RobustAggregation:
     banks: Robust | None = None
     weights: Robust | None = None
 
-    def __call__(
-        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[Remark]]:
+    def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Applies all rules; see `Robust`."""
         kept, remarks = dict(updates), list[Remark]()
         for rule in (self.statistics, self.banks, self.weights):
@@ -83,9 +87,7 @@ class StatisticsCheck:
         above("federation.robust.statistics", 1, ratio=self.ratio)
         within("federation.robust.statistics", 0, 1, liars=self.liars)
 
-    def __call__(
-        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[Remark]]:
+    def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Leaves clients out; see `RobustAggregation`."""
         if not (set(STATISTICS) <= set(spec) or set(MOMENTS) <= set(spec)):
             return dict(updates), []

@@ -17,17 +17,10 @@ from torch import Tensor
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.receiver import Remark
-from lit_fedad.robust.aggregation import tolerated
+from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
-COUNTS = "counts"
-"""Name of the number of patches of each vector."""
-
-IMAGES = "image_counts"
-"""Name of the number of images behind them."""
-
-RADII = "radii"
-"""Name of the distance of these patches to it."""
+COUNTS, IMAGES, RADII = "counts", "image_counts", "radii"
+"""Names of the number of patches of each vector, of the images behind them, and of the patches' distance to it."""
 
 
 SHARE = 1 / 256
@@ -98,9 +91,7 @@ class BankSupport:
         at_least("federation.robust.banks", 1, holders=self.holders)
         within("federation.robust.banks", 0, 1, liars=self.liars)
 
-    def __call__(
-        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[Remark]]:
+    def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Leaves clients and vectors out; see `RobustAggregation`."""
         name = bank_name(spec)
         if name is None or len(updates) < 3:

@@ -11,6 +11,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.receiver import Remark
-from lit_fedad.robust.aggregation import tolerated
+from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
 _SPAN = 16_384  # weights at a time: the changes of ten clients stay in a core's cache
 
@@ -37,6 +38,7 @@ def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
 class WeightRule(ABC):
     """A rule for weights, which names clients that lie far out; with fewer than 3 clients there is no telling who does.
 
@@ -44,18 +46,18 @@ class WeightRule(ABC):
     (`lengths`), or if it is among fewer than half that point against the others: its cosine with the sum of their
     directions is below `against`.
 
-    Args:
+    Attributes:
         far: Factor by which a change may be longer than usual.
         against: Cosine below which a client is named.
     """
 
-    def __init__(self, far: float = 2.0, against: float = -0.25) -> None:
-        at_least("federation.robust.weights", 1, far=far)
-        self.far, self.against = far, against
+    far: float = 2.0
+    against: float = -0.25
 
-    def __call__(
-        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[Remark]]:
+    def __post_init__(self) -> None:
+        at_least("federation.robust.weights", 1, far=self.far)
+
+    def __call__(self, updates: Updates, spec: MessageSpec, previous: Message) -> Judged:
         """Combines weights; see `RobustAggregation`."""
         names = weight_names(spec, previous)
         if not names or len(updates) < 3:
@@ -66,9 +68,7 @@ class WeightRule(ABC):
         return combined, self.name_far(ratios, products)
 
     @abstractmethod
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Combines the weights.
 
         Args:
@@ -90,18 +90,11 @@ class WeightRule(ABC):
         found = []
         for client, ratio in ratios.items():
             if ratio > self.far:
-                found.append(
-                    (client, f"lies far out: it changes the weights {ratio:.3g} times as far as usual")
-                )
+                found.append((client, f"it changes the weights {ratio:.3g} times as far as usual"))
             elif client in opposed:
                 cosine = directions[client]
-                found.append(
-                    (
-                        client,
-                        f"lies far out: it moves the weights against the others (cosine {cosine:.2f})",
-                    )
-                )
-        return found
+                found.append((client, f"it moves the weights against the others (cosine {cosine:.2f})"))
+        return [(client, f"lies far out: {line}") for client, line in found]
 
 
 class NormClipping(WeightRule):
@@ -114,19 +107,15 @@ class NormClipping(WeightRule):
     As long as no change is longer, messages stay as they are.
     """
 
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Shortens changes that are too long."""
         ratios = lengths(products, {client: update.num_samples for client, update in updates.items()})
         combined = dict(updates)
         for client, ratio in ratios.items():
             if ratio > self.far:
+                message, share = updates[client].message, self.far / ratio
                 own = {
-                    name: (
-                        last.double() + (updates[client].message[name].double() - last) * (self.far / ratio)
-                    )
-                    for name, last in previous.items()
+                    n: last.double() + (message[n].double() - last) * share for n, last in previous.items()
                 }
                 combined[client] = _with(updates[client], own)
         return combined
@@ -139,40 +128,37 @@ class CoordinateMedian(WeightRule):
     is the mean of the middle two.
     """
 
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Replaces all weights by their median."""
         number = len(updates)
         middle = slice((number - 1) // 2, number // 2 + 1)
         return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
 
 
+@dataclass(frozen=True)
 class TrimmedMean(WeightRule):
     """The mean without the largest and the smallest values, coordinate by coordinate (Yin et al. 2018, Definition 2).
 
     All clients have the same weight.
 
-    Args:
+    Attributes:
         liars: Share of clients to tolerate, at least one: as many values are left out at each end.
-        far: See `WeightRule`.
-        against: See `WeightRule`.
     """
 
-    def __init__(self, liars: float = 0.2, far: float = 2.0, against: float = -0.25) -> None:
-        super().__init__(far, against)
-        within("federation.robust.weights", 0, 1, liars=liars)
-        self.liars = liars
+    liars: float = 0.2
 
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("federation.robust.weights", 0, 1, liars=self.liars)
+
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Replaces all weights by their trimmed mean."""
         trimmed = tolerated(self.liars, len(updates))
         middle = slice(trimmed, len(updates) - trimmed)
         return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
 
 
+@dataclass(frozen=True)
 class Krum(WeightRule):
     """The clients with the most others nearby (Blanchard et al. 2017, "Machine learning with adversaries", section 4).
 
@@ -181,29 +167,27 @@ class Krum(WeightRule):
     Krum takes the client of the least score, multi-Krum the mean of several, weighted by data size. The guarantee needs
     2 f + 2 < N, so five clients tolerate one liar. Honest clients that differ from most are left out too.
 
-    Args:
+    Attributes:
         chosen: Number of clients that are merged; 1 is Krum.
         liars: Share f / N of clients to tolerate, at least one.
-        far: See `WeightRule`.
-        against: See `WeightRule`.
     """
 
-    def __init__(self, chosen: int = 1, liars: float = 0.2, far: float = 2.0, against: float = -0.25) -> None:
-        super().__init__(far, against)
-        at_least("federation.robust.weights", 1, chosen=chosen)
-        within("federation.robust.weights", 0, 1, liars=liars)
-        self.chosen, self.liars = chosen, liars
+    chosen: int = 1
+    liars: float = 0.2
 
-    def combine(
-        self, updates: Mapping[int, Update], products: Tensor, previous: Message
-    ) -> dict[int, Update]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("federation.robust.weights", 1, chosen=self.chosen)
+        within("federation.robust.weights", 0, 1, liars=self.liars)
+
+    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
         """Leaves all but the chosen clients out."""
         scores = krum_scores(products, tolerated(self.liars, len(updates)))
         best = set(scores.argsort(stable=True)[: self.chosen].tolist())
         return {client: update for row, (client, update) in enumerate(updates.items()) if row in best}
 
 
-def inner_products(updates: Mapping[int, Update], names: list[str], previous: Message) -> Tensor:
+def inner_products(updates: Updates, names: list[str], previous: Message) -> Tensor:
     """Computes the inner products [N, N] of the clients' changes of all named entries, in double precision."""
     products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name in names:
@@ -259,12 +243,8 @@ def cosines(products: Tensor) -> Tensor:
     return (sums - own) / squares.clamp(min=1e-12).sqrt()
 
 
-def _stacked(updates: Mapping[int, Update], name: str) -> Tensor:
-    return torch.stack([update.message[name].double() for update in updates.values()])
-
-
-def _sorted(updates: Mapping[int, Update], name: str) -> Tensor:
-    return _stacked(updates, name).sort(0).values
+def _sorted(updates: Updates, name: str) -> Tensor:
+    return torch.stack([update.message[name].double() for update in updates.values()]).sort(0).values
 
 
 def _with(update: Update, weights: Message) -> Update:
@@ -273,5 +253,5 @@ def _with(update: Update, weights: Message) -> Update:
     return Update({**update.message, **own}, update.num_samples)
 
 
-def _shared(updates: Mapping[int, Update], weights: Message) -> dict[int, Update]:
+def _shared(updates: Updates, weights: Message) -> dict[int, Update]:
     return {client: _with(update, weights) for client, update in updates.items()}

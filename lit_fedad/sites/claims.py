@@ -29,10 +29,6 @@ class Claims:
     def __init__(self, file: Path) -> None:
         self.log = ChainedLog(file)
 
-    def answered(self, run: str) -> bool:
-        """Tells whether the site has sent anything of its images in a run."""
-        return any(line.get("run") == run for line in self.log.entries())
-
     def check_run(self, run: str, configuration: str) -> None:
         """Refuses a run that is known under another configuration.
 
@@ -76,17 +72,15 @@ class Claims:
         Raises:
             RefusalError: If so many others were answered in its place.
         """
-        value = list(place)
-        found = {
-            line.get("message")
-            for line in self.log.entries()
-            if line.get("run") == run and line.get("asked") == value
-        }
+        lines = [
+            line for line in self.log.entries() if (line.get("run"), line.get("asked")) == (run, [*place])
+        ]
+        found = {line.get("message") for line in lines}
         if message in found:
             return
         if len(found) >= MOST_MESSAGES:
             raise RefusalError(Code.REPEATED, place[0], len(found))
-        self.log.append(run=run, asked=value, message=message)
+        self.log.append(run=run, asked=[*place], message=message)
 
     def fix(self, run: str, sites: Sequence[str]) -> None:
         """Notes the sites that a run of secure sums has, in the order of their numbers: it keeps them.

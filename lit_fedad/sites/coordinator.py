@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,11 +33,11 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol
-from lit_fedad.sites.messages import Facts
+from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.overrides import compose_overrides, of_one_client
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.remote import Carrier, Sites
-from lit_fedad.sites.status import Contacts, Status, flat_status
+from lit_fedad.sites.status import Contact, Status, flat_status
 
 ENROLLED = "sites.json"
 """File in a run's folder: what sites said of themselves when it began."""
@@ -115,17 +116,12 @@ def coordinate(
         try:
             return train(config, clients, quiet)
         except JoinError:
-            clients.join()
+            names = dict(enumerate(clients.plan.names)) | dict(present())
+            clients.plan = replace(clients.plan, names=[names[client] for client in sorted(names)])
 
 
-class SiteClients(Participants):
-    """The sites of a run.
-
-    Args:
-        plan: The run.
-        carrier: The way to the sites.
-        present: Returns the sites that can be asked now, by number.
-    """
+class SiteClients(Participants, RunCallback):
+    """The sites of a run, and the end of its rounds when others come; made as by `coordinate`."""
 
     fabric: Mapping[str, Any] = {"devices": 1, "num_nodes": 1}
 
@@ -133,65 +129,55 @@ class SiteClients(Participants):
         self.plan, self.carrier, self.present = plan, carrier, present
         self.known: dict[int, Facts] = {}
         self.refused: set[int] = set()
-        self.contacts = Contacts()
+        self.contacts = defaultdict[int, Contact](Contact)
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
-        """The operator's view of the sites, and the end of rounds when others come."""
+        """The operator's view of the sites, and this."""
         self.status = Status(dict(enumerate(self.plan.names)), self.contacts)
-        return [self.status, Joining(self)]
+        return [self.status, self]
 
-    def newcomers(self) -> list[str]:
-        """Lists the sites that are there and take no part yet, but for those that were refused."""
-        return [
+    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
+        """Looks after each round but the last for sites that take no part yet, but for those that were refused.
+
+        Raises:
+            JoinError: If there are some.
+        """
+        names = [
             name
             for client, name in sorted(self.present().items())
             if client not in self.refused and not self.known.get(client, ABSENT).size
         ]
-
-    def join(self) -> None:
-        """Takes the sites that have come into the run."""
-        names = dict(enumerate(self.plan.names)) | dict(self.present())
-        self.plan = replace(self.plan, names=[names[client] for client in sorted(names)])
+        if names and 0 <= report.round < federation.rounds:
+            raise JoinError(f"sites join after round {report.round}: {', '.join(names)}")
 
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
         """Builds all parts of a run, once every site has said who it is; see `Participants.build`."""
         plan, names, folder = self.plan, dict(enumerate(self.plan.names)), RunFolder.of(config)
         run_of = f"{identity(config)}/{folder.path.name}"
-        public = takes(config["method"]["server"], "public") and config.get("public")
-        drawn = build(public) if public else None
+        drawn = build(config.get("public")) if takes(config["method"]["server"], "public") else None
         model = build_model(config, plan.classes, drawn)
         up = build(config["federation"]["channel"]).up
 
         def largest(exchange: Exchange) -> int:
             return up.largest(exchange.upload_spec(model.client))
 
-        sites = Sites(
-            self.carrier,
-            hashlib.sha256(f"{run_of}/{model.fingerprint}".encode()).hexdigest()[:16],
-            plan.overrides,
-            fabric,
-            names,
-            names=plan.names,
-            contacts=self.contacts,
-            largest=largest,
-            classes=plan.classes,
-        )
+        run_id = hashlib.sha256(f"{run_of}/{model.fingerprint}".encode()).hexdigest()[:16]
+        asked = Request("hello", run_id, list(plan.overrides), 0, list(plan.classes))
+        sites = Sites(self.carrier, asked, plan.names, fabric, self.contacts, largest)
         begun = any((folder.path / "checkpoints").glob("round_*"))
         open_to_all = joinable(config, model) or not begun
         known = {client: own for client, own in self.known.items() if own.size}
         enrolled = folder.path / ENROLLED
         facts, warnings = enrol(sites, config, model, names, enrolled, open_to_all, known, begun)
         if sites.told_apart:
-            model = build_model(config, sites.told_apart, drawn)
+            model = build_model(config, sites.told_apart, drawn, backbone=model.backbone)
         self.known, self.refused = facts, self.refused | set(sites.left_out)
         for line in warnings:
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
-        privacy = promised(config)
-        central = (
-            isinstance(privacy, ImagePrivacy) and privacy.where == "central"
-        )  # all other noise sites draw
+        privacy = promised(config)  # all noise but central sites draw
+        central = isinstance(privacy, ImagePrivacy) and privacy.where == "central"
         federation = build_federation(
             config,
             folder.path,
@@ -202,7 +188,7 @@ class SiteClients(Participants):
             images=None,
             transport=lambda _: sites,
             names=ClientNames(names),
-            key=noise_key(folder.path, None, sites.run) if central else b"",
+            key=noise_key(folder.path, None, run_id) if central else b"",
         )
         return Run(config, folder, model, data, federation, fabric, display)
 
@@ -231,26 +217,6 @@ def joinable(config: Config, model: Model) -> bool:
     """
     federation = config["federation"]
     return not (federation.get("secure_sum") or federation.get("privacy")) and model.method.joinable
-
-
-class Joining(RunCallback):
-    """A callback that ends a run's rounds when sites come, so that it goes on with them.
-
-    Args:
-        clients: The sites of the run.
-    """
-
-    def __init__(self, clients: SiteClients) -> None:
-        self.clients = clients
-
-    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
-        """Looks for sites after each round but the last.
-
-        Raises:
-            JoinError: If there are some.
-        """
-        if 0 <= report.round < federation.rounds and (names := self.clients.newcomers()):
-            raise JoinError(f"sites join after round {report.round}: {', '.join(names)}")
 
 
 @dataclass(frozen=True)

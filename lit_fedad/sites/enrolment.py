@@ -82,10 +82,6 @@ class SiteSizes:
 def check_crosses(config: Config, classes: Sequence[str] = ()) -> None:
     """Checks that a federation's configuration works with sites.
 
-    Args:
-        config: The coordinator's configuration.
-        classes: Names of the classes that it learns.
-
     Raises:
         UserError: If its method or task needs what no site shares, or what is learnt has no names.
     """
@@ -122,30 +118,20 @@ def differences(
 ) -> dict[int, str]:
     """Finds the sites that work with another configuration, version or weights than the server, or cannot train.
 
-    Args:
-        config: The server's configuration.
-        model: The server's model.
-        facts: What sites said of themselves, by client.
-        names: Names of the sites.
-
     Returns:
         A line for each of them, by client.
     """
+    first = next((own for _, own in sorted(facts.items()) if own.size), ABSENT)
     here = Facts(
         version=lit_fedad.__version__,
         configuration=agreed(config),
         backbone=model.fingerprint[:16],
         initial=digest_of([state_of(model.client), learned_state(model.task)]),
+        anomalies=first.anomalies,
+        form=first.form,
     )
-    first = next((client for client, own in sorted(facts.items()) if own.size), None)
-    found = {}
-    for client, own in sorted(facts.items()):
-        line = _difference(own, here, config["rounds"])
-        if not line and first is not None:
-            line = _difference_of_images(own, facts[first], names[first])
-        if line:
-            found[client] = f"site {names[client]} {line}"
-    return found
+    lines = {client: _difference(own, here, config["rounds"]) for client, own in sorted(facts.items())}
+    return {client: f"site {names[client]} {line}" for client, line in lines.items() if line}
 
 
 _ADVICE = {
@@ -155,11 +141,13 @@ _ADVICE = {
     ),
     "backbone": ("backbone", "give it the same file of weights"),
     "initial": ("initial weights", "install the same torch and the same backbone"),
+    "anomalies": ("sets of anomalies", "all sites have those of the first"),
+    "form": ("list of classes", "all sites have that of the first"),
 }
 
 
 def _difference(own: Facts, here: Facts, rounds: int) -> str:
-    """Tells in what a site differs from the server; empty where it does not."""
+    """Tells in what a site differs from the server, or from the first site; empty where it does not."""
     if not works_with(here.version, own.version):
         return f"has another version of lit_fedad ({own.version}, here {here.version}); install the same everywhere"
     for field, (what, mend) in _ADVICE.items():
@@ -168,17 +156,8 @@ def _difference(own: Facts, here: Facts, rounds: int) -> str:
             return f"has another {what} ({theirs}, here {ours}); {mend}"
     if not own.size or not all(own.stage_sizes):
         return "has no image to train with; give it some, or leave it out"
-    if len(own.stages) > 1 and len(own.stages) > rounds:
+    if len(own.stages) > max(rounds, 1):
         return f"has images in {len(own.stages)} stages, and rounds={rounds}: give at least as many rounds"
-    return ""
-
-
-def _difference_of_images(own: Facts, other: Facts, name: str) -> str:
-    """Tells in what a site's images differ from another's; empty where they do not."""
-    for field, what in (("anomalies", "sets of anomalies"), ("form", "list of classes")):
-        theirs, others = getattr(own, field), getattr(other, field)
-        if theirs != others:
-            return f"has another {what} ({theirs}) than site {name} ({others})"
     return ""
 
 
@@ -266,7 +245,7 @@ def enrol(
         sites.told_apart = held = settled if begun and settled else held
         if not are_products(held):
             raise UserError(f"sites name {len(held)} products; a model tells at most {MOST_PRODUCTS} apart")
-    sites.products = list(sites.classes) or held
+    sites.products = list(sites.asked.classes) or held
     _write(file, before | good, names, sites.told_apart)
     return facts, warnings
 

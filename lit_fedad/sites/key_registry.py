@@ -47,10 +47,6 @@ class KeyRegistry:
     def read(cls, folder: Path, name: str) -> KeyRegistry | None:
         """Reads ``key_registry`` in a site's folder: the lines of all sites' ``sum.pub``, one after the other.
 
-        Args:
-            folder: The site's folder.
-            name: Name of the site.
-
         Returns:
             The registry; None if there is none.
 

@@ -11,13 +11,11 @@ import re
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable
 from lit_fedad.sites.refusals import MOST_NUMBERS, text_of
-
-T = TypeVar("T")
 
 FORMAT = 7
 """Version of these messages: raise it when one that is sent could be misread by an older version."""
@@ -28,6 +26,7 @@ LONGEST_START = _LENGTH.size + _LONGEST_HEADER
 """Most bytes of a message before its payload."""
 
 _LONGEST_TEXT = 500
+_MOST_ENTRIES = 1000
 _RUN = re.compile(r"[0-9a-f]{16}")
 _WORD = re.compile(r"[A-Za-z][\w./ -]{0,63}")
 MOST_PRODUCTS = 200
@@ -35,8 +34,54 @@ MOST_PRODUCTS = 200
 _LONGEST_PRODUCT = 100
 
 
+class _Message:
+    """A header of plain values, and one payload."""
+
+    sender: ClassVar[str]
+    payload: bytes
+
+    def to_bytes(self) -> bytes:
+        """Returns the message as bytes."""
+        header = {"format": FORMAT, **asdict(self)}  # type: ignore[call-overload]
+        del header["payload"]
+        text = json.dumps(header).encode()
+        return _LENGTH.pack(len(text)) + text + self.payload
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Self:
+        """Reads a message.
+
+        Raises:
+            UserError: If the bytes hold none.
+        """
+        try:
+            (length,) = _LENGTH.unpack_from(blob)
+            start = _LENGTH.size
+            if not 0 < length <= min(_LONGEST_HEADER, len(blob) - start):
+                raise ValueError("its header has another length")
+            header = json.loads(blob[start : start + length])
+            if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
+                raise UserError(
+                    f"{cls.sender} has another version of lit_fedad: install the same at all sites"
+                )
+            message = cls(**_checked(cls, header), payload=blob[start + length :])  # type: ignore[call-arg]
+        except (struct.error, ValueError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"{cls.sender} sent bytes that hold no message ({type(error).__name__})"
+            ) from error
+        message.check()
+        return message
+
+    def check(self) -> None:
+        """Checks the values against each other, and their ranges.
+
+        Raises:
+            UserError: If one is out of range.
+        """
+
+
 @dataclass(frozen=True)
-class Request:
+class Request(_Message):
     """What a coordinator asks of one site.
 
     A site starts from the personal state that it had after step `base`, whatever it has done since: a request may be
@@ -86,32 +131,23 @@ class Request:
     same: str = ""
     payload: bytes = b""
 
-    def to_bytes(self) -> bytes:
-        """Returns the request as bytes."""
-        return _pack(self)
+    sender: ClassVar[str] = "the coordinator"
 
-    @classmethod
-    def from_bytes(cls, blob: bytes) -> Request:
-        """Reads a request.
-
-        Raises:
-            UserError: If the bytes hold none.
-        """
-        request = _unpack(cls, blob, "the coordinator")
+    def check(self) -> None:
+        """Checks that numbers are in range, and that products have names; see `_Message.check`."""
         within = (
-            request.kind in ("hello", "play", "ask", "offer", "reveal")
-            and _RUN.fullmatch(request.run) is not None
-            and 0 <= request.client < 10_000
-            and 0 <= request.settled <= request.base <= request.step < 1 << 40
-            and abs(request.round) < 1 << 31
-            and 0 <= request.exchange < 1000
-            and 0 <= request.sealed <= len(request.payload)
-            and not (request.same and request.payload)
-            and are_products(request.products)
+            self.kind in ("hello", "play", "ask", "offer", "reveal")
+            and _RUN.fullmatch(self.run) is not None
+            and 0 <= self.client < 10_000
+            and 0 <= self.settled <= self.base <= self.step < 1 << 40
+            and abs(self.round) < 1 << 31
+            and 0 <= self.exchange < 1000
+            and 0 <= self.sealed <= len(self.payload)
+            and not (self.same and self.payload)
+            and are_products(self.products)
         )
         if not within:
             raise UserError("the coordinator sent a request whose numbers are out of range")
-        return request
 
 
 @dataclass(frozen=True)
@@ -158,7 +194,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Reply(_Message):
     """What a site answers.
 
     Attributes:
@@ -182,28 +218,19 @@ class Reply:
         """Why it failed, in one line; empty where it did not."""
         return text_of(self.code, self.numbers) if self.code else ""
 
-    def to_bytes(self) -> bytes:
-        """Returns the reply as bytes."""
-        return _pack(self)
+    sender: ClassVar[str] = "the site"
 
-    @classmethod
-    def from_bytes(cls, blob: bytes) -> Reply:
-        """Reads a reply.
-
-        Raises:
-            UserError: If the bytes hold none.
-        """
-        reply = _unpack(cls, blob, "the site")
-        facts = reply.facts
+    def check(self) -> None:
+        """Checks sizes, names of products, and how much is said of an error; see `_Message.check`."""
+        facts = self.facts
         stages = (size for own in facts.stages for size in own.values())
         sizes = (*stages, *facts.held.values(), *facts.tested.values())
         if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
             raise UserError("the site sent sizes that are no numbers of images")
         if not all(map(are_products, (facts.held, facts.tested, *facts.stages))):
             raise UserError(f"the site sent names that are not those of at most {MOST_PRODUCTS} products")
-        if len(reply.numbers) > MOST_NUMBERS or not all(_WORD.fullmatch(name) for name in reply.scalars):
+        if len(self.numbers) > MOST_NUMBERS or not all(_WORD.fullmatch(name) for name in self.scalars):
             raise UserError("the site sent more of an error than its number, or scalars without a name")
-        return reply
 
 
 def are_products(names: Collection[str]) -> bool:
@@ -223,27 +250,6 @@ def digest(message: bytes) -> str:
     return hashlib.sha256(message).hexdigest() if message else ""
 
 
-def _pack(message: Request | Reply) -> bytes:
-    header = {"format": FORMAT, **asdict(message)}
-    del header["payload"]
-    text = json.dumps(header).encode()
-    return _LENGTH.pack(len(text)) + text + message.payload
-
-
-def _unpack(kind: type[T], blob: bytes, sender: str) -> T:
-    try:
-        (length,) = _LENGTH.unpack_from(blob)
-        start = _LENGTH.size
-        if not 0 < length <= min(_LONGEST_HEADER, len(blob) - start):
-            raise ValueError("its header has another length")
-        header = json.loads(blob[start : start + length])
-        if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
-            raise UserError(f"{sender} has another version of lit_fedad: install the same at all sites")
-        return kind(**_checked(kind, header), payload=blob[start + length :])  # type: ignore[call-arg]
-    except (struct.error, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{sender} sent bytes that hold no message ({type(error).__name__})") from error
-
-
 def _checked(kind: Any, header: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a header as the fields of a dataclass, checked by their declared types."""
     declared = {f.name: str(f.type) for f in fields(kind) if f.name != "payload"}
@@ -253,30 +259,19 @@ def _checked(kind: Any, header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any, declared: str) -> Any:
+    """Reads a value of a declared type, of at most a thousand entries."""
     if declared == "Facts":
         return Facts(**_checked(Facts, value))
-    if declared == "list[str]" and isinstance(value, list) and len(value) <= 1000:
-        return [_text(entry) for entry in value]
-    if declared == "list[float]" and isinstance(value, list) and len(value) <= 1000:
-        return [_number(entry) for entry in value]
-    if declared == "list[dict[str, float]]" and isinstance(value, list) and len(value) <= 1000:
-        return [_value(entry, "dict[str, float]") for entry in value]
-    if declared == "dict[str, float]" and isinstance(value, dict) and len(value) <= 1000:
-        return {_text(key): _number(entry) for key, entry in value.items()}
+    if declared == "str" or declared.startswith("Literal"):
+        if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+            raise TypeError("str")
+        return printable(value)
+    if declared == "float" and type(value) in (int, float):
+        return float(value)
     if declared in ("int", "bool") and type(value).__name__ == declared:
         return value
-    if declared == "str" or declared.startswith("Literal"):
-        return _text(value)
-    raise TypeError(declared)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
-        raise TypeError("str")
-    return printable(value)
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise TypeError("float")
-    return float(value)
+    if type(value).__name__ != declared.partition("[")[0] or len(value) > _MOST_ENTRIES:
+        raise TypeError(declared)
+    if isinstance(value, dict):
+        return {_value(key, "str"): _value(entry, "float") for key, entry in value.items()}
+    return [_value(entry, declared.removeprefix("list[").removesuffix("]")) for entry in value]

@@ -16,8 +16,8 @@ from lit_fedad.core.config import Config, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.federation.chained_log import ChainedLog
-from lit_fedad.sites.policy import Policy, not_allowed
 from lit_fedad.sites.refusals import Code, RefusalError
+from lit_fedad.sites.settings import Policy, not_allowed
 
 APPROVED = "approved.jsonl"
 """File of a site's approvals, in its folder."""
@@ -46,10 +46,9 @@ class Offer:
         Raises:
             OSError: If it cannot be written.
         """
+        content = {"overrides": list(self.overrides), "classes": list(self.classes)}
         with atomic(file) as partial:
-            partial.write_text(
-                json.dumps({"overrides": list(self.overrides), "classes": list(self.classes)}, indent=1)
-            )
+            partial.write_text(json.dumps(content, indent=1))
 
     @classmethod
     def read(cls, file: Path) -> Offer:
@@ -129,13 +128,7 @@ def taken_by(exchanges: Exchanges, client: Client, config: Config, smallest: int
 
 
 def digest_of_offer(config: Mapping[str, Any], classes: Sequence[str], vary: Sequence[str]) -> str:
-    """Computes the hash that an approval binds: all settings but those that may vary, and the machine's own.
-
-    Args:
-        config: The composed configuration.
-        classes: Names of the classes.
-        vary: Settings that may differ.
-    """
+    """Computes the hash that an approval binds: all settings but those that may vary, and the machine's own."""
     flat = {
         key: value
         for key, value in flatten(config).items()
@@ -159,25 +152,23 @@ class Approvals:
         """Notes an approval."""
         self.log.append(digest=digest, method=method, takes=[part.key for part in taken])
 
-    def of(self, digest: str) -> list[list[Any]] | None:
-        """Returns what an approved federation may take; None of one that is not approved."""
-        found = [line.get("takes") for line in self.log.entries() if line.get("digest") == digest]
-        return found[-1] if found and isinstance(found[-1], list) else None
+    def check(self, digest: str) -> list[list[Any]] | None:
+        """Returns what an approved federation may take; None where nothing was approved at all.
 
-    @property
-    def any(self) -> bool:
-        """Whether anything was approved: then nothing else is answered."""
-        return bool(self.log.entries())
+        Raises:
+            RefusalError: If others were approved, and not this one.
+        """
+        lines = self.log.entries()
+        found = [line.get("takes") for line in lines if line.get("digest") == digest]
+        if found and isinstance(found[-1], list):
+            return found[-1]
+        if lines:
+            raise RefusalError(Code.NOT_APPROVED)
+        return None
 
 
 def judge(policy: Policy, taken: Sequence[Taken], images: int, approved: list[list[Any]] | None) -> None:
     """Refuses a federation that takes more than policy and approval let out.
-
-    Args:
-        policy: The site's policy.
-        taken: What the federation takes.
-        images: Training images of the site.
-        approved: What was approved; None for nothing.
 
     Raises:
         RefusalError: If it takes more.
@@ -187,15 +178,3 @@ def judge(policy: Policy, taken: Sequence[Taken], images: int, approved: list[li
             continue
         if policy.needs_more(part.disclosed) or not any(map(part.within, approved or ())):
             raise not_allowed(part.disclosed, part.round, part.index)
-
-
-def check_approval(policy: Policy, approvals: Approvals, digest: str) -> list[list[Any]] | None:
-    """Returns what was approved of a federation; None where nothing was approved at all.
-
-    Raises:
-        RefusalError: If others were approved, and not this one.
-    """
-    found = approvals.of(digest)
-    if found is None and approvals.any:
-        raise RefusalError(Code.NOT_APPROVED)
-    return found

@@ -71,22 +71,27 @@ def check_overrides(overrides: Sequence[str]) -> None:
         )
     groups = config_groups()
     for override in overrides:
-        found = _WORD.fullmatch(override)
-        if found is None:
-            raise UserError(
-                f"'{override[:100]}' is not taken from a federation: only group=choice and key=scalar are, no _target_,"
-                " +, ~, ${}, list or path"
-            )
+        if (found := _WORD.fullmatch(override)) is None:
+            taken = "only group=choice and key=scalar are, no _target_, +, ~, ${}, list or path"
+            raise _not_taken(override[:100], taken)
         key, value = found.groups()
         if key in NORMALISATION:
-            _number(override, value)
-            continue
-        if re.split("[./]", key)[0] in OWN or key in OPERATORS:
-            raise UserError(f"'{override}' is not taken from a federation: each site sets {key} for itself")
-        if key in groups and value not in (*choices(key), "null"):
-            raise UserError(f"'{override}' is not taken from a federation: {key} has no choice {value} here")
-        if "/" in key and key not in groups:
-            raise UserError(f"'{override}' is not taken from a federation: there is no group {key} here")
+            try:
+                finite = math.isfinite(float(value))
+            except ValueError:
+                finite = False
+            if not finite:
+                raise _not_taken(override, "it is no number")
+        elif re.split("[./]", key)[0] in OWN or key in OPERATORS:
+            raise _not_taken(override, f"each site sets {key} for itself")
+        elif key in groups and value not in (*choices(key), "null"):
+            raise _not_taken(override, f"{key} has no choice {value} here")
+        elif "/" in key and key not in groups:
+            raise _not_taken(override, f"there is no group {key} here")
+
+
+def _not_taken(override: str, why: str) -> UserError:
+    return UserError(f"'{override}' is not taken from a federation: {why}")
 
 
 def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordinator: bool = False) -> Config:
@@ -110,16 +115,8 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
         raise UserError(f"{next(iter(given))}: give {' and '.join(NORMALISATION)}, or neither")
     overrides = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
     # Presets may choose a set that needs a folder; the last choice wins, and is not read.
-    public = [] if coordinator else ["public=null"]
-    overrides = [
-        *overrides,
-        "data=folders",
-        "data.root=unread",
-        "partition=pooled",
-        *public,
-        "tracking=off",
-        *own,
-    ]
+    placeholders = ["data=folders", "data.root=unread", "partition=pooled", "tracking=off"]
+    overrides = [*overrides, *placeholders, *([] if coordinator else ["public=null"]), *own]
     config, data = compose(overrides), {}
     if not given and takes(config["task"], "classes"):
         given = dict.fromkeys(NORMALISATION, "0.5")
@@ -127,14 +124,8 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
         channels = config["image"]["channels"]
         data = {key.split(".")[1]: [float(value)] * channels for key, value in given.items()}
         config = compose([*overrides, *(f"+data.{key}={values}" for key, values in data.items())])
-    config |= {
-        "data": data or None,
-        "partition": None,
-        "out": None,
-        "start": None,
-        "callbacks": {},
-        "fresh": False,
-    }
+    unset = dict.fromkeys(("partition", "out", "start"))
+    config |= {"data": data or None, **unset, "callbacks": {}, "fresh": False}
     for override in overrides[: len(overrides) - len(own)]:
         _check_text(override, config)
     check_targets(config, Path("the federation's configuration"))
@@ -148,10 +139,6 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
 
 def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
     """Composes a federation's configuration at a site.
-
-    Args:
-        overrides: The federation's overrides; not trusted.
-        own: The site's own.
 
     Raises:
         RefusalError: If an override is refused, or the configuration is none.
@@ -176,7 +163,7 @@ def _check_text(override: str, config: Config) -> None:
         section = section.get(name) if isinstance(section, Mapping) else None
     value = section.get(last) if isinstance(section, Mapping) else None
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"'{override}' is not taken from a federation: it is no number")
+        raise _not_taken(override, "it is no number")
     if key in config_groups() or not isinstance(value, str):
         return
     listed = _LISTED.get(key, ())
@@ -186,10 +173,7 @@ def _check_text(override: str, config: Config) -> None:
         if target is create_backbone:
             listed = {"name": _packaged_backbones(), "weights": _WEIGHTS}.get(last, ())
     if value not in listed:
-        raise UserError(
-            f"'{override}' is not taken from a federation: {key} takes no text"
-            + (f" but {', '.join(listed)}" if listed else "")
-        )
+        raise _not_taken(override, f"{key} takes no text" + (f" but {', '.join(listed)}" if listed else ""))
 
 
 @functools.cache
@@ -200,18 +184,9 @@ def _packaged_backbones() -> tuple[str, ...]:
 
 def of_one_client(overrides: Sequence[str]) -> bool:
     """Tells whether the method that overrides choose is meant for one client that holds all images."""
-    method = [
-        override for override in overrides if override.startswith("method=")
-    ]  # presets beside it may have partitions too
+    # Presets beside it may have partitions too.
+    method = [override for override in overrides if override.startswith("method=")]
     return locate(compose(method)["partition"]["_target_"]) is Pooled
-
-
-def _number(override: str, value: str) -> None:
-    try:
-        if not math.isfinite(float(value)):
-            raise ValueError("not finite")
-    except ValueError as error:
-        raise UserError(f"'{override}' is not taken from a federation: it is no number") from error
 
 
 def agreed(config: Config) -> str:

@@ -26,17 +26,7 @@ from lit_fedad.report.html import markdown_table
 
 
 class OwnDetector:
-    """The folder of a detector that ``lit-fedad predict``, ``watch`` and ``export`` take as a run's.
-
-    Args:
-        folder: The folder.
-        config: The run's configuration at this site.
-        task: Name of the task's type.
-        site: Name of the site.
-        client: Its number.
-        sizes: Its training images by product or class.
-        backbone: Name and source of the frozen features (`Model.provenance`).
-    """
+    """The folder of a site's detector, which ``lit-fedad predict``, ``watch`` and ``export`` take as a run's."""
 
     def __init__(
         self,

@@ -11,12 +11,14 @@ from typing import TypeVar
 
 import torch
 
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images, LabelledImage, LabelledSet
+from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
-from lit_fedad.sites.messages import are_products
+from lit_fedad.sites.messages import Facts, are_products
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings
 
@@ -73,25 +75,29 @@ def relabelled(images: T, classes: Sequence[str]) -> T:
     )
 
 
-def training_indices(images: Images) -> range | list[int]:
-    """Lists the images that a site trains with: of those with semantic anomalies the normal ones."""
-    if isinstance(images, SemanticSet):
-        return (images.train_labels < images.normal_classes).nonzero().flatten().tolist()
-    return range(len(images.train))
-
-
-def training_stages(images: Images, stages: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Lists the images that a site trains with in each of its stages.
+def own_partition(config: Config, images: Images, settings: SiteSettings, client: int) -> Partition:
+    """Gives the images that a site trains with to the client of its number, at once or in the site's stages.
 
     Args:
-        images: Its images, with the names that its operator knows.
-        stages: Its products by stage.
+        config: The run's configuration.
+        images: Its images, with the names that its operator knows; of semantic ones the normal train.
+        settings: What its operator says.
+        client: The site's number.
 
     Raises:
-        RefusalError: If it has other images than of products, or a product that is in no stage or in two.
+        RefusalError: If stages do not suit the run, or the site has other images than of products, or a product that
+            is in no stage or in two.
     """
+    if not settings.stages:
+        training: Sequence[int] = range(len(images.train))
+        if isinstance(images, SemanticSet):
+            training = (images.train_labels < images.normal_classes).nonzero().flatten().tolist()
+        return Partition.of_clients([*([()] * client), training])
+    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
+        raise RefusalError(Code.STAGES, detail="sums of stages are neither masked nor noised")
     if not isinstance(images, ImageSet):
         raise RefusalError(Code.STAGES, detail="they are of products of files; classes come all at once")
+    stages = settings.stages
     found: list[list[int]] = [[] for _ in stages]
     named = [product for own in stages for product in own]
     for product in images.categories:
@@ -105,7 +111,7 @@ def training_stages(images: Images, stages: Sequence[Sequence[str]]) -> list[lis
         raise RefusalError(
             Code.STAGES, detail=f"it has the products {', '.join(images.categories)}, and no others"
         )
-    return found
+    return Partition.in_stages([*([[()]] * client), found])
 
 
 def told_apart(classes: Sequence[str], products: Sequence[str], images: Images) -> list[str]:
@@ -142,20 +148,30 @@ def fewest_of_a_product(counts: Iterable[Mapping[str, float]]) -> int:
 
 def products_of(images: Images) -> list[str]:
     """Lists the products or classes, without the sets of semantic anomalies."""
-    return [name for name in images.categories if name not in anomalies_of(images)]
+    anomalies = images.anomalies if isinstance(images, SemanticSet) else ()
+    return [name for name in images.categories if name not in anomalies]
 
 
-def anomalies_of(images: Images) -> list[str]:
-    """Lists the sets of semantic anomalies; none of other images."""
-    return list(images.anomalies) if isinstance(images, SemanticSet) else []
+def facts_of(images: Images, partition: Partition, whole: Partition, client: int) -> Facts:
+    """Counts what a site tells of its images when it says who it is.
 
-
-def form_of(images: Images) -> str:
-    """Describes what all sites' images with semantic anomalies must have in common: the classes; empty for others."""
-    if not isinstance(images, SemanticSet):
-        return ""
-    names = hashlib.sha256(json.dumps(images.categories).encode()).hexdigest()[:8]
-    return f"{len(images.categories)} classes and sets of anomalies ({names})"
+    Args:
+        images: The images.
+        partition: Those that it trains with, as the client of this number.
+        whole: Those that it calibrates with, too.
+        client: The number.
+    """
+    products, form, semantic = products_of(images), "", isinstance(images, SemanticSet)
+    if semantic:  # what all sites' images must have in common
+        names = hashlib.sha256(json.dumps(images.categories).encode()).hexdigest()[:8]
+        form = f"{len(images.categories)} classes and sets of anomalies ({names})"
+    return Facts(
+        stages=[by_product(images.train, products, indices) for indices in partition.by_stage[client]],
+        held=by_product(images.train, products, whole.clients[client]),
+        tested=by_product(images.test, images.categories, range(len(images.test))),
+        anomalies=list(images.anomalies) if isinstance(images, SemanticSet) else [],
+        form=form,
+    )
 
 
 def _named(images: ImageSet, settings: SiteSettings) -> ImageSet:

@@ -54,26 +54,14 @@ class OwnNoise:
     def __init__(self, plan: Plan | TrainingPlan, folder: Path, images: str, ledger: Ledger) -> None:
         self.plan, self._folder, self._images, self._ledger = plan, folder, images, ledger
 
-    @classmethod
-    def of(
-        cls, config: Config, model: Model, folder: Path, images: str, client: int, size: int, ledger: Ledger
-    ) -> OwnNoise | None:
-        """Plans the noise of a run that a coordinator describes; None where it has none.
+    def check(self) -> None:
+        """Checks that the site has left what the whole run asks for.
 
         Raises:
-            UserError: If the run cannot keep its promise, or asks for more than the site has left.
+            BudgetError: If it has not.
         """
-        privacy = promised(config)
-        if privacy is None:
-            return None
-        federation = config["federation"]
-        secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-        course = Course(config["rounds"], {client: 0}, {client: size}, sampler, secure)
-        plan = privacy.plan(model.method, course)
-        own = cls(plan, folder, images, ledger)
-        if own.drawn_here:
-            ledger.check(folder.name, own.mechanism, plan.epsilon(plan.releases))
-        return own
+        if self.drawn_here:
+            self._ledger.check(self._folder.name, self.mechanism, self.plan.epsilon(self.plan.releases))
 
     @property
     def mechanism(self) -> str:
@@ -86,20 +74,12 @@ class OwnNoise:
         return not (isinstance(self.plan, Plan) and self.plan.settings.where == "central")
 
     def share(self, secure: SecureSum, sites: int) -> None:
-        """Sets the share of the noise that this site adds, where all sites together add it.
-
-        Args:
-            secure: Settings of secure sums.
-            sites: Sites of the run.
-        """
+        """Sets the share of the noise that this site adds, where all sites together add it."""
         if isinstance(self.plan, Plan) and self.plan.settings.where == "distributed":
             self.plan = replace(self.plan, carriers=secure.quorum_of(sites))
 
     def check_sum(self, clients: Sequence[int]) -> None:
         """Checks that a sum holds the whole noise.
-
-        Args:
-            clients: The clients whose messages are in it.
 
         Raises:
             UserError: If they are too few.
@@ -141,6 +121,20 @@ class OwnNoise:
         if self.drawn_here:
             epsilon, delta = self.plan.epsilon(len(paid) + 1), self.plan.settings.delta
         self._ledger.spend(run, self.mechanism, epsilon, delta, answer, self._images)
+
+
+def planned(config: Config, model: Model, client: int, size: int) -> Plan | TrainingPlan | None:
+    """Plans the noise of a run for one site; None where it has none.
+
+    Raises:
+        UserError: If the run cannot keep its promise.
+    """
+    if (privacy := promised(config)) is None:
+        return None
+    federation = config["federation"]
+    secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
+    course = Course(config["rounds"], {client: 0}, {client: size}, sampler, secure)
+    return privacy.plan(model.method, course)
 
 
 def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:

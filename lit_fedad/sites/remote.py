@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from lit_fedad.federation.evaluator import ClientQuery
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.sites.messages import LONGEST_START, Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of
-from lit_fedad.sites.status import Contacts
+from lit_fedad.sites.status import Contact
 
 T = TypeVar("T")
 _FILE = "sites.pt"
@@ -78,14 +78,11 @@ class Sites:
 
     Args:
         carrier: Carries bytes.
-        run: The run, 16 hexadecimal digits.
-        overrides: The federation's configuration.
-        fabric: Tells callbacks of the progress.
-        clients: Numbers of all sites.
+        asked: A request of the run, with what all of them have in common.
         names: Names of the sites, in the order of their client numbers.
-        contacts: Is told when sites answer; None for one of its own.
+        fabric: Tells callbacks of the progress.
+        contacts: Is told when sites answer, by client.
         largest: Computes the most bytes that an exchange's uploads may have.
-        classes: Names of the classes that the federation learns.
 
     Attributes:
         products: Names of all sites' products, once they have said who they are.
@@ -99,24 +96,18 @@ class Sites:
     def __init__(
         self,
         carrier: Carrier,
-        run: str,
-        overrides: Collection[str],
+        asked: Request,
+        names: Sequence[str],
         fabric: Fabric,
-        clients: Collection[int],
-        names: Collection[str] = (),
-        contacts: Contacts | None = None,
+        contacts: dict[int, Contact],
         largest: Callable[[Exchange], int] = lambda exchange: LARGEST_BLOB,
-        classes: Collection[str] = (),
     ) -> None:
-        self.classes = list(classes)
-        self.largest = largest
-        self.carrier, self.run, self.overrides = carrier, run, list(overrides)
-        self.names = list(names)
+        self.carrier, self.asked, self.names, self.largest = carrier, asked, list(names), largest
         self.products, self.told_apart = list[str](), list[str]()
-        self.progress = Progress(fabric, clients)
-        self.contacts = Contacts() if contacts is None else contacts
+        self.progress = Progress(fabric, range(len(names)))
+        self.contacts = contacts
         self.step = 0
-        self.bases = dict.fromkeys(clients, 0)
+        self.bases = dict.fromkeys(range(len(names)), 0)
         self.settled = dict(self.bases)
         self._played: dict[int, int] = {}
         self._sent: dict[int, str] = {}
@@ -126,7 +117,9 @@ class Sites:
 
     def hello(self, clients: Collection[int]) -> Outcome[Reply]:
         """Asks sites who they are."""
-        return self._carry({client: self._request("hello", client, products=[]) for client in clients}, 0)
+        return self._carry(
+            {client: replace(self.asked, kind="hello", client=client) for client in clients}, 0
+        )
 
     def play(
         self,
@@ -194,8 +187,8 @@ class Sites:
 
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes the step of every site's state to a checkpoint."""
-        state = {"step": self.step, "bases": self.bases, "contacts": self.contacts.state()}
-        state |= {"away": self._away}
+        state = {"step": self.step, "bases": self.bases, "away": self._away}
+        state["contacts"] = {client: asdict(contact) for client, contact in self.contacts.items()}
         write_state(state, folder / _FILE)
         self._round = None  # it is over
         self.settled = dict(self.bases)
@@ -204,14 +197,15 @@ class Sites:
         """Goes back to the steps of a checkpoint."""
         state = read_state(folder / _FILE, read_meta(folder)["files"].get(_FILE))
         self.step, self.bases = state["step"], self.bases | state["bases"]
-        self.contacts.restore(state.get("contacts", {}))
-        self._round, self._away = None, dict(state.get("away", {}))
+        for client, noted in state["contacts"].items():
+            seen = self.contacts[client].last_seen
+            self.contacts[client] = Contact(**{**noted, "last_seen": seen or noted["last_seen"]})
+        self._round, self._away = None, dict(state["away"])
         self.settled = dict(self.bases)
 
     def _request(self, kind: Any, client: int, **more: Any) -> Request:
         """Builds a request to a site of this run."""
-        named = {"classes": self.classes, "products": self.told_apart, **more}
-        return Request(kind, self.run, self.overrides, client, **named)
+        return replace(self.asked, kind=kind, client=client, products=self.told_apart, **more)
 
     def _send(
         self,
@@ -225,24 +219,17 @@ class Sites:
     ) -> Outcome[Reply]:
         """Gives every site that a message is for the next request; what it was sent in the last is not sent again."""
         self.step += 1
-        asked: dict[str, Any] = {}
         sealed = envelopes or {}
+        common = self._request(kind, 0, round=context.round, exchange=context.exchange, step=self.step)
         if query is not None and pose is not None:
-            asked = {"question": query.name, "numbers": dict(query.numbers), "names": self.products}
-            asked |= {"keep": pose.keep, "sums": pose.sums}
+            numbers, names = dict(query.numbers), self.products
+            common = replace(
+                common, question=query.name, numbers=numbers, names=names, keep=pose.keep, sums=pose.sums
+            )
 
         def request(client: int, **message: Any) -> Request:
-            return self._request(
-                kind,
-                client,
-                round=context.round,
-                exchange=context.exchange,
-                step=self.step,
-                base=self.bases[client],
-                settled=self.settled[client],
-                **message,
-                **asked,
-            )
+            base, settled = self.bases[client], self.settled[client]
+            return replace(common, client=client, base=base, settled=settled, **message)
 
         def whole(client: int) -> Request:
             own = sealed.get(client, b"")
@@ -261,13 +248,7 @@ class Sites:
         return outcome
 
     def _carry(self, requests: Mapping[int, Request], message: int, turns: bool = True) -> Outcome[Reply]:
-        """Has requests carried, and reads the replies.
-
-        Args:
-            requests: Requests by client.
-            message: Most bytes of the message in a reply.
-            turns: Whether they are turns of clients.
-        """
+        """Has requests carried, and reads the replies."""
         most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
         away = {c: f"left out until the next round: {cause}" for c, cause in self._away.items()}
@@ -286,7 +267,7 @@ class Sites:
                 if found.away and requests[client].kind != "hello":
                     self._away[client] = found.cause
             else:
-                self.contacts.note(client, time.monotonic() - began)
+                self.contacts[client].note(time.monotonic() - began)
             if turns:
                 self.progress.step()
         for client in sorted(requests):

@@ -5,30 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lit_fedad.contracts.disclosure import Kind
-from lit_fedad.core.building import build
 from lit_fedad.core.config import Config, compose
-from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
 from lit_fedad.experiment.build import build_images, build_model
 from lit_fedad.experiment.calibration import with_calibration
-from lit_fedad.privacy.image_privacy import Course, in_words
+from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import compose_offered
-from lit_fedad.sites.own_images import (
-    by_product,
-    fewest_of_a_product,
-    own_images,
-    products_of,
-    told_apart,
-    training_indices,
-)
-from lit_fedad.sites.own_noise import promised
-from lit_fedad.sites.policy import COUNTED, Policy
-from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart
+from lit_fedad.sites.own_noise import planned
+from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
 
 MEANINGS = {
     Kind.COUNTS: "numbers of images, and of cases; nothing of what an image shows",
@@ -73,10 +63,6 @@ class Review:
 def review(settings: SiteSettings, offer: Offer) -> Review:
     """Describes what an offered federation would take of a site.
 
-    Args:
-        settings: What the site's operator says.
-        offer: The federation.
-
     Raises:
         RefusalError: If the site takes no part in such a federation, whatever its operator approves.
         UserError: If the site's images cannot be read.
@@ -86,19 +72,16 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     policy.check_floors(config)
     digest = digest_of_offer(config, offer.classes, policy.vary)
     form, config["data"] = config["data"], compose([*settings.data])["data"]
-    images = own_images(build_images(config), form, offer.classes, settings)
+    read = build_images(config)
+    images = own_images(read, form, offer.classes, settings)
     model = build_model(config, told_apart(offer.classes, (), images))
-    whole = Partition.of_clients([training_indices(images)])
-    (own,) = with_calibration(config, images, whole, model.method).clients
-    size, products = len(own), products_of(images)
-    exchanges, noise = model.method.exchanges, ""
-    if (privacy := promised(config)) is not None:
-        federation = config["federation"]
-        secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-        plan = privacy.plan(model.method, Course(config["rounds"], {0: 0}, {0: size}, sampler, secure))
+    whole = own_partition(config, read, settings, 0)
+    facts = facts_of(images, with_calibration(config, images, whole, model.method), whole, 0)
+    size, exchanges, noise = facts.size, model.method.exchanges, ""
+    if (plan := planned(config, model, 0, size)) is not None:
         exchanges, noise = plan.noised(model.method, b"declared"), in_words(plan.summary(plan.releases))
-    fewest = fewest_of_a_product([by_product(images.train, products, own)])
-    taken = taken_by(exchanges, model.client, config, fewest)
+    taken = taken_by(exchanges, model.client, config, fewest_of_a_product(facts.stages))
+    kinds = {Kind.COUNTS, Kind.SUMS, *(part.disclosed.kind for part in taken)}
     lines = [
         f"Method {config['method']['name']} ({config['method']['paper'].replace('none: ', 'of no paper: ')}),"
         f" {_times(config['rounds'], 'round')}, asked by {settings.coordinator or 'the coordinator'}.",
@@ -106,21 +89,21 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         " merges it with that of other sites; they receive what comes of it. Names of files stay here.",
         "",
         f"- Once, at the beginning: numbers of its images by product or class, with these names, which the coordinator"
-        f" tells all other sites: {', '.join(products)}; versions and hashes of its software."
+        f" tells all other sites: {', '.join(facts.held)}; versions and hashes of its software."
         f" {_said(policy, Kind.COUNTS)}",
         *(f"- {described(part, config['rounds'], size)} {verdict(policy, part, size)}." for part in taken),
         *_queries(config, policy, images.kind == "classification"),
         f"- With each training: its loss and other means over all images. {_said(policy, Kind.SUMS)}",
         "",
         "What these words mean:",
-        *(f"- {kind.words}: {MEANINGS[kind]}." for kind in Kind if kind in {*_ALWAYS, *_kinds(taken)}),
+        *(f"- {kind.words}: {MEANINGS[kind]}." for kind in Kind if kind in kinds),
         "",
     ]
     if config["federation"].get("secure_sum"):
         lines.append("Messages are masked: the coordinator sees the sum over all sites alone.")
     if noise:
         lines.append(f"Noise: {noise}.")
-    if any(part.disclosed.kind is Kind.WEIGHTS for part in taken):
+    if Kind.WEIGHTS in kinds:
         lines.append(
             "Weights: a coordinator that does not keep to the method can choose weights so that what comes back tells"
             " more of single images; noise bounds that (federation/privacy)."
@@ -130,23 +113,14 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
 
 
 def described(part: Taken, rounds: int, images: int) -> str:
-    """Describes a part in a sentence for a person who does not know the method.
-
-    Args:
-        part: The part.
-        rounds: Rounds of the federation.
-        images: Training images of the site.
-    """
+    """Describes a part in a sentence for a person who does not know the method."""
     disclosed = part.disclosed
     when = "Once, at the beginning" if part.round < 1 else f"In each of {_times(rounds, 'round')}"
     behind = images if disclosed.images is None else min(disclosed.images, images)
     of = ""
     if disclosed.kind in COUNTED:
-        of = (
-            f", each value of at least {behind} images"
-            if behind > 1
-            else ", a value may be of one image alone"
-        )
+        many = f", each value of at least {behind} images"
+        of = many if behind > 1 else ", a value may be of one image alone"
     noise = "; noise hides single images" if disclosed.noised else ""
     what = f"{disclosed.kind.words}: {disclosed.what}{of}{noise}"
     return f"{when} ({part.exchange}): {what}; at most {human_bytes(part.largest)}."
@@ -159,13 +133,6 @@ def verdict(policy: Policy, part: Taken, images: int) -> str:
     if policy.needs_more(part.disclosed):
         return "REFUSED, unless policy.allow in site.yaml names images"
     return "NEEDS YOUR APPROVAL"
-
-
-_ALWAYS = (Kind.COUNTS, Kind.SUMS)
-
-
-def _kinds(taken: list[Taken]) -> set[Kind]:
-    return {part.disclosed.kind for part in taken}
 
 
 def _times(number: int, thing: str) -> str:

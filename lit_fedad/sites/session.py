@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,8 @@ from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, compose
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
@@ -38,29 +38,18 @@ from lit_fedad.federation.processes import make_fabric
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.privacy.messages import read_survivors
-from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims
-from lit_fedad.sites.messages import Facts, Reply, Request, digest
-from lit_fedad.sites.offer import APPROVED, Approvals, check_approval, digest_of_offer, judge, taken_by
+from lit_fedad.sites.messages import Reply, Request, digest
+from lit_fedad.sites.offer import APPROVED, Approvals, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import agreed, compose_offered
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
-from lit_fedad.sites.own_images import (
-    anomalies_of,
-    by_product,
-    fewest_of_a_product,
-    form_of,
-    own_images,
-    products_of,
-    told_apart,
-    training_indices,
-    training_stages,
-)
-from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
-from lit_fedad.sites.policy import not_allowed
+from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart
+from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise, planned
 from lit_fedad.sites.refusals import Code, RefusalError
-from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.settings import SiteSettings, not_allowed
 from lit_fedad.sites.states import States, digest_of
 
 ENROLMENT = counted("numbers of images by product or class, with their names")
@@ -73,11 +62,6 @@ _SHARES = 64 << 20
 class Session:
     """A site's part in one run.
 
-    Args:
-        request: A request of the run; not trusted.
-        settings: What the site's operator says.
-        display: Output at the site.
-
     Raises:
         RefusalError: If the site takes no part in such a run.
 
@@ -86,103 +70,109 @@ class Session:
     """
 
     def __init__(self, request: Request, settings: SiteSettings, display: Display) -> None:
-        policy, self.run = settings.policy, request.run
+        policy, number = settings.policy, request.client
+        self.settings, self.display = settings, display
+        self.run, self.number, self.classes = request.run, number, request.classes
         config = compose_offered(request.overrides, settings.own)
         policy.check_floors(config)
         offered = digest_of_offer(config, request.classes, policy.vary)
-        approved = check_approval(policy, Approvals(settings.folder / APPROVED), offered)
+        self.approved = Approvals(settings.folder / APPROVED).check(offered)
         check_promise(config, settings.epsilon)
         self.secure = build(config["federation"].get("secure_sum"))
-        self.summed = self.secure is not None
-        if self.summed != (settings.key_registry is not None):
-            raise RefusalError(Code.REGISTRY if self.summed else Code.SECURE)
-        known = bool(request.products) or not tells_products(config)
-        if request.kind != "hello" and not known:
-            raise RefusalError(Code.PRODUCT, detail="the request names none")
-        self.configuration = _hash(
-            [agreed(config), config["data"], request.classes, request.products, request.client]
-        )
-        self.claims = Claims(settings.folder / CLAIMS)
-        if known:
-            self.claims.check_run(request.run, self.configuration)
-        form, config["data"] = config["data"], compose([*settings.data])["data"]
-        fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
+        if (self.secure is not None) != (settings.key_registry is not None):
+            raise RefusalError(Code.SECURE if self.secure is None else Code.REGISTRY)
+        self.form, config["data"] = config["data"], compose([*settings.data])["data"]
+        self.config, self.claims = config, Claims(settings.folder / CLAIMS)
+        self.fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         read = build_images(config)
         # Whatever settings make of them: sums of other runs are of the same images.
         self.images = data_digest(read, Partition.of_clients([range(len(read.train))]))
-        images = own_images(read, form, request.classes, settings)
-        model = build_model(config, told_apart(request.classes, request.products, images))
-        whole = _whole(config, read, settings, request.client)
-        partition = with_calibration(config, images, whole, model.method)
+        images = self.own_images = own_images(read, self.form, request.classes, settings)
+        self.apart = told_apart(request.classes, request.products, images)
+        self.model = model = build_model(config, self.apart)
+        whole = own_partition(config, read, settings, number)
+        self.partition = with_calibration(config, images, whole, model.method)
         initial = state_of(model.client)
         begins = digest_of([initial, learned_state(model.task)])
-        states = States(
+        self.digest = data_digest(images, self.partition, hashes_file(config))
+        self.states = States(
             settings.folder / "states" / request.run,
             initial,
-            images=data_digest(images, partition, hashes_file(config)),
+            images=self.digest,
             model=f"{model.fingerprint[:16]} {begins}",
         )
-        data = build_data(config, images, partition, model, fabric, display)
-        size = len(partition.clients[request.client])
-        ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
-        self.noise = OwnNoise.of(config, model, states.folder, data.digest, request.client, size, ledger)
-        exchanges = model.method.exchanges
-        if self.noise is not None:
-            display.note(f"run {request.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
-            exchanges = self.noise.plan.noised(model.method, b"declared")
-        products = products_of(images)
-        stages = [by_product(images.train, products, own) for own in partition.by_stage[request.client]]
-        sizes = by_product(images.train, products, partition.clients[request.client])
-        least = min((len(own) for own in partition.by_stage[request.client]), default=0)
-        taken = taken_by(exchanges, model.client, config, fewest_of_a_product(stages))
-        judge(policy, taken, least, approved)
-        self.told_scalars = approved is not None or (
-            Kind.SUMS.value in policy.allow and least >= policy.images
-        )
-        self.config, self.data, self.states = config, data, states
-        self.settings, self.display = settings, display
-        self.method = model.method
-        self.client, self.module, self.fabric = model.client, data.module, fabric
-        channel = build(config["federation"]["channel"])
-        self.runner = ClientRunner(model.client, channel, fabric)
-        asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
-        specs = [exchange.broadcast_spec(model.client) for exchange in asked]
-        most = max(map(channel.down.largest, specs)) + (_SHARES if self.summed else 0)
-        self.largest = min(LARGEST_BLOB, most) if known else LARGEST_BLOB
-        self.key_registry = settings.key_registry
         self.party: Party | None = None
         self.message = b""
         self.place, self.sites = (0, 0, ""), list[str]()
-        self.evaluator = build_evaluator(config, data, model.method, fabric, common=False)
-        # Predictions of its test images, and the round and message after which they were made.
-        self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
-        if self.evaluator.local:
-            raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
-        self.detector: OwnDetector | None = (
-            None
-            if model.client.predictors.shared
-            else OwnDetector(
-                settings.folder / "detectors" / request.run,
-                config,
-                type(model.task).__name__,
-                settings.name,
-                request.client,
-                {name: sizes.get(name, 0) for name in request.classes or request.products or sizes},
-                model.provenance,
-            )
-        )
-        self.facts = Facts(
+        self.facts = replace(
+            facts_of(images, self.partition, whole, number),
             version=lit_fedad.__version__,
             torch=torch.__version__,
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
             initial=begins,
-            stages=stages,
-            held=by_product(images.train, products, whole.clients[request.client]),
-            tested=by_product(images.test, images.categories, range(len(images.test))),
-            anomalies=anomalies_of(images),
-            form=form_of(images),
         )
+        self.least = min(self.facts.stage_sizes, default=0)
+        self.told_scalars = self.approved is not None or (
+            Kind.SUMS.value in policy.allow and self.least >= policy.images
+        )
+        self.products: Sequence[str] | None = None
+
+    def settle(self, products: Sequence[str]) -> None:
+        """Builds what depends on the products that the model tells apart, and judges what would leave the site.
+
+        Args:
+            products: Names of all sites' products; none before sites have named theirs, or where none are told apart.
+
+        Raises:
+            RefusalError: If the site takes no part in such a run.
+        """
+        if products == self.products:
+            return
+        config, images, settings = self.config, self.own_images, self.settings
+        told = tells_products(config)
+        self.known = bool(products) or not told
+        self.configuration = _hash([agreed(config), self.form, self.classes, products, self.number])
+        if self.known:
+            self.claims.check_run(self.run, self.configuration)
+        apart = told_apart(self.classes, products, images)
+        if told and apart != self.apart:
+            self.model, self.apart = build_model(config, apart, backbone=self.model.backbone), apart
+        self.method, self.client = self.model.method, self.model.client
+        client, channel = self.client, build(config["federation"]["channel"])
+        self.runner = ClientRunner(client, channel, self.fabric)
+        self.data = build_data(config, images, self.partition, self.model, self.fabric, self.display)
+        exchanges = self.method.exchanges
+        self.noise: OwnNoise | None = None
+        if (plan := planned(config, self.model, self.number, self.facts.size)) is not None:
+            ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
+            self.noise = OwnNoise(plan, self.states.folder, self.digest, ledger)
+            self.noise.check()
+            self.display.note(f"run {self.run}: {in_words(plan.summary(plan.releases))}")
+            exchanges = plan.noised(self.method, b"declared")
+        taken = taken_by(exchanges, client, config, fewest_of_a_product(self.facts.stages))
+        judge(settings.policy, taken, self.least, self.approved)
+        asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
+        specs = [exchange.broadcast_spec(client) for exchange in asked]
+        most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
+        self.largest = min(LARGEST_BLOB, most) if self.known else LARGEST_BLOB
+        self.evaluator = build_evaluator(config, self.data, self.method, self.fabric, common=False)
+        # Predictions of its test images, and the round and message after which they were made.
+        self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
+        if self.evaluator.local:
+            raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
+        self.detector: OwnDetector | None = None
+        if not client.predictors.shared:
+            self.detector = OwnDetector(
+                settings.folder / "detectors" / self.run,
+                config,
+                type(self.model.task).__name__,
+                settings.name,
+                self.number,
+                {name: self.facts.of_product(name) for name in self.classes or products or self.facts.held},
+                self.model.provenance,
+            )
+        self.products = products
 
     def answer(self, request: Request) -> tuple[Reply, str]:
         """Carries out a request.
@@ -196,6 +186,8 @@ class Session:
         if request.kind == "hello":
             self._check((ENROLMENT,), request)
             return Reply(facts=self.facts), _told((ENROLMENT,))
+        if not self.known:
+            raise RefusalError(Code.PRODUCT, detail="the request names none")
         self.claims.begin(self.run, self.configuration, self.images, self._noised, self.settings.policy.runs)
         self.states.begin()
         if request.kind == "offer":
@@ -203,7 +195,7 @@ class Session:
         if request.kind == "reveal":
             return Reply(payload=self._reveal(request.payload)), "shares of keys"
         # A query after a round comes with the message of the next.
-        data = self.module.at(request.round - (request.kind == "ask"))
+        data = self.data.module.at(request.round - (request.kind == "ask"))
         stage = data.stages[request.client]
         context = Context(self.config["seed"], request.round, request.client, request.exchange, stage)
         envelopes, blob = request.payload[: request.sealed], self._message(request)
@@ -240,7 +232,9 @@ class Session:
             self.predicted = (request.round, digest(blob)), self.evaluator.predicted(found)
         if request.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
-            self._check_calibration(sum(int(counts.counts.sum()) for counts in found.values()))
+            images, least = sum(int(own.counts.sum()) for own in found.values()), self.settings.policy.images
+            if images < least and not self.told_scalars:
+                raise RefusalError(Code.FEW, images, least)
         message = query.pack(found)
         payload = Link(Plain()).pack(message, query.spec(), context, "the client")
         return Reply(payload=payload), _told(query.discloses)
@@ -266,14 +260,15 @@ class Session:
 
     def _offer(self, request: Request) -> bytes:
         """Accepts the invitation to a secure sum."""
-        if self.key_registry is None:
+        registry = self.settings.key_registry
+        if registry is None:
             raise RefusalError(Code.REGISTRY)
-        keys = self.key_registry.numbered(request.names, request.client)
+        keys = registry.numbered(request.names, request.client)
         self.claims.fix(self.run, request.names)
         names, self.sites = ClientNames(dict(enumerate(request.names))), request.names
         if self.noise is not None:
             self.noise.share(self.secure, len(request.names))
-        self.party = Party(request.client, self.key_registry.pair, keys, names)
+        self.party = Party(request.client, registry.pair, keys, names)
         offer = self.party.offer(request.payload)
         images = self.party.invitation.members[request.client]
         if images != self.facts.size:
@@ -282,7 +277,7 @@ class Session:
 
     def _mask(self, exchange: Exchange, envelopes: bytes) -> Mask | None:
         """Returns what the message is masked with; in a run of secure sums nothing leaves the site without."""
-        if not self.summed or not exchange.upload_spec(self.client):
+        if self.secure is None or not exchange.upload_spec(self.client):
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
@@ -347,11 +342,6 @@ class Session:
         assert predicted is not None
         return predicted
 
-    def _check_calibration(self, images: int) -> None:
-        """Refuses to count the scores of fewer images than the policy asks for."""
-        if images < self.settings.policy.images and not self.told_scalars:
-            raise RefusalError(Code.FEW, images, self.settings.policy.images)
-
     def _keep(self, part: Callable[[OwnDetector], None]) -> None:
         """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
         if self.detector is None:
@@ -380,12 +370,3 @@ def _told(disclosed: Disclosures) -> str:
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _whole(config: Config, images: Images, settings: SiteSettings, client: int) -> Partition:
-    """Gives all training images to the client of this number, at once or in the site's stages."""
-    if not settings.stages:
-        return Partition.of_clients([*([()] * client), training_indices(images)])
-    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
-        raise RefusalError(Code.STAGES, detail="sums of stages are neither masked nor noised")
-    return Partition.in_stages([*([[()]] * client), training_stages(images, settings.stages)])

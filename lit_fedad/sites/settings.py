@@ -1,13 +1,113 @@
-"""What a site's operator says of it."""
+"""What a site's operator says of it, and what may leave it, whatever a coordinator asks (section ``policy``)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
+from lit_fedad.contracts.disclosure import Disclosure, Kind
+from lit_fedad.core.config import flatten
+from lit_fedad.core.errors import UserError
 from lit_fedad.sites.key_registry import KeyRegistry
-from lit_fedad.sites.policy import Policy
+from lit_fedad.sites.refusals import KINDS, Code, RefusalError
+
+FLOORS: Mapping[str, float] = {
+    "method.client.min_images": 2,
+    "method.client.group": 5,
+    "method.client.least": 5,
+    "method.client.prototype_images": 1,
+    "calibration.share": 0.05,
+}
+"""Settings that protect images, and the least that a federation may set them to."""
+
+COUNTED = (Kind.SUMS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
+"""Kinds whose values have images behind them, which can be counted."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site's operator allows.
+
+    Attributes:
+        allow: Kinds that may leave the site without an approval.
+        images: Fewest images behind sums, class statistics, mean images and synthetic images that leave without one.
+        floors: Least values of settings, with or without approval; those of `FLOORS` where it does not say.
+        vary: Settings that may differ from those of an approved federation.
+        runs: Most runs without noise that the site answers in.
+        megabytes: Most megabytes of a coordinator's message.
+        names: Whether the names of its products are told to the coordinator and, by it, to all sites; else they are
+            called by the site's name and a number.
+    """
+
+    allow: Sequence[str] = (Kind.COUNTS.value, Kind.SUMS.value, Kind.WEIGHTS.value)
+    images: int = 5
+    floors: Mapping[str, float] = field(default_factory=dict)
+    vary: Sequence[str] = ()
+    runs: int = 20
+    megabytes: int = 1024
+    names: bool = True
+
+    @classmethod
+    def read(cls, content: object) -> Policy:
+        """Reads the section of a ``site.yaml``.
+
+        Raises:
+            UserError: If a key or value is none.
+        """
+        if not isinstance(content, Mapping) or not set(content) <= {f.name for f in fields(cls)}:
+            raise UserError(f"policy: give {', '.join(f.name for f in fields(cls))}, and nothing else")
+        policy = cls(**content)
+        for name, given in (("allow", policy.allow), ("vary", policy.vary)):
+            if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+                raise UserError(f"policy.{name}: give a list of names")
+        kinds = [kind.value for kind in Kind]
+        if unknown := set(policy.allow) - set(kinds):
+            raise UserError(f"policy.allow: there is no '{min(unknown)}'; choose among {', '.join(kinds)}")
+        for name in ("images", "runs", "megabytes"):
+            if type(value := getattr(policy, name)) is not int or value < 1:
+                raise UserError(f"policy.{name}={value} must be a whole number above 0")
+        if type(policy.names) is not bool:
+            raise UserError(f"policy.names={policy.names} must be true or false")
+        known = isinstance(policy.floors, Mapping) and set(policy.floors) <= set(FLOORS)
+        if not known or not all(type(value) in (int, float) for value in policy.floors.values()):
+            raise UserError(f"policy.floors: give numbers for {', '.join(FLOORS)}")
+        return policy
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What `read` takes, with every floor."""
+        lists = {"allow": list(self.allow), "vary": list(self.vary)}
+        return {**vars(self), **lists, "floors": {**FLOORS, **self.floors}}
+
+    def check_floors(self, config: Mapping[str, Any]) -> None:
+        """Checks that a configuration lowers no protection below its floor.
+
+        Raises:
+            RefusalError: If it does.
+        """
+        flat = flatten(config)
+        for key, least in {**FLOORS, **self.floors}.items():
+            value = flat.get(key)
+            if isinstance(value, (int, float)) and value < least:
+                raise RefusalError(Code.FLOOR, least, value, detail=key)
+
+    def allows(self, disclosed: Disclosure, images: int) -> bool:
+        """Tells whether something may leave the site without an approval."""
+        if disclosed.kind.value not in self.allow:
+            return False
+        behind = images if disclosed.images is None else min(disclosed.images, images)
+        return disclosed.noised or disclosed.kind not in COUNTED or behind >= self.images
+
+    def needs_more(self, disclosed: Disclosure) -> bool:
+        """Tells whether not even an approval lets something out: images, unless ``allow`` names them."""
+        return disclosed.kind is Kind.IMAGES and disclosed.kind.value not in self.allow
+
+
+def not_allowed(disclosed: Disclosure, round: int, exchange: int) -> RefusalError:
+    """Builds the refusal of something that may not leave the site."""
+    return RefusalError(Code.NOT_ALLOWED, KINDS.index(disclosed.kind), round, exchange, detail=disclosed.what)
 
 
 @dataclass(frozen=True)

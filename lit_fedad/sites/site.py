@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +30,6 @@ class Site:
     """One site.
 
     It keeps the model of the run that it last took part in: building it takes longer than most requests.
-
-    Args:
-        settings: What its operator says of it.
-        display: Output of warnings and progress, at the site.
     """
 
     def __init__(self, settings: SiteSettings, display: Display) -> None:
@@ -56,80 +53,34 @@ class Site:
         request: Request | None = None
         told, why = "", ""
         try:
-            request = _read(blob)
+            request = Request.from_bytes(blob)
             reply, told = self._take(request).answer(request)
         except Exception as error:
-            why = cause_of(error)
-            reply = self._refused(error, request)
+            why, reply = cause_of(error), self._refused(error, request)
         reply = replace(reply, step=request.step if request else 0)
-        answer = reply.to_bytes()
+        answer, seconds = reply.to_bytes(), time.monotonic() - began
+        asked: Mapping[str, Any] = {"asked": "bytes that are no request"}
+        if request is not None:
+            what = request.question or request.kind
+            asked = {
+                "run": request.run, "round": request.round, "exchange": request.exchange, "asked": what,
+            }  # fmt: skip
         try:
-            self._note(request, blob, reply, answer, told, why, time.monotonic() - began)
+            line = self.log.append(
+                by=self.settings.coordinator,
+                **asked,
+                bytes_in=len(blob),
+                verdict="refused" if reply.code else "answered",
+                code=int(reply.code),
+                told=told,
+                bytes_out=len(reply.payload),
+                answer=hashlib.sha256(answer).hexdigest()[:16],
+                seconds=round(seconds, 3),
+                why=why,
+            )
         except UserError as error:
             self.display.warn(str(error))
             return Reply(step=reply.step, code=Code.LOG).to_bytes()
-        return answer
-
-    def _take(self, request: Request) -> Session:
-        named = tuple(request.classes), tuple(request.products)
-        key = (request.run, tuple(request.overrides), request.client, named)
-        if self._session is None or self._session[0] != key:
-            self._session = None  # its memory is free before the next model is built
-            self._session = key, Session(request, self.settings, self.display)
-        return self._session[1]
-
-    def _refused(self, error: Exception, request: Request | None) -> Reply:
-        """Returns the code of an error; what the operator has to decide about is kept for ``site review``."""
-        if isinstance(error, BudgetError):
-            return Reply(code=Code.BUDGET, numbers=[error.left, error.asked])
-        if not isinstance(error, RefusalError):
-            return Reply(code=Code.FAILED, numbers=[float(self._entries + 1)])
-        numbers = list(map(float, error.numbers))
-        if request is not None and error.code in _TO_REVIEW:
-            try:
-                Offer(request.overrides, request.classes).write(self.settings.folder / OFFERED)
-            except OSError as failure:
-                self.display.warn(f"{self.settings.folder / OFFERED}: cannot be written ({failure.strerror})")
-        return Reply(code=error.code, numbers=numbers)
-
-    @property
-    def _entries(self) -> int:
-        try:
-            return len(self.log.entries())
-        except UserError:
-            return 0
-
-    def _note(
-        self,
-        request: Request | None,
-        blob: bytes,
-        reply: Reply,
-        answer: bytes,
-        told: str,
-        why: str,
-        seconds: float,
-    ) -> None:
-        """Writes a request and its answer to the log, and a line to the console."""
-        asked: Mapping[str, Any] = {"asked": "bytes that are no request"}
-        if request is not None:
-            asked = {
-                "run": request.run,
-                "round": request.round,
-                "exchange": request.exchange,
-                "asked": request.question or request.kind,
-            }
-        line = self.log.append(
-            by=self.settings.coordinator,
-            **asked,
-            bytes_in=len(blob),
-            verdict="refused" if reply.code else "answered",
-            code=int(reply.code),
-            told=told,
-            bytes_out=len(reply.payload),
-            answer=hashlib.sha256(answer).hexdigest()[:16],
-            seconds=round(seconds, 3),
-            why=why,
-        )
         place = "" if request is None else f"round {request.round}: "
         head = f"{line['time']} entry {line['entry']}: {place}{asked['asked']}"
         if reply.code:
@@ -139,10 +90,33 @@ class Site:
                 f"{head}, {len(blob)} bytes in, {len(reply.payload)} bytes out ({told or 'nothing of images'}),"
                 f" {seconds:.1f} s"
             )
+        return answer
 
+    def _take(self, request: Request) -> Session:
+        """Returns the session of a request's run, with the products that it names; one that refuses is not kept."""
+        key = (request.run, tuple(request.overrides), request.client, tuple(request.classes))
+        before, self._session = self._session, None
+        if before is None or before[0] != key:
+            before = None  # its memory is free before the next model is built
+            before = key, Session(request, self.settings, self.display)
+        before[1].settle(request.products)
+        self._session = before
+        return before[1]
 
-def _read(blob: bytes) -> Request:
-    try:
-        return Request.from_bytes(blob)
-    except UserError as error:
-        raise RefusalError(Code.REQUEST, detail=str(error)) from error
+    def _refused(self, error: Exception, request: Request | None) -> Reply:
+        """Returns the code of an error; what the operator has to decide about is kept for ``site review``."""
+        if request is None:
+            return Reply(code=Code.REQUEST)
+        if isinstance(error, BudgetError):
+            return Reply(code=Code.BUDGET, numbers=[error.left, error.asked])
+        if not isinstance(error, RefusalError):
+            numbers = [1.0]
+            with suppress(UserError):  # as it is written to, that is told
+                numbers = [float(len(self.log.entries()) + 1)]
+            return Reply(code=Code.FAILED, numbers=numbers)
+        if error.code in _TO_REVIEW:
+            try:
+                Offer(request.overrides, request.classes).write(self.settings.folder / OFFERED)
+            except OSError as failure:
+                self.display.warn(f"{self.settings.folder / OFFERED}: cannot be written ({failure.strerror})")
+        return Reply(code=error.code, numbers=list(map(float, error.numbers)))

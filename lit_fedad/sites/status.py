@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,65 +20,31 @@ from lit_fedad.report.naming import human_bytes, human_seconds
 
 @dataclass
 class Contact:
-    """What a coordinator knows of one site's answers.
+    """What a coordinator knows of one site's answers, those before its restart included.
 
     Attributes:
         last_seen: Time of its last answer in seconds since 1970; None before the first.
-        answers: Number of its answers.
         seconds: Time from request to answer, over all answers.
     """
 
     last_seen: float | None = None
-    answers: int = 0
     seconds: float = 0.0
 
-
-@dataclass
-class Contacts:
-    """The answers of all sites, those before a restart of the coordinator included.
-
-    Attributes:
-        sites: By client.
-    """
-
-    sites: dict[int, Contact] = field(default_factory=dict)
-
-    def of(self, client: int) -> Contact:
-        """Returns what is known of a site."""
-        return self.sites.setdefault(client, Contact())
-
-    def note(self, client: int, seconds: float) -> None:
+    def note(self, seconds: float) -> None:
         """Adds an answer that came just now, some seconds after its request."""
-        contact = self.of(client)
-        contact.last_seen = time.time()
-        contact.answers += 1
-        contact.seconds += seconds
-
-    def state(self) -> dict[int, dict[str, Any]]:
-        """Returns what `restore` takes."""
-        return {client: asdict(contact) for client, contact in self.sites.items()}
-
-    def restore(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Goes back to a state, but keeps when sites were seen since."""
-        for client, values in state.items():
-            seen = self.of(client).last_seen
-            self.sites[client] = Contact(**{**values, "last_seen": seen or values["last_seen"]})
+        self.last_seen = time.time()
+        self.seconds += seconds
 
 
 STATUS = "status.json"
 
 
 class Status(RunCallback):
-    """A callback that writes ``status.json`` to a run's folder after every round, and adds it to its result.
-
-    Args:
-        names: Names of the sites by client.
-        contacts: When they answered.
-    """
+    """A callback that writes ``status.json`` to a run's folder after every round, and adds it to its result."""
 
     _folder: Path
 
-    def __init__(self, names: Mapping[int, str], contacts: Contacts) -> None:
+    def __init__(self, names: Mapping[int, str], contacts: Mapping[int, Contact]) -> None:
         self.names, self.contacts = names, contacts
 
     def on_run_start(self, run: Run) -> None:
@@ -104,7 +70,7 @@ class Status(RunCallback):
         alarms = rates.get("false_alarm_rate", {}).get("per_client", {})
         found = {}
         for client, name in self.names.items():
-            contact = self.contacts.of(client)
+            contact = self.contacts[client]
             seen = {"last_seen": contact.last_seen, "seconds": contact.seconds}
             found[name] = {**_of(client, history), **seen, "false_alarm_rate": alarms.get(client)}
         return found
@@ -140,25 +106,27 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 def status_rows(sites: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
     """Writes what is known of sites (`Status.sites`) as rows of a table, by heading."""
-    rows = []
-    for name, own in sites.items():
-        seen, alarms = own.get("last_seen"), own["false_alarm_rate"]
-        rows.append(
-            {
-                "site": name,
-                "last seen": "-"
-                if seen is None
-                else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen)),
-                "rounds": str(own["rounds"]),
-                "last round": "-" if own["last_round"] is None else str(own["last_round"]),
-                "up": human_bytes(own["bytes_up"]),
-                "down": human_bytes(own["bytes_down"]),
-                "time": human_seconds(own.get("seconds", 0.0)),
-                "false alarms": "-" if alarms is None else f"{alarms:.3f}",
-                "troubles": str(len(own["troubles"])),
-            }
-        )
-    return rows
+
+    def cell(value: Any, write: Callable[[Any], str] = str) -> str:
+        return "-" if value is None else write(value)
+
+    def clock(seconds: float) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+    return [
+        {
+            "site": name,
+            "last seen": cell(own.get("last_seen"), clock),
+            "rounds": str(own["rounds"]),
+            "last round": cell(own["last_round"]),
+            "up": human_bytes(own["bytes_up"]),
+            "down": human_bytes(own["bytes_down"]),
+            "time": human_seconds(own.get("seconds", 0.0)),
+            "false alarms": cell(own["false_alarm_rate"], "{:.3f}".format),
+            "troubles": str(len(own["troubles"])),
+        }
+        for name, own in sites.items()
+    ]
 
 
 def _of(client: int, history: Sequence[RoundReport]) -> dict[str, Any]:

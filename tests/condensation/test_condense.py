@@ -209,7 +209,7 @@ def test_images_stay_float32_in_mixed_precision():
         return class_mmd(encoder(batch.images), found, batch.times, batch.sizes, [2])
 
     start, real = rows(2, 3, 8, 8).float(), rows(4, 3, 8, 8, seed=1).float()
-    found, losses = Condensation(2, 2)(start, [2], real, [torch.ones(4)], distance, generator(), fabric)
+    found, losses = Condensation(2, batch=2)(start, [2], real, [torch.ones(4)], distance, generator(), fabric)
     assert seen[0] == torch.bfloat16
     assert found.dtype == torch.float32
     assert all(loss > 0 for loss in losses)
@@ -226,7 +226,7 @@ def test_a_last_step_that_leaves_the_numbers_is_refused():
     with pytest.raises(
         UserError, match=r"condensation diverged; lower method\.server\.descent\.learning_rate"
     ):
-        descent(torch.ones(1, 1, 2, 2), lambda images: 1e3 * images.sum(), FABRIC)
+        descent.descend(torch.ones(1, 1, 2, 2), lambda images: 1e3 * images.sum(), FABRIC)
 
 
 @pytest.mark.parametrize(

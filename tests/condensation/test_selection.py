@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.condensation.selection import chances, importance
+from lit_fedad.condensation.selection import importance
 
 
 def logits(n: int = 6, k: int = 4, seed: int = 0) -> torch.Tensor:
@@ -54,15 +54,3 @@ def test_a_larger_bias_tells_images_further_apart():
     assert ratios == sorted(ratios)
     assert ratios[0] == pytest.approx(2, rel=1e-3)
     assert ratios[-1] == pytest.approx(np.exp(9.0), rel=1e-3)
-
-
-def test_logits_however_large_give_chances():
-    values = torch.tensor([[1e4, 0.0], [0.0, 1e4], [0.0, 0.0]])
-    found = chances(importance(values, values, torch.zeros(3, dtype=torch.int64)))
-    assert found.isfinite().all()
-    assert (found > 0).all()
-    assert float(found.sum()) == pytest.approx(1)
-
-
-def test_equal_images_are_equally_likely():
-    assert chances(torch.full((7,), 0.3)).tolist() == pytest.approx([1 / 7] * 7)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import LeftOut
-from lit_fedad.data.masks import MaskReport, find_masks, measure, read_marks, resized_marks
+from lit_fedad.data.masks import find_masks, mask_lines, measure, read_marks, resized_marks
 from lit_fedad.data.transform import ImageTransform
 
 tifffile = pytest.importorskip("tifffile")
@@ -143,7 +143,7 @@ def facts(tmp_path, *pixels, **options):
         transform = ImageTransform(8)
         path = tmp_path / f"{number}.png"
         masks[path] = transform.measured_mask(path, tmp_path / f"image{number}.png")[1]
-    return MaskReport(masks, (8, 8)).lines()
+    return mask_lines(masks, (8, 8))
 
 
 def test_what_masks_say_together_is_told(tmp_path):
@@ -173,7 +173,7 @@ def test_a_crop_that_leaves_a_defect_out_is_told(tmp_path):
     Image.fromarray(marked.astype(np.uint8) * 255).save(tmp_path / "0.png")
     mask, found = ImageTransform(8, fit="crop").measured_mask(tmp_path / "0.png", tmp_path / "0.png")
     assert not mask.any()
-    (line,) = MaskReport({tmp_path / "0.png": found}, (8, 8)).lines()
+    (line,) = mask_lines({tmp_path / "0.png": found}, (8, 8))
     assert "mark nothing in what image.fit=crop keeps" in line
     assert measure(read_marks(tmp_path / "0.png", tmp_path / "0.png"), 1, 10**6).regions == 0
 

@@ -23,6 +23,7 @@ from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.detector import DecisionRule
+from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.geometry import image_transform
@@ -275,16 +276,11 @@ def test_a_score_that_is_no_number_is_not_called_normal(tmp_path, photos):
             return prediction_of(torch.full((len(batch["image"]),), math.nan))
 
     fabric = make_fabric(accelerator="cpu")
-    scorer = prediction._Detect(
-        Broken(),
-        fabric,
-        ImageTransform(32),
-        DecisionRule("drawn", ScoreCounts.of(torch.arange(9.0)), 0.1),
-        tmp_path,
-        photos,
-        prediction.Display(quiet=True),
-    )
-    row = scorer([photos / "top.bmp"])[0]
+    rule = DecisionRule("drawn", ScoreCounts.of(torch.arange(9.0)), 0.1)
+    opened = OpenedClient(None, {}, {}, Broken(), 0, None, fabric, ImageTransform(32))
+    row = prediction._Detect(opened, rule, tmp_path, photos, prediction.Display(quiet=True))(
+        [photos / "top.bmp"]
+    )[0]
     assert (row["decision"], row["heatmap"]) == ("anomalous", "")
 
 

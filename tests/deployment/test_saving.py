@@ -9,7 +9,7 @@ import pytest
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.ui.reading import RunView
-from lit_fedad.deployment.ui.saving import SavedThresholds
+from lit_fedad.deployment.ui.saving import choose_version, save_threshold
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.run_folder import RunFolder
@@ -25,11 +25,11 @@ def above(counts, threshold):
 
 
 def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
-    kept = SavedThresholds(RunView.open(str(run)))
-    counts = kept.view.shipped(0, None).scores
+    view = RunView.open(str(run))
+    counts = view.shipped(0, None).scores
     at = float(counts.edges[-3:-1].mean())  # between two calibration scores
     trained = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    said, before = kept.save(0, None, at)
+    said, before = save_threshold(view, 0, None, at)
     version = RunFolder(run).version(None)
     assert (before, version.path.name, said.startswith("Version 1 is the default")) == (0, "1", True)
     limit = version.calibration().rule(0, version.alpha()).threshold
@@ -39,10 +39,10 @@ def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     assert not set(version.result()["last"]) & set(RATES), "decisions by the new rate were not judged yet"
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == trained
     assert RunView.open(str(run)).shipped(0, None).threshold == limit
-    kept.choose(before)
+    choose_version(view, before)
     assert RunFolder(run).version(None).path == run
     with pytest.raises(UserError, match="alpha=1 must be above 0 and below 1"):
-        kept.save(0, None, float(counts.edges[0]) - 1)
+        save_threshold(view, 0, None, float(counts.edges[0]) - 1)
     with pytest.raises(UserError, match=r"alpha=0\.001: no client has calibration images enough"):
         update(UpdateOptions(str(run), alpha=0.001))
     assert RunFolder(run).versions() == [0, 1]

@@ -11,7 +11,6 @@ import struct
 import threading
 import time
 import zlib
-from contextlib import contextmanager
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -26,7 +25,7 @@ from lit_fedad.deployment.exported import find_exported
 
 pytest.importorskip("fastapi")
 pytest.importorskip("onnxruntime")
-import uvicorn
+from helpers.serving import served
 
 from lit_fedad.deployment.served_detector import ServedDetector
 from lit_fedad.deployment.serving import Desk, Logged, application
@@ -48,21 +47,6 @@ def claiming(width, height):
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     whole = png()
     return whole[:12] + chunk + struct.pack(">I", zlib.crc32(chunk)) + whole[33:]
-
-
-@contextmanager
-def served(desk):
-    """Serves on a free port of loopback; yields the port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application(desk), log_level="critical", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,10 +44,14 @@ def camera(tiny_run, tmp_path):
 def exact(monkeypatch):
     """Scores that do not depend, in their last digits, on which images share a batch."""
 
-    def brightness(self, paths, display):
-        return {path: float(np.asarray(Image.open(path)).mean()) for path in paths}
+    def brightness(self, images, rule):
+        return [SimpleNamespace(score=float(image)) for image in images]
 
-    monkeypatch.setattr(module._Camera, "__call__", brightness)
+    def read(paths, transform, display):
+        return {path: np.asarray(Image.open(path)).mean() for path in paths}
+
+    monkeypatch.setattr(module.OpenedClient, "scored", brightness)
+    monkeypatch.setattr(module, "readable", read)
 
 
 def look(run, images, out, **settings):

@@ -170,9 +170,21 @@ def test_what_a_federation_learnt_is_exported_and_watched(tmp_path):
 
 @pytest.mark.slow
 def test_a_site_uses_a_model_that_never_left_it(tmp_path):
+    """Another one is away when it should judge at limits of its own: its decisions are missing, and nothing else."""
     paint(tmp_path)
-    plan = Plan(["method=fedbn", "task=autoencoder", *DEBUG], NAMES, str(tmp_path / "run"), HERE)
-    coordinate(plan, Here(three_sites(tmp_path)), quiet=True)
+
+    class Away(Here):
+        def carry(self, requests, most):
+            for client, found in super().carry(requests, most):
+                asked = Request.from_bytes(requests[client]).question == "decisions"
+                yield client, NoReply("gone") if asked and client == 0 else found
+
+    words = ["method=fedbn", "task=autoencoder", *DEBUG, "federation.sampler.on_failure=skip"]
+    plan = Plan(words, NAMES, str(tmp_path / "run"), HERE)
+    result = coordinate(plan, Away(three_sites(tmp_path)), quiet=True)
+    assert result["unscored"] == {str(result["rounds"]): {"0": "gone"}}
+    alarms = result["last"]["false_alarm_rate"]["per_client"]
+    assert [rate is None for rate in alarms.values()] == [True, False, False]
     home = tmp_path / "south"
     (own,) = (home / "detectors").iterdir()
     images = next((home / "images").glob("*/test"))

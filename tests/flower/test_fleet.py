@@ -26,14 +26,14 @@ def test_of_a_request_only_the_payloads_record_is_pulled(monkeypatch, size):
     request = Message(wrapped(bytes(size)), 7, "train.payload")
     with no_object_id_recompute():
         objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
-        record = fleet._record(get_object_tree(request))
+        tree = get_object_tree(request)
     pulled = []
 
     def pull(name):
         pulled.append(name)
         return objects[name]
 
-    assert fleet._payload(record, pull, max(size, 1)) == bytes(size)
+    assert fleet._payload(tree, pull, max(size, 1)) == bytes(size)
     assert len(pulled) == len(objects) - 2  # the message and its content are around it
 
 
@@ -43,16 +43,16 @@ def test_a_request_that_would_fill_the_memory_is_an_empty_one(monkeypatch):
     request = Message(wrapped(bytes(40 << 20)), 7, "train.payload")  # of one chunk, again and again
     with no_object_id_recompute():
         objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
-        record = fleet._record(get_object_tree(request))
+        tree = get_object_tree(request)
     assert sum(map(len, objects.values())) < 20 << 20
-    assert fleet._payload(record, objects.get, 20 << 20) == b""
-    assert fleet._payload(record, objects.get, 1) == b""
+    assert fleet._payload(tree, objects.get, 20 << 20) == b""
+    assert fleet._payload(tree, objects.get, 1) == b""
 
 
 @pytest.mark.parametrize("children", [[], [ObjectTree()], [ObjectTree()] * 2])
 def test_a_message_without_a_payloads_record_is_refused(children):
     with pytest.raises(UserError, match="something else than a payload"):
-        fleet._record(ObjectTree(children=children))
+        fleet._payload(ObjectTree(children=children), {}.get, 1)
 
 
 def test_flowers_connection_is_made_with_connections_that_are_kept():

@@ -94,7 +94,7 @@ NOBODY = SimpleNamespace(gone=lambda key: False)
 """No site has signed off."""
 
 
-def carry(grid, timeout=2.0, most=1000):
+def carry(grid, timeout=60.0, most=1000):
     signal = SimpleNamespace(send=lambda: grid.signals.append(len(grid.pushed)))
     return dict(
         GridCarrier(grid, lambda: KEYS, timeout, signal, NOBODY).carry({0: b"to north", 1: b"to east"}, most)
@@ -150,6 +150,18 @@ def test_who_is_away_or_late_is_lost():
         0: NoReply("did not answer within 0.5 seconds"),
         1: NoReply("did not connect within 0.5 seconds"),
     }
+
+
+def test_who_has_missed_a_request_is_waited_for_once_it_is_back():
+    grid, signal = Grid({8: KEYS[0]}), SimpleNamespace(send=lambda: None)
+    carrier = GridCarrier(grid, lambda: KEYS, 0.3, signal, NOBODY)
+    asked = {0: b"to north", 1: b"to east"}
+    assert dict(carrier.carry(asked, 1000))[1] == NoReply("did not connect within 0.3 seconds")
+    carrier.timeout = 3600.0
+    away = NoReply("has not connected since it missed a request")
+    assert dict(carrier.carry(asked, 1000)) == {0: b"TO NORTH", 1: away}
+    grid.nodes[9], grid.script = KEYS[1], ["answer", 3]  # it comes back, and loses a request
+    assert dict(carrier.carry(asked, 1000)) == {0: b"TO NORTH", 1: b"TO EAST"}
 
 
 def test_other_errors_and_other_messages_are_not_taken():

@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lit_fedad.flower import proxy, signals
-from lit_fedad.flower.authentication import CLOCK, Authenticator
-from lit_fedad.flower.keys import read_private_key, write_certificates, write_site_key
+from lit_fedad.flower.keys import CLOCK, Authenticator, read_private_key, write_certificates, write_site_key
 from lit_fedad.flower.signals import RequestSignal, SignOffs
 
 POLL = "/v1/fleet/pull-messages"

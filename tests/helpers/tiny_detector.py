@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 SIDE, THRESHOLD = 8, 0.5
 
 
-def tiny_detector(folder: Path, side: int = SIDE) -> Path:
+def tiny_detector(folder: Path, side: int = SIDE, page: int | None = None) -> Path:
     """Writes a detector whose map is the mean of the channels, whose score is the mean of the map."""
     constants = [
         numpy_helper.from_array(np.array([1], np.int64), "channels"),
@@ -32,7 +32,7 @@ def tiny_detector(folder: Path, side: int = SIDE) -> Path:
     pixels = helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["batch", 3, side, side])
     graph = helper.make_graph(nodes, "tiny", [pixels], outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    how = {"size": side, "fit": "squeeze", "resize": None, "mode": "RGB"}
+    how = {"size": side, "fit": "squeeze", "resize": None, "mode": "RGB", "page": page}
     files = {
         "detector.onnx": model.SerializeToString(),
         "preprocessing.json": json.dumps(how).encode(),

@@ -3,7 +3,13 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from lit_fedad.memory.coreset import covering_radius, greedy_k_center
+from lit_fedad.memory.coreset import greedy_k_center
+from lit_fedad.memory.knn import nearest
+
+
+def covering_radius(points, selected):
+    """The largest distance of a point to its nearest selected point."""
+    return nearest(points, points[selected], k=1)[0].max().item()
 
 
 def generator(seed=0):

@@ -38,8 +38,8 @@ def test_federated_lloyd_is_central_lloyd_whatever_the_partition(maps, bank, siz
             reduce.update(own)
             uploads.append(reduce.finish())
         merged = LloydAggregation()(
-            [upload.memory for upload in uploads],
-            [upload.counts for upload in uploads],
+            torch.cat([upload.memory for upload in uploads]),
+            torch.cat([upload.counts for upload in uploads]),
             len(bank),
             memory,
             torch.Generator(),
@@ -51,8 +51,8 @@ def test_federated_lloyd_is_central_lloyd_whatever_the_partition(maps, bank, siz
 
 def test_the_first_memory_is_clustered_by_weight():
     first = LloydAggregation(patches_per_slot=1)(
-        [torch.tensor([[0.0], [1.0]]), torch.tensor([[10.0]])],
-        [torch.tensor([3.0, 1.0]), torch.tensor([1.0])],
+        torch.tensor([[0.0], [1.0], [10.0]]),
+        torch.tensor([3.0, 1.0, 1.0]),
         2,
         None,
         torch.Generator().manual_seed(0),
@@ -63,7 +63,7 @@ def test_the_first_memory_is_clustered_by_weight():
 def test_few_patches_fill_the_first_memory_with_copies():
     vectors = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
     first = LloydAggregation(patches_per_slot=4)(
-        [vectors], [torch.ones(10)], 5, None, torch.Generator().manual_seed(0)
+        vectors, torch.ones(10), 5, None, torch.Generator().manual_seed(0)
     )
     assert first.shape == (5, 2)
     assert len(first.unique(dim=0)) == 2

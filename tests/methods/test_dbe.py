@@ -79,7 +79,7 @@ def test_three_rounds_are_the_authors(dbe, hand, points_by_hand, clients, kappa,
     nearly(hand.theta(played.server.weights), shared)
     nearly(played.server.common, common)
     for client in data:
-        nearly(played.pool.get(client)["own_entries"]["offset.bias"], bias[client])
+        nearly(played.pool.get(client)["own_entries"]["offset"], bias[client])
 
 
 def test_one_step_in_numbers(dbe, exactly):
@@ -90,7 +90,7 @@ def test_one_step_in_numbers(dbe, exactly):
     # One batch a client: g = (3 * -1.375 - 0.875) / 4 and (3 * 3.75 + 1.5) / 4
     exactly(played.server.common, torch.tensor([-1.25, 3.1875]))
     # Client 1: r = (-0.875, 1.5), r - g = (0.375, -1.6875); the bias moves by the error alone.
-    nearly(played.pool.get(1)["own_entries"]["offset.bias"], [0.0875, -0.15])
+    nearly(played.pool.get(1)["own_entries"]["offset"], [0.0875, -0.15])
     drift = (0.375**2 + 1.6875**2) / 4
     assert played.history[-1].per_client[1]["drift"] == pytest.approx(drift)
     assert played.history[-1].per_client[1]["loss"] == pytest.approx((0.875**2 + 1.5**2) / 2 + 0.8 * drift)
@@ -103,7 +103,7 @@ def test_the_first_period_leaves_nothing_but_the_common_mean(federate, make_clas
     exactly(played.server.weights, {name: start[name] for name in played.server.weights})
     for client in data:
         predicts = played.history[-1].metrics[client]
-        exactly(predicts.pop("offset.bias"), torch.zeros(3))
+        exactly(predicts.pop("offset"), torch.zeros(3))
         exactly(predicts, dict(start))
     assert played.server.common.all()
 
@@ -119,14 +119,14 @@ def test_with_neither_regulariser_nor_bias_it_is_fedavg(federate, make_classifie
     exactly(ours.server.weights, theirs.server.weights)
     for client in data:
         predicts = ours.history[-1].metrics[client]
-        exactly(predicts.pop("offset.bias"), torch.zeros(3))
+        exactly(predicts.pop("offset"), torch.zeros(3))
         exactly(predicts, theirs.history[-1].metrics[client])
 
 
 def test_without_the_regulariser_the_bias_is_still_free(dbe, federate, make_linear, points_by_hand):
     ours = dbe(points_by_hand, client={"kappa": 0.0})
     theirs = federate(FedAvgClient, task=make_linear(), data=points_by_hand)
-    one, other = (ours.pool.get(client)["own_entries"]["offset.bias"] for client in (0, 1))
+    one, other = (ours.pool.get(client)["own_entries"]["offset"] for client in (0, 1))
     assert one.all()
     assert not torch.equal(one, other)
     assert not torch.equal(ours.server.weights["layer.bias"], theirs.server.weights["layer.bias"])
@@ -162,8 +162,8 @@ def test_an_absent_client_keeps_its_own(dbe, points_by_hand, exactly):
     (present,), (later,) = (report.participants for report in long.history[-2:])
     assert present != later
     exactly(long.pool.get(present), short.pool.get(present))
-    assert short.pool.get(present)["own_entries"]["offset.bias"].all()
-    exactly(short.pool.get(later)["own_entries"]["offset.bias"], torch.zeros(2))
+    assert short.pool.get(present)["own_entries"]["offset"].all()
+    exactly(short.pool.get(later)["own_entries"]["offset"], torch.zeros(2))
 
 
 def test_predicts_with_its_own_bias(dbe, hand, points_by_hand):
@@ -173,7 +173,7 @@ def test_predicts_with_its_own_bias(dbe, hand, points_by_hand):
     )
     for client in (0, 1):
         features = hand.theta(played.server.weights).sum(1)
-        shifted = features + played.pool.get(client)["own_entries"]["offset.bias"].numpy()
+        shifted = features + played.pool.get(client)["own_entries"]["offset"].numpy()
         nearly(played.history[-1].metrics[client], [np.square(shifted).sum()])
 
 
@@ -201,7 +201,7 @@ def test_the_bias_shifts_the_features_of_every_task(make_task, kind):
     client = DBEClient(task)
     with torch.no_grad():
         before = task(batch)
-        client.offset.bias += torch.arange(task.num_features)
+        client.offset += torch.arange(task.num_features)
         torch.testing.assert_close(task(batch), before + torch.arange(task.num_features))
 
 
@@ -211,7 +211,7 @@ def test_the_bank_that_scores_was_made_with_the_clients_bias(federate, make_task
     parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
     played = federate(DBEClient, DBEServer, task=make_task(**parts), data=data)
     for client, loader in data.items():
-        bias = played.pool.get(client)["own_entries"]["offset.bias"]
+        bias = played.pool.get(client)["own_entries"]["offset"]
         assert bias.all()
         task = make_task(**parts)
         task.load_state_dict(played.server.weights, strict=False)

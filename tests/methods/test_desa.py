@@ -19,7 +19,7 @@ from lit_fedad.methods.desa import (
 )
 from lit_fedad.methods.fedavg import FedAvgClient
 
-SMALL = {"mean": MEAN, "std": STD, "anchors": 2, "least": 2, "condensation": Condensation(2, 4)}
+SMALL = {"mean": MEAN, "std": STD, "anchors": 2, "least": 2, "condensation": Condensation(2, batch=4)}
 
 
 def client_of(**settings) -> DESAClient:
@@ -101,7 +101,7 @@ def test_weights_0_are_fedavg_number_for_number(federate, exactly):
 
 def test_anchors_are_means_over_the_clients_that_own_the_class():
     server, first, second = server_of(), upload([0, 0, 1, 1]), upload([1, 1], seed=1)
-    server.merge_anchors({0: first, 1: second})
+    SendAnchors().aggregate(server, {0: Update(first, 9), 1: Update(second, 9)})
     assert server.labels.tolist() == [0, 0, 1, 1]
     assert torch.equal(server.anchors[:2], first["images"][:2])
     both = (first["images"][2:].float() + second["images"].float()) / 2

@@ -108,7 +108,7 @@ def test_without_shared_densities_and_distillation_it_is_fedavg(
 
 def test_shared_densities_make_a_difference(play, make_contrastive, make_images):
     """To scores at once, where clients judge alike; to weights after the warm-up."""
-    data = {client: make_images(16, seed=client) for client in range(3)}
+    data = {client: make_images(8, seed=client) for client in range(2)}
     own = play(make_contrastive(), data, settings={"share_densities": False})
     shared = play(make_contrastive(), data)
     for client in data:
@@ -181,7 +181,7 @@ def test_densities_in_training_are_those_under_the_merged_weights_of_the_round_b
 
 def test_clients_that_are_not_picked_keep_their_last_densities(play, make_contrastive, make_images, tap):
     data = {client: make_images(6, seed=client) for client in range(4)}
-    history = play(make_contrastive(), data, channel=tap, rounds=5, fraction=0.75).history
+    history = play(make_contrastive(), data, channel=tap, rounds=3, fraction=0.75).history
     letters, known = training_letters(tap), {}
     for report in history:
         assert len(report.participants) == (4 if report.round == 0 else 3)

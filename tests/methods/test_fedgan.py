@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.fedgan import DISCRIMINATOR, GENERATOR, FedGANClient, balanced_labels
+from lit_fedad.methods.fedgan import FedGANClient, balanced_labels
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator
 
 SMALL = {"image_size": 8, "latent": 4, "width": 4}
@@ -97,7 +97,7 @@ def test_all_three_networks_cross_in_both_directions(federate, tap):
     assert set(last.elements_up.values()) == {size}
     assert min(last.bytes_down.values()) > 4 * (size - 10)
     names = {name.split(".")[0] + "." for name in played.server.weights}
-    assert {GENERATOR, DISCRIMINATOR} < names
+    assert {"generator.", "discriminator."} < names
 
 
 def test_equal_uploads_are_their_own_mean_and_the_order_of_clients_does_not_matter():
@@ -115,7 +115,7 @@ def test_generator_and_discriminator_learn(federate):
     played = federate(FedGANClient, FedAvgServer, task=make(), data=data_of(), client=SMALL, rounds=1)
     first = client_of()
     assert not torch.equal(
-        played.server.weights[f"{GENERATOR}embedding.weight"], first.generator.embedding.weight
+        played.server.weights["generator.embedding.weight"], first.generator.embedding.weight
     )
 
 

@@ -58,13 +58,13 @@ def test_weight_0_is_fedavg_number_for_number(federate, exactly):
 def test_averages_are_means_of_groups_that_hold_each_image_once():
     client = client_of(group=2)
     images = loader([0, 0, 1, 1, 2])
-    found = client.averages(images)
+    found = SendAverages().send(client, images)
     assert found[LABELS].shape == (2, 3)
     torch.testing.assert_close(found[LABELS].sum(1), torch.ones(2))
     every = torch.stack([row["image"] for row in images.dataset])
     sizes = torch.tensor([3.0, 2.0]).view(-1, 1, 1, 1)  # none has fewer than two
     torch.testing.assert_close((sizes * found[IMAGES]).sum(0), every.sum(0), rtol=1e-4, atol=1e-5)
-    whole = client_of().averages(images)
+    whole = SendAverages().send(client_of(), images)
     torch.testing.assert_close(whole[IMAGES][0], every.mean(0), rtol=1e-4, atol=1e-5)
     assert whole[LABELS].tolist() == [pytest.approx([0.4, 0.4, 0.2])]
 

@@ -49,8 +49,8 @@ def test_without_weight_it_is_fedavg_bit_for_bit(federate, make_classifier, make
 
 def test_without_weight_it_is_fedavg_on_memory_banks_too(federate, make_task, make_loader, exactly):
     data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    prox = federate(FedProxClient, task=make_task(), data=data, client={"mu": 0.0})
-    average = federate(FedAvgClient, task=make_task(), data=data)
+    prox = federate(FedProxClient, task=make_task(), data=data, client={"mu": 0.0}, rounds=2)
+    average = federate(FedAvgClient, task=make_task(), data=data, rounds=2)
     exactly(prox.history[-1].metrics, average.history[-1].metrics)
 
 

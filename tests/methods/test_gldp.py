@@ -341,8 +341,8 @@ def test_at_first_the_head_predicts_and_after_the_first_fit_local_prototypes_do(
     [
         ({"base_epochs": 3, "head_epochs": 3}, "base_epochs=3 must be at least 1 and below head_epochs=3"),
         ({"base_epochs": 0, "head_epochs": 3}, "base_epochs=0 must be at least 1"),
-        ({"lam": 1.5}, "lam=1.5, beta=0.5: give numbers in"),
-        ({"beta": -0.1}, "lam=0.5, beta=-0.1: give numbers in"),
+        ({"lam": 1.5}, "lam=1.5 must be in"),
+        ({"beta": -0.1}, "beta=-0.1 must be in"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings, said):

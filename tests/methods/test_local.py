@@ -66,8 +66,10 @@ def test_with_a_new_optimiser_each_round_one_client_is_fedavg(
 
 
 def test_others_data_have_no_influence(federate, make_task, make_loader, exactly):
-    here = federate(LocalClient, task=make_task(), data={0: make_loader(5), 1: make_loader(3, seed=1)})
-    there = federate(LocalClient, task=make_task(), data={0: make_loader(5), 1: make_loader(4, seed=2)})
+    here, there = (
+        federate(LocalClient, task=make_task(), data={0: make_loader(5), 1: other}, rounds=2)
+        for other in (make_loader(3, seed=1), make_loader(4, seed=2))
+    )
     exactly(here.history[-1].metrics[0], there.history[-1].metrics[0])
 
 

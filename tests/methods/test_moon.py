@@ -148,8 +148,8 @@ def test_without_weight_it_is_fedavg_on_the_tasks_weights(
 
 def test_without_weight_it_is_fedavg_on_memory_banks_too(federate, moon, make_task, make_loader, exactly):
     data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    unweighted = moon(make_task(), data, client={"mu": 0.0})
-    average = federate(FedAvgClient, task=make_task(), data=data)
+    unweighted = moon(make_task(), data, client={"mu": 0.0}, rounds=2)
+    average = federate(FedAvgClient, task=make_task(), data=data, rounds=2)
     exactly(unweighted.history[-1].metrics, average.history[-1].metrics)
 
 

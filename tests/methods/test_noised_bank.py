@@ -39,6 +39,11 @@ def bank(**changes):
     return summed_bank(**{**settings, **changes})
 
 
+def looking(task, frame, directions=DIRECTIONS):
+    """A client that looks along so many directions of a frame."""
+    return SimpleNamespace(task=task, directions=directions, frame=frame)
+
+
 def play(
     federate, data, rounds=1, epsilon=1e14, folder=None, secure_sum=None, task=None, min_images=2, **privacy
 ):
@@ -105,7 +110,7 @@ def test_every_image_adds_shares_offsets_and_squares_by_slot_at_length_one(data,
         for image in projected(slots, data)
     ]
     loader = DataLoader([row for held in data.values() for row in held.dataset], batch_size=3)
-    found = clipped_sum(ImageSlots(bank(), DIRECTIONS, slots, SLOTS), loader, 1.0)
+    found = clipped_sum(ImageSlots(looking(bank(), slots)), loader, 1.0)
     for name, parts in zip(("counts", "offsets", "squares"), zip(*own, strict=True), strict=True):
         np.testing.assert_allclose(found[name], sum(parts), rtol=1e-3, atol=1e-4)
 
@@ -114,7 +119,7 @@ def test_every_image_adds_shares_offsets_and_squares_by_slot_at_length_one(data,
 def test_an_image_never_adds_more_than_the_clip(slots_of_module, seed, factor, clip):
     task, held = slots_of_module
     image = factor * torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
-    sums = ImageSlots(task, DIRECTIONS, held, SLOTS)
+    sums = ImageSlots(looking(task, held))
     (parts,) = clipped_parts(sums, [{"image": image}], clip)
     squares = sum(part.flatten(1).square().sum(1) for part in parts.values())
     assert float(squares.max().sqrt()) <= min(1.0, clip) * (1 + 1e-6)
@@ -137,7 +142,8 @@ def test_what_sums_say_of_slots_by_independent_arithmetic(seed, noise, least):
     squares = draw.normal(10, 5, 4)
     sums = {"counts": counts, "offsets": offsets, "squares": squares}
     sums = {name: torch.from_numpy(part) for name, part in sums.items()}
-    one = ImageSlots(None, 3, {}, 4)
+    task = SimpleNamespace(average_pool=True, whiten=0.1, cosine=False, slots=4)
+    one = ImageSlots(looking(task, {}, 3))
     shown = [count >= least + DEVIATIONS * noise for count in counts]
     if not any(shown):
         with pytest.raises(HiddenByNoiseError):
@@ -155,7 +161,7 @@ def test_what_sums_say_of_slots_by_independent_arithmetic(seed, noise, least):
 
 
 def test_many_times_the_same_images_say_the_same_of_slots(data, slots):
-    sums = ImageSlots(bank(), DIRECTIONS, slots, SLOTS)
+    sums = ImageSlots(looking(bank(), slots))
     once = clipped_sum(sums, data[2], 1.0)
     server = SimpleNamespace(min_images=0)
     one, many = (
@@ -172,7 +178,7 @@ def test_a_shown_slot_has_patches_of_as_many_images(data, slots):
     at = (((images[:, :, None] - slots["slots"].double().numpy()) ** 2).sum(3)).argmin(2)
     behind = np.array([(at == slot).any(1).sum() for slot in range(SLOTS)])
     loader = DataLoader([row for held in data.values() for row in held.dataset], batch_size=4)
-    sums = ImageSlots(bank(), DIRECTIONS, slots, SLOTS)
+    sums = ImageSlots(looking(bank(), slots))
     total = clipped_sum(sums, loader, 1.0)
     for least in (2, 3, 5):
         found = sums.from_sums(SimpleNamespace(min_images=least), total, 0.0)

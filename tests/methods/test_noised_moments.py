@@ -17,8 +17,14 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.moments import symmetric
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
-from lit_fedad.methods.parts.image_moments import ImageMeans, ImageProducts, without_negative
-from lit_fedad.methods.parts.noised_subspace import NoisedProducts, _moments, public_frame
+from lit_fedad.methods.parts.noised_subspace import (
+    ImageMeans,
+    ImageProducts,
+    Projected,
+    _moments,
+    public_frame,
+    without_negative,
+)
 from lit_fedad.privacy.accounting import mu_of
 from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan
 from lit_fedad.privacy.noised_sums import Noised, clipped_sum, gaussian
@@ -58,6 +64,11 @@ def patches(task, data):
     return torch.cat([task.embed(batch) for loader in data.values() for batch in loader]).double()
 
 
+def looking(task, directions, frame):
+    """A client that looks along so many directions of a frame."""
+    return SimpleNamespace(task=task, directions=directions, frame=frame)
+
+
 def public(task, directions):
     centre, frame = public_frame(task, directions)
     return {"centre": centre.float(), "frame": frame.float()}
@@ -85,9 +96,9 @@ def test_every_image_adds_its_mean_or_products_at_length_one(data):
     loader = DataLoader([row for held in data.values() for row in held.dataset], batch_size=3)
     means = torch.cat([torch.full((20, 1), 0.5, dtype=torch.float64), projected.mean(1)], dim=1)
     expected = (means / means.norm(dim=1, keepdim=True)).sum(0)
-    found = clipped_sum(ImageMeans(task, 4, frame), loader, 1.0)
+    found = clipped_sum(ImageMeans(looking(task, 4, frame)), loader, 1.0)
     torch.testing.assert_close(torch.cat([found["weight"], found["mean"]]), expected, rtol=1e-4, atol=1e-4)
-    sums = ImageProducts(task, 4, frame)
+    sums = ImageProducts(looking(task, 4, frame))
     products = torch.stack([one.T @ one for one in projected])
     expected = sum(one / one.norm() for one in products)
     joined = sums.from_sums(None, clipped_sum(sums, loader, 1.0), 0.0)
@@ -95,7 +106,7 @@ def test_every_image_adds_its_mean_or_products_at_length_one(data):
 
 
 def test_products_are_unpacked_with_half_the_variance_beside_the_diagonal():
-    sums = ImageProducts(subspace(), 60, {})
+    sums = ImageProducts(looking(subspace(), 60, {}))
     noise = gaussian(KEY, Context(0, 0), sums.shapes(), 1.0)["product"]
     # Far above the noise, so that nothing is negative or hidden.
     mean = torch.eye(60, dtype=torch.float64)[*torch.triu_indices(60, 60)] * 1e3
@@ -114,7 +125,7 @@ def test_one_image_changes_the_sum_by_at_most_the_clip(kind, factor):
     images = [{"image": torch.randn(3, 32, 32, generator=draw)} for _ in range(4)]
     more = [*images[:2], {"image": factor * torch.randn(3, 32, 32, generator=draw)}, *images[2:]]
     task = subspace()
-    sums = kind(task, 6, public(task, 6))
+    sums = kind(looking(task, 6, public(task, 6)))
     one, other = (clipped_sum(sums, DataLoader(held, batch_size=2), 0.5) for held in (images, more))
     change = math.sqrt(sum(float((one[name] - other[name]).square().sum()) for name in one))
     assert change == pytest.approx(0.5, rel=1e-5)
@@ -133,10 +144,10 @@ def test_the_released_sum_is_attacked_by_its_product_with_what_an_image_adds(dat
     client = FederatedSubspaceClient(task, noised_directions=4)
     client.frame = public(task, 4)
     plan = Plan(ImagePrivacy(epsilon=1.0), sigma=2.0, releases=3)
-    exchange = Noised(NoisedProducts("spread"), client, plan.noise, KEY)
+    exchange = Noised(Projected("spread", ImageProducts), client, plan.noise, KEY)
     server = SimpleNamespace(context=Context(0, 0, exchange=1))
     updates = {c: Update(exchange.send(client, loader), 20) for c, loader in data.items()}
-    noise = gaussian(KEY, server.context, ImageProducts(task, 4, {}).shapes(), 2.0 * 0.5)["product"]
+    noise = gaussian(KEY, server.context, ImageProducts(looking(task, 4, {})).shapes(), 2.0 * 0.5)["product"]
     plain = sum(update.message["product"] for update in updates.values())
     released = exchange.released(server, updates)
     torch.testing.assert_close(released["product"], plain + noise)
@@ -291,7 +302,7 @@ def test_canaries_in_one_run_refute_no_smaller_epsilon_than_was_stated():
     inside = torch.rand(canaries, generator=draw) < 0.5
     honest = torch.randn(50, 3, 8, 8, generator=draw)
     task = subspace(Projection(), grid=1, image_size=8, rim=0, average_pool=False)
-    sums = ImageProducts(task, 48, {"centre": torch.zeros(48), "frame": torch.eye(48)})
+    sums = ImageProducts(looking(task, 48, {"centre": torch.zeros(48), "frame": torch.eye(48)}))
 
     def vectors(held):
         """What each image adds, clipped [n, sizes]."""

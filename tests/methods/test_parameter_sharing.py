@@ -161,8 +161,8 @@ def test_one_client_is_its_own_mean(play, make_classifier, make_points, tap):
 @pytest.mark.parametrize("play", AVERAGING, indirect=True)
 def test_identical_clients_are_one_client(play, make_classifier, make_points, exactly):
     """Bit for bit: equal float32 weights, averaged in double precision, come back as they are."""
-    many = play(make_classifier(), {client: make_points(6) for client in range(3)})
-    one = play(make_classifier(), {0: make_points(6)})
+    many = play(make_classifier(), {client: make_points(6) for client in range(3)}, rounds=2)
+    one = play(make_classifier(), {0: make_points(6)}, rounds=2)
     of_many, of_one = ({**state_of(played.server), "clients": None} for played in (many, one))
     exactly(of_many, of_one)
     exactly(many.history[-1].metrics[2], one.history[-1].metrics[0])
@@ -177,8 +177,8 @@ def test_it_does_not_matter_who_holds_which_data(play, make_classifier, make_poi
     sizes = {0: 2, 1: 4, 2: 4, 3: 6}
     data = {client: make_points(size, seed=client) for client, size in sizes.items()}
     holders = {0: 2, 1: 3, 2: 0, 3: 1}
-    here = play(make_classifier(), data)
-    there = play(make_classifier(), {holders[client]: loader for client, loader in data.items()})
+    here = play(make_classifier(), data, rounds=2)
+    there = play(make_classifier(), {holders[client]: held for client, held in data.items()}, rounds=2)
     exactly(state_of(here.server), state_of(there.server))
     for client, holder in holders.items():
         exactly(here.pool.get(client), there.pool.get(holder))
@@ -198,7 +198,7 @@ def test_a_client_without_data_has_no_effect(play, make_classifier, make_points,
 @pytest.mark.parametrize("play", HEADLESS, indirect=True)
 def test_nothing_from_local_data_or_the_frozen_backbone_crosses(play, make_task, make_loader, tap):
     task = make_task()
-    play(task, {0: make_loader(5), 1: make_loader(3, seed=1)}, channel=tap)
+    play(task, {0: make_loader(5), 1: make_loader(3, seed=1)}, channel=tap, rounds=1)
     assert not tap.names.intersection(task.local_buffers)
     assert not [name for name in tap.names if "backbone" in name]
 

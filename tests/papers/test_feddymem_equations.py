@@ -117,11 +117,11 @@ def test_equations_14_to_16(literal, make_loader, round):
 
 def test_algorithm_3_ends_where_lloyd_stands_still(make_task):
     draw = torch.Generator().manual_seed(0)
-    memories = torch.randn(3, GRID * GRID, CHANNELS, generator=draw)
+    vectors = torch.randn(3 * GRID * GRID, CHANNELS, generator=draw)
     merged = KMeansAggregation(max_steps=200)(
-        memories, torch.ones(3, GRID * GRID), GRID * GRID, None, draw
+        vectors, torch.ones(len(vectors)), GRID * GRID, None, draw
     ).numpy()
-    vectors = memories.flatten(0, 1).numpy()
+    vectors = vectors.numpy()
     nearest = ((vectors[:, None] - merged) ** 2).sum(2).argmin(1)
     for slot in range(GRID * GRID):
         members = vectors[nearest == slot]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.privacy.gathering import Gathering
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.privacy.messages import (
     Invitation,
@@ -16,7 +15,7 @@ from lit_fedad.privacy.messages import (
     write_envelopes,
     write_survivors,
 )
-from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.protocol import Gathering, Party
 
 SIZES = {3: 10, 5: 20, 6: 1, 8: 7, 11: 4}
 

@@ -77,7 +77,7 @@ def test_the_median_is_numpy_s(clients):
 def test_the_trimmed_mean_leaves_out_the_ends(clients, liars, trimmed):
     updates = updates_of(clients)
     expected = np.sort(matrix(updates), axis=0)[trimmed : clients - trimmed].mean(0)
-    np.testing.assert_allclose(merged(TrimmedMean(liars), updates), expected, rtol=1e-6)
+    np.testing.assert_allclose(merged(TrimmedMean(liars=liars), updates), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("clients", "liars"), [(5, 1), (7, 0), (7, 2), (3, 1), (4, 1)])

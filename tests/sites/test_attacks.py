@@ -17,15 +17,14 @@ from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.privacy.ledger import BudgetError, Ledger
 from lit_fedad.privacy.messages import Invitation, Offer, Revealed, read_envelopes, read_survivors
-from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.protocol import Party
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import Claims
 from lit_fedad.sites.key_registry import KeyRegistry
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.overrides import compose_overrides
-from lit_fedad.sites.policy import Policy
 from lit_fedad.sites.refusals import Code
-from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.settings import Policy, SiteSettings
 from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"

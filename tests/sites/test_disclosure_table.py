@@ -11,7 +11,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.sites.offer import taken_by
 from lit_fedad.sites.overrides import compose_overrides
-from lit_fedad.sites.policy import Policy
+from lit_fedad.sites.settings import Policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "sites.md"
 SMALL = ["backbone=resnet18", "backbone.weights=random", "image.size=64"]

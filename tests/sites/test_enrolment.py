@@ -41,7 +41,7 @@ def call(folder, model, away=(), policy="skip", facts=FACTS, joinable=True, know
         hello=lambda clients: Outcome(
             {c: values[c] for c in clients if c in values}, dict.fromkeys(away, "did not connect")
         ),
-        classes=(),
+        asked=SimpleNamespace(classes=()),
         told_apart=[],
     )
     config = {"federation": {"sampler": {"on_failure": policy}}, "rounds": 3}
@@ -57,6 +57,14 @@ def test_a_run_goes_on_without_a_site_that_is_away(tmp_path, model):
     assert warnings == [
         "site north: did not connect; the run goes on, and it takes part again when it answers"
     ]
+
+
+def test_a_site_of_the_minor_version_before_takes_part(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(lit_fedad, "__version__", "0.4.2")
+    given = {0: replace(FACTS[0], version="0.3.1"), 1: replace(FACTS[1], version="0.4.2")}
+    _, facts, warnings = call(tmp_path, model, facts=given)
+    assert facts == given
+    assert warnings == ["site north has lit_fedad 0.3.1, here is 0.4.2: last digits may differ"]
 
 
 def test_a_run_begins_without_a_site_that_may_join_later(tmp_path, model):

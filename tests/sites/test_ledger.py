@@ -3,7 +3,7 @@
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.privacy.ledger import Ledger
+from lit_fedad.privacy.ledger import BudgetError, Ledger
 
 
 def test_releases_of_one_noise_are_composed_and_all_else_adds_up(tmp_path):
@@ -15,8 +15,11 @@ def test_releases_of_one_noise_are_composed_and_all_else_adds_up(tmp_path):
     ledger.spend("second", "strong", 3.5, 2e-5)
     again = Ledger(tmp_path / "ledger.jsonl", 8.0)  # the site was started anew
     assert again.total == (6.5, pytest.approx(4e-5))
-    assert again.left("first", "strong") == 4.0
-    assert again.left("third", "strong") == 1.5
+    for run, left in (("first", 4.0), ("third", 1.5)):
+        again.check(run, "strong", left)
+        with pytest.raises(BudgetError) as found:
+            again.check(run, "strong", left + 0.1)
+        assert found.value.left == left
 
 
 def test_nothing_that_is_asked_later_makes_it_cheaper(tmp_path):

@@ -14,10 +14,9 @@ from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, Taken
-from lit_fedad.sites.policy import Policy
 from lit_fedad.sites.refusals import KINDS, Code
 from lit_fedad.sites.review import review
-from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.settings import Policy, SiteSettings
 from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"

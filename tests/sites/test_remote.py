@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from lit_fedad.federation.transport import Pose
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of
 from lit_fedad.sites.remote import NoReply, Sites
+from lit_fedad.sites.status import Contact
 
 CONTEXT = Context(seed=0, round=2, exchange=1)
 
@@ -48,7 +50,8 @@ class Count(ClientQuery[int]):
 
 def sites(*replies):
     carrier = Script(*replies)
-    return Sites(carrier, "0" * 16, ["method=fedavg"], Fabric(accelerator="cpu", devices=1), [0, 1]), carrier
+    asked, fabric = Request("hello", "0" * 16, ["method=fedavg"], 0), Fabric(accelerator="cpu", devices=1)
+    return Sites(carrier, asked, ["north", "east"], fabric, defaultdict(Contact)), carrier
 
 
 def good(payload=b"", **values):

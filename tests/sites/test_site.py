@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 from helpers.sites import DEBUG, message_of, paint, settings
+from safetensors.torch import load
 
+from lit_fedad.experiment import build
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
@@ -40,6 +42,14 @@ def ask(site, request):
     return Reply.from_bytes(site.answer(request.to_bytes()))
 
 
+@pytest.fixture(scope="module")
+def begun(site, train):
+    """What the site answers to it, which it answers before anything else."""
+    reply = ask(site, train)
+    assert not reply.cause
+    return reply
+
+
 def test_it_says_what_it_is(site, folder):
     facts = ask(site, Request("hello", RUN, WORDS, 0)).facts
     (product,) = facts.held
@@ -48,25 +58,17 @@ def test_it_says_what_it_is(site, folder):
     assert str(folder) not in repr(facts)
 
 
-def test_a_request_sent_twice_has_one_result(site, train, folder):
-    first = site.answer(train.to_bytes())
-    assert not Reply.from_bytes(first).cause
+def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
+    """And a message that the site has kept need not come again."""
     later = ask(site, replace(train, round=2, step=2, base=1))
-    assert site.answer(train.to_bytes()) == first
-    # A site that was restarted has its states, whatever it did since.
-    again = Site(settings(folder, "north"), Display(quiet=True))
-    assert ask(again, replace(train, round=2, step=2, base=1)) == later
-    assert again.answer(train.to_bytes()) == first
-
-
-def test_a_message_that_it_has_kept_need_not_come_again(site, train, folder):
-    first = ask(site, train)
-    again = replace(train, payload=b"", same=digest(train.payload))
-    assert ask(site, again) == first
-    restarted = Site(settings(folder, "north"), Display(quiet=True))
-    assert ask(restarted, again).code == Code.AGAIN
-    assert ask(restarted, train) == first
-    assert ask(site, replace(again, same=digest(b"another"))).code == Code.AGAIN
+    assert ask(site, train) == begun
+    # A site that was restarted has its states, whatever it did since, but no message.
+    restarted, kept = Site(settings(folder, "north"), Display(quiet=True)), replace(train, payload=b"")
+    kept = replace(kept, same=digest(train.payload))
+    assert ask(restarted, kept).code == Code.AGAIN
+    assert ask(restarted, replace(train, round=2, step=2, base=1)) == later
+    assert ask(restarted, kept) == begun
+    assert ask(restarted, replace(kept, same=digest(b"another"))).code == Code.AGAIN
 
 
 @pytest.mark.parametrize(
@@ -84,8 +86,7 @@ def test_a_message_that_it_has_kept_need_not_come_again(site, train, folder):
         ({"kind": "offer"}, Code.REGISTRY, []),
     ],
 )
-def test_what_it_refuses_is_a_number(site, train, folder, change, code, numbers):
-    ask(site, train)
+def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, numbers):
     reply = ask(site, replace(train, **change))
     assert (reply.code, reply.numbers) == (code, numbers)
     assert str(folder) not in reply.cause
@@ -108,3 +109,19 @@ def test_products_apart_have_the_sites_name(folder):
     site = Site(replace(settings(folder, "north"), apart=True), Display(quiet=True))
     facts = ask(site, Request("hello", "a" * 16, WORDS, 0)).facts
     assert all(product.startswith("north.") for product in facts.held)
+
+
+def test_its_backbone_is_built_once_also_where_products_are_told_apart_later(folder, monkeypatch):
+    built = []
+    create = build.build
+    monkeypatch.setattr(
+        build, "build", lambda section, **more: built.append(section) or create(section, **more)
+    )
+    site = Site(settings(folder, "north"), Display(quiet=True))
+    words = ["method=federated_subspace", *DEBUG]
+    (own,) = ask(site, Request("hello", "b" * 16, words, 0)).facts.held
+    play = Request("play", "b" * 16, words, 0, round=0, step=1)
+    assert ask(site, play).code == Code.PRODUCT
+    moments = load(ask(site, replace(play, products=["another", own])).payload)
+    assert sum("create_backbone" in str((section or {}).get("_target_")) for section in built) == 1
+    assert [int(count) > 0 for count in moments["count"].unflatten(0, (3, -1)).sum(1)] == [False, True, False]

@@ -27,7 +27,7 @@ from lit_fedad.deployment.ui.reading import (
     histogram_svg,
     read_scored,
 )
-from lit_fedad.deployment.ui.saving import SavedThresholds
+from lit_fedad.deployment.ui.saving import choose_version, save_threshold
 from lit_fedad.report.naming import p_value_text, promised_text
 
 Try = Callable[[bytes, str], tuple[Any, str]]
@@ -151,18 +151,16 @@ class OperatorPage:
             low, high, value = self._range(number, _named(name))
             return gr.Slider(low, high, value=value, step=_step(low, high))
 
-        kept = SavedThresholds(view)
-
         def keep(number: int, name: str, at: float, versions: list[int]) -> tuple[str, list[int], Any]:
             try:
-                said, replaced = kept.save(number, _named(name), at)
+                said, replaced = save_threshold(view, number, _named(name), at)
             except UserError as error:
                 return printable(str(error)), versions, gr.Button(interactive=bool(versions))
             return said, [*versions, replaced], gr.Button(interactive=True)
 
         def undo(versions: list[int]) -> tuple[str, list[int], Any]:
             try:
-                said = kept.choose(versions[-1])
+                said = choose_version(view, versions[-1])
             except UserError as error:
                 return printable(str(error)), versions, gr.Button(interactive=True)
             return said, versions[:-1], gr.Button(interactive=len(versions) > 1)

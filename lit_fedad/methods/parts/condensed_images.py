@@ -72,10 +72,5 @@ def as_bytes(pixels: Tensor) -> Tensor:
     return (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
 
 
-def mebibytes(images: Tensor) -> dict[str, float]:
-    """Computes the size of images in MiB, at one byte per value and at four."""
-    return {"images_mib": images.numel() / 2**20, "images_mib_float32": 4 * images.numel() / 2**20}
-
-
 # Servers keep it in checkpoints, which are read as data: other classes are refused there.
 torch.serialization.add_safe_globals([Knowledge])

@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
 
 from lit_fedad.condensation.kernels import mmd
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.contracts import Client, Evidence, Message, Predictors, Update
+from lit_fedad.contracts import Client, Evidence, Message, Update
 from lit_fedad.contracts.evidence import SharedModel, Shown
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes, mebibytes
+from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
+from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received
 from lit_fedad.methods.parts.functional import look
 from lit_fedad.tasks.classifier import Classifier
 
 
-class CondensedClient(FedAvgClient):
+class CondensedClient(ServerModelClient):
     """A client that receives weights which the server has trained, and trains none itself.
 
     Args:
@@ -41,11 +39,6 @@ class CondensedClient(FedAvgClient):
         self.mean, self.std = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
         self.quantize = quantize
 
-    @property
-    def predictors(self) -> Predictors:
-        """The server's model alone, which is the same for all clients."""
-        return replace(super().predictors, own=False)
-
     def shown(self, sent: Message) -> list[Shown]:
         """Lists what an upload shows of single images: the model that the server trains on the images in it."""
         return [SharedModel()] if IMAGES in sent else []
@@ -53,6 +46,10 @@ class CondensedClient(FedAvgClient):
 
 class CondensedServer(FedAvgServer):
     """A server that trains the current model on condensed images.
+
+    It reports number and size of the round's images, training loss and accuracy, and ``knowledge_mmd``: the mean over
+    classes of the Gaussian MMD^2 between the features of this and the last round's images under the new weights;
+    ``knowledge_mmd_random`` is that under the initial weights.
 
     Args:
         client: A client, for the initial weights and the form of images.
@@ -75,7 +72,6 @@ class CondensedServer(FedAvgServer):
         self.rounds_kept: int | None = 1
         self.initial = self.weights
         self.knowledge: dict[int, Knowledge] = {}
-        self.report: dict[str, float] = {}
         self._unowned: list[int] = []
 
     def learn(self, new: Knowledge, extra: ExtraLoss | None) -> None:
@@ -89,8 +85,10 @@ class CondensedServer(FedAvgServer):
             UserError: If training diverges.
         """
         last = self.knowledge.get(max(self.knowledge, default=0))
-        self.knowledge = self._kept(new)
-        self.report = {"images": float(len(new.labels)), **mebibytes(new.images)}
+        every = {**self.knowledge, self.context.round: new}
+        self.knowledge = dict(sorted(every.items())[-(self.rounds_kept or len(every)) :])
+        mib = new.images.numel() / 2**20  # at one byte per value, and at four
+        self.report = {"images": float(len(new.labels)), "images_mib": mib, "images_mib_float32": 4 * mib}
         self.weights, trained = self._train(list(self.knowledge.values()), extra)
         self.report |= trained
         if last is not None:
@@ -108,16 +106,11 @@ class CondensedServer(FedAvgServer):
         images = self.knowledge_of(message)
         return self.weights if images is None else self._train([images], None)[0]
 
-    def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
-        """Returns the images of the latest rounds."""
-        every = {**self.knowledge, self.context.round: new}
-        return dict(sorted(every.items())[-(self.rounds_kept or len(every)) :])
-
     def _train(
         self, knowledge: Sequence[Knowledge], extra: ExtraLoss | None
     ) -> tuple[Message, dict[str, float]]:
         """Trains from the current weights and returns the new ones."""
-        task, fabric = self.task, self._launched
+        task, fabric = self.task, self.launched
         task.load_state_dict(self.weights, strict=False)
         task.to(fabric.device)
         images, labels = (torch.cat(parts) for parts in zip(*knowledge, strict=True))
@@ -136,11 +129,6 @@ class CondensedServer(FedAvgServer):
         state = task.to("cpu").state_dict()
         return {name: state[name].detach().clone() for name in self.weights}, report
 
-    @property
-    def _launched(self) -> Fabric:
-        assert self.fabric is not None  # set by the federation
-        return self.fabric
-
     def _normalised(self, images: Tensor) -> Tensor:
         """Normalises condensed images."""
         pixels = images / 255 if self.quantize else images
@@ -150,10 +138,10 @@ class CondensedServer(FedAvgServer):
         """Computes features [n, D] of condensed images, in evaluation mode."""
 
         def features(batch: Tensor) -> Tensor:
-            with self._launched.autocast():
+            with self.launched.autocast():
                 return self.task({"image": self._normalised(batch)}).float().cpu()
 
-        self.task.to(self._launched.device)
+        self.task.to(self.launched.device)
         parts = look(self.task, weights, images, features)
         self.task.to("cpu")
         return torch.cat(parts)
@@ -172,14 +160,6 @@ class CondensedServer(FedAvgServer):
             round: Knowledge(images if self.quantize else as_bytes(images), labels)
             for round, (images, labels) in self.knowledge.items()
         }
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns number and size in MiB of the round's images, training loss and accuracy, and change of features.
-
-        ``knowledge_mmd`` is the mean over classes of the Gaussian MMD^2 between the features of this and the last
-        round's images under the new weights; ``knowledge_mmd_random`` is that under the initial weights.
-        """
-        return self.report
 
     def warnings(self) -> list[str]:
         """Returns, once, one line that lists the classes without an image."""

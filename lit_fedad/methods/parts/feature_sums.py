@@ -14,6 +14,8 @@ from torch import Tensor
 
 from lit_fedad.contracts import Cohort, Free, Message, MessageSpec, SumSpec, TensorSpec
 
+Parts = Mapping[str, Tensor]
+
 LARGEST_FEATURE = 2.0**12
 """Largest magnitude of a feature that sums have room for."""
 
@@ -25,96 +27,84 @@ MOST_STAGES = 64
 
 
 @dataclass(frozen=True)
-class ChannelSums:
-    """The addition of ``count``, ``mean`` and ``variance`` [C].
+class FeatureSums:
+    """An addition of statistics of feature vectors.
 
     Attributes:
-        vectors_per_image: Number of feature vectors of an image.
+        vectors_per_image: Number of vectors that count for an image.
     """
 
     vectors_per_image: int
+
+    def _vectors(self, asked: Cohort) -> int:
+        return asked.images * self.vectors_per_image
+
+
+class ChannelSums(FeatureSums):
+    """The addition of ``count``, ``mean`` and ``variance`` [C]."""
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares the number of vectors, and sums of their values and squares."""
         shape = _sizes(spec["mean"])
         return {
-            "count": SumSpec((), asked.images * self.vectors_per_image, whole=True),
+            "count": SumSpec((), self._vectors(asked), whole=True),
             "total": SumSpec(shape, LARGEST_FEATURE),
             "square": SumSpec(shape, LARGEST_FEATURE**2),
         }
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums."""
-        share = message["count"].double() / (asked.images * self.vectors_per_image)
-        mean = message["mean"].double()
+        share, mean = message["count"].double() / self._vectors(asked), message["mean"].double()
         square = message["variance"].double() + mean.square()
         return {"count": message["count"], "total": share * mean, "square": share * square}
 
-    def from_sums(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
-    ) -> Message:
+    def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
         """Computes the statistics of all vectors."""
-        share = (sums["count"].double() / (asked.images * self.vectors_per_image)).clamp(min=1e-300)
+        share = (sums["count"].double() / self._vectors(asked)).clamp(min=1e-300)
         mean = sums["total"] / share
         variance = (sums["square"] / share - mean.square()).clamp(min=0)
         return {"count": sums["count"], "mean": mean.float(), "variance": variance.float()}
 
 
-@dataclass(frozen=True)
-class MomentSums:
+class MomentSums(FeatureSums):
     """The addition of ``count`` [n], ``mean`` [k, C] and ``covariance`` [k, C (C + 1) / 2] of n sets, k with vectors.
 
     A client without new vectors adds zeros of the same form: the sum does not tell which clients have some.
-
-    Attributes:
-        vectors_per_image: Number of feature vectors of an image.
     """
-
-    vectors_per_image: int
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares numbers of vectors, and sums of their values and products."""
         count, mean, covariance = (_sizes(spec[name]) for name in ("count", "mean", "covariance"))
         return {
-            "count": SumSpec(count, asked.images * self.vectors_per_image, whole=True),
+            "count": SumSpec(count, self._vectors(asked), whole=True),
             "total": SumSpec(mean, LARGEST_FEATURE),
             "product": SumSpec(covariance, LARGEST_FEATURE**2),
         }
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums; zeros, of the largest number of sets, where its message holds none."""
-        counts = message["count"]
-        share = counts[counts > 0].double()[:, None] / (asked.images * self.vectors_per_image)
-        mean = message["mean"].double()
+        counts, mean = message["count"], message["mean"].double()
+        share = counts[counts > 0].double()[:, None] / self._vectors(asked)
         product = message["covariance"].double() + _products(mean)
         parts = {"total": share * mean, "product": share * product}
         return {"count": counts, **{name: _by_set(part, counts) for name, part in parts.items()}}
 
-    def from_sums(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
-    ) -> Message:
+    def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
         """Computes the moments of all vectors; no set where no client has sent one."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
         filled = sums["count"] > 0
-        share = sums["count"][filled].double()[:, None] / (asked.images * self.vectors_per_image)
+        share = sums["count"][filled].double()[:, None] / self._vectors(asked)
         mean = sums["total"][filled] / share
         covariance = sums["product"][filled] / share - _products(mean)
         return {"count": count, "mean": mean.float(), "covariance": covariance.float()}
 
 
-@dataclass(frozen=True)
-class ClusterSums:
-    """The addition of ``squares`` and ``counts`` [K] of clusters, which are sums already.
-
-    Attributes:
-        vectors_per_image: Number of feature vectors of an image.
-    """
-
-    vectors_per_image: int
+class ClusterSums(FeatureSums):
+    """The addition of ``squares`` and ``counts`` [K] of clusters, which are sums already."""
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares sums."""
-        vectors, shape = asked.images * self.vectors_per_image, _sizes(spec["counts"])
+        vectors, shape = self._vectors(asked), _sizes(spec["counts"])
         return {
             "squares": SumSpec(shape, vectors * LARGEST_RESIDUAL**2),
             "counts": SumSpec(shape, vectors, whole=True),
@@ -124,31 +114,26 @@ class ClusterSums:
         """Returns the message, counts as whole numbers."""
         return {"squares": message["squares"], "counts": message["counts"].round().long()}
 
-    def from_sums(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
-    ) -> Message:
+    def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
         """Returns the sums in the form of a message."""
         return {"squares": sums["squares"].clamp(min=0).float(), "counts": sums["counts"].float()}
 
 
 @dataclass(frozen=True)
-class SlotMeans:
+class SlotMeans(FeatureSums):
     """The addition of ``memory`` [slots, C], ``counts``, ``radii`` and ``image_counts`` [slots], and of moments.
 
     A slot's sums are ``n_k m_k`` and ``n_k r_k^2``, over the patches that are nearest to it.
 
     Attributes:
-        counts_per_image: Number of patches that count for an image.
         moments: The addition of the moments in the same message; None where there are none.
     """
 
-    counts_per_image: int
     moments: MomentSums | None
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
         """Declares sums by slot."""
-        most = asked.images * self.counts_per_image * MOST_STAGES
-        shape = _sizes(spec["counts"])
+        most, shape = self._vectors(asked) * MOST_STAGES, _sizes(spec["counts"])
         form = {
             "rows": SumSpec(_sizes(spec["memory"]), most * LARGEST_FEATURE),
             "counts": SumSpec(shape, most, whole=True),
@@ -156,7 +141,7 @@ class SlotMeans:
         }
         if "image_counts" in spec:
             form["image_counts"] = SumSpec(shape, asked.images * MOST_STAGES, whole=True)
-        return form | (self.moments.sum_spec(_moments(spec), asked) if self.moments else {})
+        return form | (self.moments.sum_spec(spec, asked) if self.moments else {})
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums."""
@@ -168,11 +153,9 @@ class SlotMeans:
         }
         if "image_counts" in message:
             sums["image_counts"] = message["image_counts"]
-        return sums | (self.moments.summands(_moments(message), client, asked) if self.moments else {})
+        return sums | (self.moments.summands(message, client, asked) if self.moments else {})
 
-    def from_sums(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
-    ) -> Message:
+    def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
         """Computes mean patches; those of a slot without a patch are 0, and count nothing."""
         counts = sums["counts"].double()
         message = {
@@ -182,11 +165,9 @@ class SlotMeans:
         }
         if "image_counts" in spec:
             message["image_counts"] = sums["image_counts"]
-        moments = self.moments.from_sums(sums, _moments(spec), answered, asked) if self.moments else {}
-        return message | moments
+        return message | (self.moments.from_sums(sums, spec, answered, asked) if self.moments else {})
 
 
-@dataclass(frozen=True)
 class PrototypeSums:
     """The addition of ``count`` [n, K], ``mean`` [n, K, C] and ``within`` [n, C (C + 1) / 2]; n is 0 or 1.
 
@@ -206,13 +187,10 @@ class PrototypeSums:
         """Computes a client's sums; zeros where its message holds none."""
         share = message["count"].double()[..., None] / asked.images
         total = share * message["mean"].double()
-        images = share.sum(1)
-        product = images * message["within"].double() + _between(total, message["mean"].double())
+        product = share.sum(1) * message["within"].double() + _between(total, message["mean"].double())
         return {"count": message["count"], "total": total, "product": product}
 
-    def from_sums(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
-    ) -> Message:
+    def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
         """Computes the statistics of all images; none where no client has sent some."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
         share = count.double()[..., None] / asked.images
@@ -244,10 +222,6 @@ def _between(totals: Tensor, means: Tensor) -> Tensor:
     products = totals.mT @ means
     rows, columns = torch.triu_indices(means.shape[2], means.shape[2])
     return (products[:, rows, columns] + products[:, columns, rows]) / 2
-
-
-def _moments(named: Mapping[str, Tensor] | MessageSpec) -> dict:
-    return {name: named[name] for name in ("count", "mean", "covariance")}
 
 
 def _sizes(form: TensorSpec) -> tuple[int, ...]:

@@ -101,6 +101,13 @@ def frozen(task: Task) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def draw_weights(module: nn.Module) -> None:
+    """Draws the weights of all layers anew, from torch's global generator, each as its kind begins."""
+    for layer in module.modules():
+        if callable(reset := getattr(layer, "reset_parameters", None)):
+            reset()
+
+
 def trainable(task: Task) -> dict[str, nn.Parameter]:
     """Returns the trainable parameters of a task, by name."""
     return {name: p for name, p in task.named_parameters() if p.requires_grad}

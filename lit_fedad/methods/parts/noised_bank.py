@@ -3,20 +3,20 @@
 Slots lie in the few public directions that features are projected on for the noised subspace. The first are drawn from
 the noised moments; in each round images add their patches by slot, and noise is added to the sums of all: a step of
 Lloyd's algorithm under differential privacy (Blum, Dwork, McSherry and Nissim, PODS 2005), with the usual residual at
-each slot beside it.
+each slot beside it. The server's ``moments`` then also have ``slots`` [K, k], to which patches are assigned next, in
+the public frame, and ``unit``, the usual length of residuals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_fedad.contracts import Context, Free, ImageSums, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import summed
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
@@ -24,17 +24,13 @@ from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.merge import shared_slots
 from lit_fedad.memory.moments import Moments, upper_triangle
 from lit_fedad.memory.slot_sums import copies_apart, draw_slots, split_fullest
-from lit_fedad.methods.parts.image_moments import ProjectedSums
 from lit_fedad.methods.parts.noised_subspace import (
-    HoldsNoised,
-    NoisedMean,
-    NoisedProducts,
+    ImageMeans,
+    ImageProducts,
+    LastProducts,
     Projected,
-    ProjectsFeatures,
-    released,
+    ProjectedSums,
 )
-from lit_fedad.tasks.memory_bank import MemoryBank
-from lit_fedad.tasks.patches import PatchTask
 
 DEVIATIONS = 3.0
 """Deviations of the noise within which a count may be noise alone."""
@@ -50,15 +46,23 @@ class ImageSlots(ProjectedSums):
     all three. The unit of offsets is the length of usual features, that of squares the mean square residual.
 
     Args:
-        task: Features.
-        directions: Number of directions k.
-        frame: ``centre`` and ``frame``, ``slots`` m [K, k], and ``outside`` B [k, R]: the directions outside the
-            subspace over the usual length of residuals; empty before the server has sent them.
+        client: See `ProjectedSums`; its ``frame`` also holds ``slots`` m [K, k], and ``outside`` B [k, R]: the
+            directions outside the subspace over the usual length of residuals.
+
+    Raises:
+        UserError: If the task's bank is none of these features.
     """
 
-    def __init__(self, task: PatchTask, directions: int, frame: Message, slots: int) -> None:
-        super().__init__(task, directions, frame)
-        self.slots = slots
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        task = client.task
+        if task.average_pool is not True or task.whiten is None or task.cosine:
+            raise UserError(
+                "federation.privacy: a noised bank looks at features that are averaged in every layer and"
+                " whitened; give task.average_pool=true, task.whiten=0.1 and task.distance=euclidean, as"
+                " method=federated_bank does"
+            )
+        self.slots = task.slots
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
@@ -101,55 +105,27 @@ class ImageSlots(ProjectedSums):
         means = (squares + PRIOR * noise * usual).clamp(min=0) / (counts + PRIOR * noise).clamp(min=1)
         return {"shown": shown, "counts": counts, "steps": steps, "squares": means}
 
-
-class LoadsBank(ProjectsFeatures, Protocol):
-    """A client whose bank and subspace come from noised sums."""
-
-    @property
-    def task(self) -> MemoryBank:
-        """Features, bank and subspace."""
-
-    def receive(self, message: Message) -> None:
-        """Loads the server's model."""
-
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares the server's model."""
-
-
-class HoldsBank(HoldsNoised, Protocol):
-    """A server that makes a bank of noised sums.
-
-    Attributes:
-        moments: See `HoldsNoised`; after the last of these sums also ``slots`` [K, k], to which patches are assigned
-            next, in the public frame, and ``unit``, the usual length of residuals.
-        statistics: What features are standardised by in the model.
-        known: ``memory`` and ``radii`` of the model.
-        slots: Number of slots K.
-        min_images: Number of images that must lie behind a slot.
-        latest: Numbers to track.
-        context: The exchange.
-    """
-
-    statistics: Message
-    known: Message
-    slots: int
-    min_images: int
-    latest: dict[str, float]
-    context: Context
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns the model."""
+    @staticmethod
+    def merge(server: Any, found: Message) -> None:
+        """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""
+        held, shown = server.moments, found["shown"]
+        slots = torch.where(shown[:, None], held["slots"] + found["steps"], held["slots"])
+        place = shared_slots(slots, shown.long(), 1)
+        radii = held["unit"] * found["squares"].sqrt()
+        server.known = _bank(held, slots[place], radii[place])
+        server.latest = {"shown_slots": float(shown.sum())}
+        split = slots[split_fullest(found["counts"], shown)]
+        apart = copies_apart(split.float(), server.context.common.generator("copies"))
+        server.moments = {**held, "slots": apart.double()}
 
 
-@dataclass(frozen=True)
-class FirstSlots(NoisedProducts):
-    """The exchange that fits the subspace, and draws the first slots from the same products."""
+class FirstSlots(LastProducts):
+    """The products to which the subspace is fitted, and from which the first slots are drawn."""
 
-    last: bool = True
-
-    def aggregate(self, server: HoldsBank, updates: Mapping[int, Update]) -> None:  # type: ignore[override]
+    @staticmethod
+    def merge(server: Any, found: Message) -> None:
         """Fits the subspace, and draws slots."""
-        super().aggregate(server, updates)
+        LastProducts.merge(server, found)
         product, outside = server.moments["product"], server.moments["outside"]
         moments = Moments(1, torch.zeros_like(product[0]), product)
         slots = draw_slots(moments, {}, server.slots, server.context.generator("memory")).double()
@@ -160,37 +136,19 @@ class FirstSlots(NoisedProducts):
         server.known = _bank(server.moments, slots, unit.expand(server.slots))
 
 
-def sums_by_slot(client: LoadsBank) -> ImageSums:
-    """Declares sums by slot.
-
-    Raises:
-        UserError: If the task's bank is none of these features.
-    """
-    task = client.task
-    if task.average_pool is not True or task.whiten is None or task.cosine:
-        raise UserError(
-            "federation.privacy: a noised bank looks at features that are averaged in every layer and whitened;"
-            " give task.average_pool=true, task.whiten=0.1 and task.distance=euclidean, as method=federated_bank"
-            " does"
-        )
-    return ImageSlots(task, client.directions, client.frame, task.slots)
-
-
-@dataclass(frozen=True)
 class NoisedSlots(Projected):
     """The exchange of a round: the model and the slots to the clients, noised sums of patches by slot to the server."""
 
-    sums = Sums(by_image=sums_by_slot)
     discloses = (summed("sums of patches' features by slot of the bank", images=1),)
 
-    def broadcast(self, server: HoldsBank, client_id: int) -> Message:  # type: ignore[override]
+    def broadcast(self, server: Any, client_id: int) -> Message:
         """Returns the model, and what patches are assigned and measured by."""
         held = server.moments
         outside = held["outside"] / held["unit"]
         own = {"frame": held["frame"].float(), "slots": held["slots"].float(), "outside": outside.float()}
         return {**server.broadcast(client_id), **own}
 
-    def broadcast_spec(self, client: LoadsBank) -> MessageSpec:  # type: ignore[override]
+    def broadcast_spec(self, client: Any) -> MessageSpec:
         """Declares the form of `broadcast`."""
         return {
             **super().broadcast_spec(client),
@@ -199,23 +157,10 @@ class NoisedSlots(Projected):
             "outside": TensorSpec((client.directions, Free("directions", client.directions))),
         }
 
-    def receive(self, client: LoadsBank, message: Message) -> None:  # type: ignore[override]
+    def receive(self, client: Any, message: Message) -> None:
         """Loads the model, and keeps the rest for this exchange."""
         client.receive(message)
         super().receive(client, message)
-
-    def aggregate(self, server: HoldsBank, updates: Mapping[int, Update]) -> None:  # type: ignore[override]
-        """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""
-        found, held = released(updates), server.moments
-        shown = found["shown"]
-        slots = torch.where(shown[:, None], held["slots"] + found["steps"], held["slots"])
-        place = shared_slots(slots, shown.long(), 1)
-        radii = held["unit"] * found["squares"].sqrt()
-        server.known = _bank(held, slots[place], radii[place])
-        server.latest = {"shown_slots": float(shown.sum())}
-        split = slots[split_fullest(found["counts"], shown)]
-        apart = copies_apart(split.float(), server.context.common.generator("copies"))
-        server.moments = {**held, "slots": apart.double()}
 
 
 def _statistics(held: Message) -> Message:
@@ -232,8 +177,12 @@ def _bank(held: Message, slots: Tensor, radii: Tensor) -> Message:
     return {"memory": (slots @ right.T @ left.T).float().contiguous(), "radii": radii.float().contiguous()}
 
 
-NOISED_BANK = (NoisedMean("mean"), NoisedProducts("spread"), FirstSlots("subspace"))
+NOISED_BANK = (
+    Projected("mean", ImageMeans),
+    Projected("spread", ImageProducts),
+    Projected("subspace", FirstSlots),
+)
 """The exchanges before round 1."""
 
-NOISED_STEPS = (NoisedSlots("slots"),)
+NOISED_STEPS = (NoisedSlots("slots", ImageSlots),)
 """The exchanges of a round."""

@@ -8,46 +8,27 @@ found as in `noised_subspace`, before the cells' means and the covariance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lit_fedad.contracts import Exchange, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts import Exchange, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.sums import HiddenByNoiseError
-from lit_fedad.methods.parts.image_moments import CONSTANT, ImageProducts, ProjectedSums
 from lit_fedad.methods.parts.noised_subspace import (
-    SOFTNESS,
-    HoldsNoised,
-    NoisedMean,
-    NoisedProducts,
+    CONSTANT,
+    ImageMeans,
+    ImageProducts,
     Projected,
-    ProjectsFeatures,
+    ProjectedSums,
     held_frame,
-    released,
     whitener,
 )
-from lit_fedad.tasks.padim import PaDiM
+from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer
 
 _LEAST = 1e-2
 """Variance that is added to each direction's, as a share of the mean variance."""
-
-
-class HoldsCells(HoldsNoised, Protocol):
-    """A server that estimates Gaussians; its ``moments`` have ``cells`` [cells, k] too, means in the frame.
-
-    Attributes:
-        cells: Cells along a side.
-    """
-
-    cells: int
-
-    @property
-    def task(self) -> PaDiM:
-        """Features."""
-
-    def tell(self, centres: Tensor, whiteners: Tensor) -> None:
-        """Sets what clients are sent."""
 
 
 def cell_of(grid: tuple[int, int], cells: int) -> Tensor:
@@ -65,16 +46,12 @@ class ImageCells(ProjectedSums):
     """The sums ``weight`` [1] and ``cells`` [cells * cells, k]: 1/2 and the mean of each cell, at length 1.
 
     Args:
-        task: Features.
-        directions: Number of directions k.
-        frame: See `ProjectedSums`.
-        cells: Cells along a side.
+        client: See `ProjectedSums`; its ``cells`` are those along a side.
     """
 
-    def __init__(self, task: PaDiM, directions: int, frame: Message, cells: int) -> None:
-        super().__init__(task, directions, frame)
-        at = cell_of(task.grid, cells)
-        shares = torch.nn.functional.one_hot(at, cells**2).float()
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        shares = F.one_hot(cell_of(self.task.grid, client.cells), client.cells**2).float()
         self.shares = shares / shares.sum(0)  # [H0 * W0, cells * cells]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -100,6 +77,11 @@ class ImageCells(ProjectedSums):
         known = (1 - noise**2 * self.directions / squares).clamp(min=0)
         return {"cells": known * sums["cells"] * len(sums["cells"]) ** 0.5 * CONSTANT / weight}
 
+    @staticmethod
+    def merge(server: MomentsServer, found: Message) -> None:
+        """Keeps the means of cells [cells * cells, k], in the frame."""
+        server.moments = {**held_frame(server), "cells": found["cells"]}
+
 
 class ImageSpread(ImageProducts):
     """The sum of products of features around the means of their cells."""
@@ -109,64 +91,47 @@ class ImageSpread(ImageProducts):
         at = cell_of(self.task.grid, round(len(cells) ** 0.5)).to(projected.device)
         return super()._parts(projected - cells[at])
 
-
-class NoisedCells(Projected):
-    """The exchange that finds the means of cells."""
-
-    sums = Sums(
-        by_image=lambda client: ImageCells(client.task, client.directions, client.frame, client.cells)
-    )
-
-    def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
-        """Keeps the means."""
-        server.moments = {**held_frame(server), "cells": released(updates)["cells"]}
+    @staticmethod
+    def merge(server: Any, found: Message) -> None:
+        """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
+        held = server.moments
+        frame = held["frame"] @ whitener(found, _LEAST)  # [d, k]
+        # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
+        upper = torch.linalg.qr(frame.T, mode="r").R
+        whole = upper.new_zeros(len(frame), len(frame))
+        whole[: len(upper)] = upper
+        back = torch.linalg.pinv(held["frame"])  # [k, d]
+        at = cell_of(server.task.grid, server.cells)
+        centres = held["centre"] + held["cells"][at] @ back
+        server.tell(centres.float(), whole.float().expand(len(at), -1, -1))
 
 
 class NoisedSpread(Projected):
-    """The exchange that finds the covariance around them, and with it the Gaussians.
+    """The exchange that finds the covariance around the means of cells, and with it the Gaussians.
 
     Args:
         name: Name in reports.
         cells: Cells along a side.
     """
 
-    sums = Sums(by_image=lambda client: ImageSpread(client.task, client.directions, client.frame))
-
     def __init__(self, name: str, cells: int) -> None:
-        super().__init__(name)
-        object.__setattr__(self, "cells", cells)  # `Projected` is frozen
+        super().__init__(name, ImageSpread)
+        self.cells = cells
 
-    def broadcast(self, server: HoldsNoised, client_id: int) -> Message:
+    def broadcast(self, server: MomentsServer, client_id: int) -> Message:
         """Returns centre and frame, and the means of cells."""
         return {**super().broadcast(server, client_id), "cells": server.moments["cells"].float()}
 
-    def broadcast_spec(self, client: ProjectsFeatures) -> MessageSpec:
+    def broadcast_spec(self, client: MomentsClient) -> MessageSpec:
         """Declares centre and frame, and the means of cells."""
-        cells = TensorSpec((self.cells**2, client.directions))  # type: ignore[attr-defined]
-        return {**super().broadcast_spec(client), "cells": cells}
-
-    def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
-        """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
-        held, found = server.moments, released(updates)
-        least = _LEAST * float(found["product"].trace()) / server.directions
-        factor = whitener(found["product"], least + SOFTNESS * float(found["noise"]))
-        frame = held["frame"] @ factor  # [d, k]
-        # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
-        upper = torch.linalg.qr(frame.T, mode="r").R
-        whole = upper.new_zeros(len(frame), len(frame))
-        whole[: len(upper)] = upper
-        back = torch.linalg.pinv(held["frame"])  # [k, d]
-        holder = cast("HoldsCells", server)
-        at = cell_of(holder.task.grid, holder.cells)
-        centres = held["centre"] + held["cells"][at] @ back
-        holder.tell(centres.float(), whole.float().expand(len(at), -1, -1))
+        return {**super().broadcast_spec(client), "cells": TensorSpec((self.cells**2, client.directions))}
 
 
 def noised_padim(cells: int) -> tuple[Exchange, ...]:
     """Builds the exchanges, before round 1."""
     return (
-        NoisedMean("mean"),
-        NoisedProducts("spread"),
-        NoisedCells("cells"),
+        Projected("mean", ImageMeans),
+        Projected("spread", ImageProducts),
+        Projected("cells", ImageCells),
         NoisedSpread("covariance", cells),
     )

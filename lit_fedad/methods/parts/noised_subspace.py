@@ -4,25 +4,31 @@ Features are projected on a few directions of public pictures. The first sum is 
 around it; these give coordinates in which usual features vary alike in all directions, so that noise, which is alike in
 all, hides none more than others; the third sum is that of products there. To estimate, to rescale by what was found
 and to estimate again is CoinPress (Biswas, Dong, Kamath and Ullman, NeurIPS 2020, Algorithm 3).
+
+As in Analyze Gauss (Dwork, Talwar, Thakurta and Zhang, STOC 2014) noise is added to the second moment itself. Every
+image counts alike: directions are those of most images, whatever their contrast, and there is no length to choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Exchange, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.disclosure import summed
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.contracts.task import channel_scale
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.subspace import residual_basis
-from lit_fedad.methods.parts.image_moments import ImageMeans, ImageProducts
+from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer
 from lit_fedad.pretraining.scenes import Scenes
 from lit_fedad.tasks.patches import PatchTask
 
@@ -31,6 +37,17 @@ MOST_SCENES = 128
 
 _LEAST_SCENES, _PIXELS = 8, MOST_SCENES * 128**2
 _BATCH = 16
+
+CONSTANT = 0.5
+"""The entry beside the mean of an image's features, from which its weight follows."""
+
+SOFTNESS = 0.3
+"""Variance that is added to each direction's before features are rescaled, as a share of the noise's largest."""
+
+_LEAST = 1e-4
+"""The same as a share of the mean variance, for directions in which features do not vary at all."""
+
+_SHORTEST = 1e-12
 
 Frame = tuple[Tensor, Tensor]
 
@@ -74,124 +91,123 @@ def _scenes(side: int) -> Tensor:
     return Scenes(size=side, scenes=count, textures=min(count, 48)).views(0)[0]
 
 
-SOFTNESS = 0.3
-"""Variance that is added to each direction's before features are rescaled, as a share of the noise's largest."""
+class ProjectedSums(ABC):
+    """Sums over images of functions of their features ``(f - c) A``.
 
-_LEAST = 1e-4
-"""The same as a share of the mean variance, for directions in which features do not vary at all."""
-
-
-class ProjectsFeatures(Protocol):
-    """A client whose features are projected.
-
-    Attributes:
-        directions: Number of directions k.
-        frame: ``centre`` and ``frame`` as last received; empty before.
+    Args:
+        client: Its features, the number of directions k, and as its ``frame`` what the server has sent: ``centre`` c
+            [C] and ``frame`` A [C, k].
     """
 
-    directions: int
-    frame: Message
+    def __init__(self, client: MomentsClient) -> None:
+        self.task, self.directions, self.frame = client.task, client.directions, client.frame
 
-    @property
-    def task(self) -> PatchTask:
-        """Features."""
-
-
-class HoldsNoised(Protocol):
-    """A server that estimates moments of projected features.
-
-    Attributes:
-        directions: Number of directions k.
-        held_share: Share of variance of the subspace.
-        moments: ``centre`` [C], ``frame`` [C, k] and ``rescaling`` [k, k], by which the frame differs from the public
-            one; empty before the first sum. After the last the frame is the public one again, beside the ``product``
-            [k, k] of features in it, of trace 1, and the directions ``outside`` [k, R] of their subspace.
-        subspace: ``centre`` and ``basis``, of features as they are.
-    """
-
-    directions: int
-    held_share: float
-    moments: Message
-    subspace: Message
-
-    @property
-    def task(self) -> PatchTask:
-        """Features."""
-
-
-@dataclass(frozen=True)
-class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
-    """An exchange in which clients receive a frame of features; it sends only what noise is added to.
-
-    Attributes:
-        name: Name in reports.
-    """
-
-    name: str
-
-    def broadcast(self, server: HoldsNoised, client_id: int) -> Message:
-        """Returns centre and frame: public at first, then as earlier noised sums have them."""
-        held = held_frame(server)
-        return {name: held[name].float() for name in ("centre", "frame")}
-
-    def broadcast_spec(self, client: ProjectsFeatures) -> MessageSpec:
-        """Declares centre and frame."""
-        channels = client.task.num_features
-        return {"centre": TensorSpec((channels,)), "frame": TensorSpec((channels, client.directions))}
-
-    def receive(self, client: ProjectsFeatures, message: Message) -> None:
-        """Keeps centre and frame for this exchange."""
-        client.frame = message
-
-    discloses = (summed("mean and products of the images' features, each of bounded length"),)
-
-    def upload_spec(self, client: ProjectsFeatures) -> MessageSpec:
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
-        assert self.sums is not None
-        assert self.sums.by_image is not None
-        shapes = self.sums.by_image(client).shapes()
-        return {name: TensorSpec(shape, torch.float64) for name, shape in shapes.items()}
+
+    @abstractmethod
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+        """Computes what follows from the sums."""
+
+    @staticmethod
+    @abstractmethod
+    def merge(server: Any, found: Message) -> None:
+        """Takes on the server over what was computed."""
+
+    @abstractmethod
+    def _parts(self, projected: Tensor) -> dict[str, Tensor]:
+        """Computes what images add, before they are brought to length 1, of projected patches [B, P, k]."""
+
+    @torch.no_grad()
+    def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
+        """Yields what the images of each batch add, of length 1; an image without any length adds nothing."""
+        centre, frame = (self.frame[name].to(self.task.mean) for name in ("centre", "frame"))
+
+        def added(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+            parts = self._parts((self.task.embed(batch).float() - centre) @ frame)
+            return {name: part.double().cpu() for name, part in parts.items()}
+
+        for parts in map_batches(self.task, loader, added):
+            squares = torch.stack([part.flatten(1).square().sum(1) for part in parts.values()]).sum(0)
+            lengths = squares.sqrt().clamp(min=_SHORTEST)
+            yield {name: part / lengths.reshape(-1, *[1] * (part.ndim - 1)) for name, part in parts.items()}
 
 
-@dataclass(frozen=True)
-class NoisedMean(Projected):
-    """The exchange that moves the centre to the images' mean."""
+class ImageMeans(ProjectedSums):
+    """The sums ``weight`` [1] and ``mean`` [k]: ``h = (1/2, mean of projected features)`` of images, at length 1."""
 
-    sums = Sums(by_image=lambda client: ImageMeans(client.task, client.directions, client.frame))
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declares the sums."""
+        return {"weight": (1,), "mean": (self.directions,)}
 
-    def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
-        """Moves the centre, along the directions of the frame: others do not matter."""
-        held, mean = held_frame(server), released(updates)["mean"]
-        moved = held["centre"] + torch.linalg.pinv(held["frame"]).T @ mean
+    def _parts(self, projected: Tensor) -> dict[str, Tensor]:
+        return {"weight": projected.new_full((len(projected), 1), CONSTANT), "mean": projected.mean(1)}
+
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+        """Computes the ``mean`` [k] of projected features.
+
+        Raises:
+            HiddenByNoiseError: If the weight of all images lies within three deviations of the noise.
+        """
+        weight = float(sums["weight"])
+        if weight <= 3 * noise:
+            raise HiddenByNoiseError
+        return {"mean": CONSTANT * sums["mean"] / weight}
+
+    @staticmethod
+    def merge(server: MomentsServer, found: Message) -> None:
+        """Moves the centre to the mean, along the directions of the frame: others do not matter."""
+        held = held_frame(server)
+        moved = held["centre"] + torch.linalg.pinv(held["frame"]).T @ found["mean"]
         server.moments = {**held, "centre": moved}
 
 
-@dataclass(frozen=True)
-class NoisedProducts(Projected):
-    """The exchange that finds out in which directions features vary.
+class ImageProducts(ProjectedSums):
+    """The sum ``product`` [k (k + 1) / 2]: the mean of ``g g^T`` over an image's patches g, over its Frobenius norm."""
 
-    Attributes:
-        last: Whether a subspace is fitted, rather than the frame rescaled.
-    """
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declares the sum."""
+        return {"product": (self.directions * (self.directions + 1) // 2,)}
 
-    last: bool = False
+    def _parts(self, projected: Tensor) -> dict[str, Tensor]:
+        rows, columns, lengths = triangle(self.directions)
+        square = projected.mT @ projected / projected.shape[1]
+        return {"product": square[:, rows, columns] * lengths.to(projected)}
 
-    sums = Sums(by_image=lambda client: ImageProducts(client.task, client.directions, client.frame))
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+        """Computes ``product`` [k, k], without negative variances, and ``noise``, the length of noise alone.
 
-    def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
-        """Rescales the frame, or fits the subspace."""
-        held, found = server.moments, released(updates)
-        if not self.last:
-            least = _LEAST * float(found["product"].trace()) / server.directions
-            rescaling = whitener(found["product"], least + SOFTNESS * float(found["noise"]))
-            server.moments = {**held, "frame": held["frame"] @ rescaling, "rescaling": rescaling}
-            return
+        Raises:
+            HiddenByNoiseError: If noise alone would have a variance as large as the largest.
+        """
+        product = from_triangle(sums["product"], self.directions)
+        # Entries off the diagonal have half the variance of those on it: the largest eigenvalue of such noise is
+        # 2 sqrt(k / 2) deviations (Wigner).
+        spread = noise * math.sqrt(2 * self.directions)
+        if not torch.linalg.eigvalsh(product)[-1] > spread:
+            raise HiddenByNoiseError
+        return {"product": without_negative(product), "noise": torch.tensor(spread, dtype=product.dtype)}
+
+    @staticmethod
+    def merge(server: MomentsServer, found: Message) -> None:
+        """Rescales the frame, so that features vary alike in all of its directions."""
+        held, rescaling = server.moments, whitener(found, _LEAST)
+        server.moments = {**held, "frame": held["frame"] @ rescaling, "rescaling": rescaling}
+
+
+class LastProducts(ImageProducts):
+    """The same sum in rescaled coordinates, to which the subspace is fitted."""
+
+    @staticmethod
+    def merge(server: MomentsServer, found: Message) -> None:
+        """Fits the subspace."""
+        held = server.moments
         # Back from rescaled coordinates to those of the public frame, whose directions are orthogonal.
         back = torch.linalg.inv(held["rescaling"])
         frame, product = held["frame"] @ back, back.T @ found["product"] @ back
-        outside = residual_basis(
-            Moments(1, torch.zeros_like(product[0]), product), server.held_share
-        ).double()
+        moments = Moments(1, torch.zeros_like(product[0]), product)
+        outside = residual_basis(moments, server.noised_share).double()
         held = {"centre": held["centre"], "frame": frame, "product": product / product.trace()}
         server.moments = {**held, "outside": outside}
         basis = (frame @ outside).float().contiguous()
@@ -199,22 +215,91 @@ class NoisedProducts(Projected):
         server.subspace = {"centre": held["centre"].float()[None], "basis": basis[None]}
 
 
-def whitener(product: Tensor, softness: float) -> Tensor:
+def triangle(channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns rows, columns and factors [C (C + 1) / 2] by which an upper triangle is as long as its matrix.
+
+    Entries off the diagonal stand for two, and are taken times the root of 2.
+    """
+    rows, columns = torch.triu_indices(channels, channels)
+    return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2))
+
+
+def from_triangle(entries: Tensor, channels: int) -> Tensor:
+    """Computes the symmetric matrix [C, C] of an upper triangle times the factors of `triangle`."""
+    product = symmetric(entries, channels) / math.sqrt(2)
+    return product + product.diag().diag() * (math.sqrt(2) - 1)
+
+
+def without_negative(covariance: Tensor) -> Tensor:
+    """Computes the nearest matrix without a negative variance, which noise may have brought.
+
+    Args:
+        covariance: A symmetric matrix [C, C].
+
+    Example:
+        >>> without_negative(torch.tensor([[2.0, 0.0], [0.0, -1.0]])).tolist()
+        [[2.0, 0.0], [0.0, 0.0]]
+    """
+    variances, directions = torch.linalg.eigh(covariance)
+    return (directions * variances.clamp(min=0)) @ directions.T
+
+
+class Projected(Exchange[MomentsClient, MomentsServer]):
+    """An exchange in which clients receive a frame of features; it sends only what noise is added to.
+
+    The server's ``moments`` are ``centre`` [C], ``frame`` [C, k] and ``rescaling`` [k, k], by which the frame differs
+    from the public one; empty before the first sum. After the last the frame is the public one again, beside the
+    ``product`` [k, k] of features in it, of trace 1, and the directions ``outside`` [k, R] of their subspace.
+
+    Args:
+        name: Name in reports.
+        kind: What images add, and what follows from it.
+    """
+
+    discloses = (summed("mean and products of the images' features, each of bounded length"),)
+
+    def __init__(self, name: str, kind: type[ProjectedSums]) -> None:
+        self.name, self.kind, self.sums = name, kind, Sums(by_image=kind)
+
+    def broadcast(self, server: MomentsServer, client_id: int) -> Message:
+        """Returns centre and frame: public at first, then as earlier noised sums have them."""
+        held = held_frame(server)
+        return {name: held[name].float() for name in ("centre", "frame")}
+
+    def broadcast_spec(self, client: MomentsClient) -> MessageSpec:
+        """Declares centre and frame."""
+        channels = client.task.num_features
+        return {"centre": TensorSpec((channels,)), "frame": TensorSpec((channels, client.directions))}
+
+    def receive(self, client: MomentsClient, message: Message) -> None:
+        """Keeps centre and frame for this exchange."""
+        client.frame = message
+
+    def upload_spec(self, client: MomentsClient) -> MessageSpec:
+        """Declares the sums."""
+        shapes = self.kind(client).shapes()
+        return {name: TensorSpec(shape, torch.float64) for name, shape in shapes.items()}
+
+    def aggregate(self, server: MomentsServer, updates: Mapping[int, Update]) -> None:
+        """Merges what the noised sum of all gives."""
+        (update,) = updates.values()
+        self.kind.merge(server, update.message)
+
+
+def whitener(found: Message, least: float) -> Tensor:
     """Computes W such that vectors v of a second moment have one of about the identity as ``v W``.
 
     Args:
-        product: The second moment [k, k], or a multiple.
-        softness: What is added to the variance of every direction, in the same units.
-
-    Example:
-        >>> whitener(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), 1.0).diag().tolist()
-        [0.5, 1.0]
+        found: The second moment ``product`` [k, k], or a multiple, and the length ``noise`` of noise in it.
+        least: Share of the mean variance that is added to each direction's, beside `SOFTNESS` of the noise.
     """
+    product = found["product"]
+    softness = least * float(product.trace()) / len(product) + SOFTNESS * float(found["noise"])
     variances, directions = torch.linalg.eigh(product)
     return (directions / (variances.clamp(min=0) + softness).sqrt()) @ directions.T
 
 
-def held_frame(server: HoldsNoised) -> Message:
+def held_frame(server: MomentsServer) -> Message:
     """Returns ``centre``, ``frame`` and ``rescaling``: public ones before the first sum."""
     if server.moments:
         return server.moments
@@ -222,15 +307,9 @@ def held_frame(server: HoldsNoised) -> Message:
     return {"centre": centre, "frame": frame, "rescaling": torch.eye(server.directions, dtype=frame.dtype)}
 
 
-def released(updates: Mapping[int, Update]) -> Message:
-    """Returns what the noised sum of all gives."""
-    (update,) = updates.values()
-    return update.message
-
-
 NOISED_SUBSPACE = (
-    NoisedMean("mean"),
-    NoisedProducts("spread"),
-    NoisedProducts("subspace", last=True),
+    Projected("mean", ImageMeans),
+    Projected("spread", ImageProducts),
+    Projected("subspace", LastProducts),
 )
 """The exchanges, before round 1."""

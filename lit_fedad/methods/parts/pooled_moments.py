@@ -1,26 +1,32 @@
-"""Second moments of features, which clients send once for each stage of their data and the server adds up."""
+"""Models made of second moments of features: clients send theirs once for each stage, and the server adds them up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Context,
+    SUM,
+    Client,
     Exchange,
     Free,
+    LeaveOut,
     Message,
     MessageSpec,
+    NothingNew,
+    Predictors,
+    Server,
     Sums,
+    Task,
     TensorSpec,
     Update,
 )
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosures, summed
+from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import MomentSums
@@ -28,53 +34,174 @@ from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.patches import PatchTask
 
 
-class MeasuresOnce(Protocol):
-    """A client that sends the moments of each of its stages once.
+class MomentsClient(Client):
+    """A client that sends the moments of each stage of its data once, and can take images out of the model again.
+
+    Args:
+        task: Features, and what is made of moments.
+        local_epochs: Passes over the client's data per round (E).
+        keep_optimizer: Whether the optimiser's state is kept between rounds.
 
     Attributes:
-        context: The client's stage.
         sets: Number of sets of moments that the task needs.
+        vectors_per_image: Number of feature vectors that an image adds to a set.
         measured: Number of stages whose moments it has sent.
+        sums: The last message of `ModelSums`.
+        directions: Number of directions of features that are looked at under differential privacy.
+        noised_share: Share of the variance along these that the subspace holds then.
+        frame: What noised exchanges project features by, as last received; empty before.
     """
 
-    context: Context
-    sets: int
-    measured: int
+    needs: ClassVar[type[Task]] = PatchTask
+    state_names: ClassVar[tuple[str, ...]] = ("measured",)
+    task: PatchTask
+    directions: int = 0
+    noised_share: float = 1.0
+
+    def __init__(self, task: PatchTask, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
+        super().__init__(task, local_epochs, keep_optimizer)
+        self.sets, self.vectors_per_image, self.measured = task.moment_sets, task.vectors_per_image, 0
+        self.sums: Message = {}
+        self.frame: Message = {}
+
+    def look_along(self, noised_directions: int, noised_share: float = 0.95) -> None:
+        """Sets what is looked at under differential privacy.
+
+        Raises:
+            UserError: If a number is out of range.
+        """
+        at_least("method.client", 2, noised_directions=noised_directions)
+        above("method.client", 0, noised_share=noised_share)
+        within("method.client", 0, 1, noised_share=noised_share)
+        self.directions = min(noised_directions, self.task.num_features)
+        self.noised_share = noised_share
 
     @property
-    def task(self) -> PatchTask:
-        """Features."""
+    def predictors(self) -> Predictors:
+        """One model for all clients."""
+        return Predictors(shared=True)
+
+    @property
+    def moments_disclosed(self) -> Disclosures:
+        """What moments tell: of all images together, or of each product's."""
+        if self.task.kinds == 1 or self.sets == 1:
+            return (summed("mean and covariance of all patches' features"),)
+        return (summed("mean and covariance of the features of each product's patches", by_product=True),)
+
+    def new_moments(self, loader: DataLoader) -> Message:
+        """Returns ``count`` [n], ``mean`` [k, C] and ``covariance`` [k, C (C + 1) / 2] of the client's patches.
+
+        n is the number of sets in the first message of each stage, and 0 later: what was sent before is not added
+        twice. Of these, k count a patch. The covariance divides by the count, and is packed by `upper_triangle`.
+        """
+        stage = self.context.stage
+        sets = [] if self.measured > stage else self.task.moments(loader)
+        self.measured = max(self.measured, stage + 1)
+        return packed(sets, self.task.num_features)
+
+    def moments_spec(self) -> MessageSpec:
+        """Declares the form of `new_moments`."""
+        return packed_spec(Free("sets", self.sets), self.sets, self.task.num_features)
+
+    def sums_spec(self) -> MessageSpec:
+        """Declares the sums that the model is made of: those of all clients."""
+        moments = packed_spec(self.sets, self.sets, self.task.num_features)
+        measured = TensorSpec((), torch.int64, low=0, high=1)
+        return {**{f"sum_{name}": form for name, form in moments.items()}, "measured": measured}
+
+    def refit(self, moments: list[Moments], loader: DataLoader) -> None:
+        """Computes the model without the images of a loader, which ``moments`` by set are without."""
+        raise NotImplementedError
 
 
-class HoldsMoments(Protocol):
+class MomentsServer(Server):
     """A server that adds moments up.
 
+    Args:
+        client: A client, for sizes.
+
     Attributes:
-        moments: ``count``, ``mean`` and ``covariance`` by set, of all that was sent so far; empty before.
+        moments: ``count``, ``mean`` and ``covariance`` by set, of all that was sent so far; empty before. Under
+            differential privacy what is known of them (`lit_fedad.methods.parts.noised_subspace`).
         measured: Number of each client's images behind them, over all of its stages.
+        subspace: What follows from them for clients.
     """
 
-    moments: Message
-    measured: dict[int, int]
+    state_names: ClassVar[tuple[str, ...]] = ("moments", "measured", "subspace")
+
+    def __init__(self, client: MomentsClient) -> None:
+        super().__init__()
+        self.task: PatchTask = client.task
+        self.sets, self.set_vectors = client.sets, client.vectors_per_image
+        self.directions, self.noised_share = client.directions, client.noised_share
+        self.moments: Message = {}
+        self.measured: dict[int, int] = {}
+        self.subspace: Message = {}
 
     def learn(self) -> None:
         """Computes what follows from the moments, after they have changed."""
+        raise NotImplementedError
 
+    def moments_by_set(self) -> list[Moments]:
+        """Returns the moments by set."""
+        rows = zip(*(self.moments[name] for name in ("count", "mean", "covariance")), strict=True)
+        return [Moments(int(count), mean, covariance) for count, mean, covariance in rows]
 
-def new_moments(client: MeasuresOnce, loader: DataLoader) -> Message:
-    """Returns ``count`` [n], ``mean`` [k, C] and ``covariance`` [k, C (C + 1) / 2] of a client's patches.
+    def check_moments(self, update: Update, needed: bool = False) -> None:
+        """Checks what the form of `MomentsClient.new_moments` cannot say.
 
-    n is the number of sets in the first message of each stage, and 0 later: what was sent before is not added twice.
-    Of these, k count a patch. The covariance divides by the count, and is packed by `upper_triangle`.
-    """
-    stage = client.context.stage
-    sets = [] if client.measured > stage else client.task.moments(loader)
-    client.measured = max(client.measured, stage + 1)
-    return packed(sets, client.task.num_features)
+        Args:
+            update: A client's message.
+            needed: Whether moments must be in it.
+
+        Raises:
+            UserError: If they are missing, count more vectors than the client's images have, or are no covariance.
+        """
+        counts, rows = update.message["count"], len(update.message["mean"])
+        filled = int(counts.count_nonzero())
+        if len(counts) and not filled:
+            raise UserError("the client sent moments of no image")
+        if rows != filled:
+            raise UserError(f"the client sent {rows} sets of moments, and counts patches of {filled}")
+        parts = unpacked(update.message)
+        if len(parts) != self.sets and (needed or parts):
+            raise UserError(f"the client sent {len(parts)} sets of moments, instead of {self.sets}")
+        for part in parts:
+            check_count(part.count, update.num_samples * self.set_vectors)
+            check_covariance(part.covariance)
+
+    def add_moments(self, updates: Mapping[int, Update]) -> None:
+        """Adds the clients' new moments, and learns from them if there are any."""
+        new = [parts for update in updates.values() if (parts := unpacked(update.message))]
+        if not new:
+            return
+        known = [self.moments_by_set()] if self.moments else []
+        total = [Moments.union(parts) for parts in zip(*known, *new, strict=True)]
+        self.moments = {
+            "count": torch.tensor([part.count for part in total]),
+            "mean": torch.stack([part.mean for part in total]),
+            "covariance": torch.stack([part.covariance for part in total]),
+        }
+        for client, update in updates.items():
+            images = update.num_samples if len(update.message["count"]) else 0
+            self.measured[client] = self.measured.get(client, 0) + images
+        self.learn()
+
+    def model_sums(self, client_id: int) -> Message:
+        """Returns the sums that the model is made of, by set as `packed` has them: ``sum_count`` and so on.
+
+        ``measured`` says whether this client's images are among them.
+        """
+        message = packed(self.moments_by_set(), self.moments["mean"].shape[1])
+        measured = not {client_id, SUM}.isdisjoint(self.measured)
+        return {
+            **{f"sum_{name}": values for name, values in message.items()},
+            "measured": torch.tensor(int(measured)),
+        }
 
 
 def packed(sets: Sequence[Moments], channels: int) -> Message:
-    """Packs moments by set as `new_moments` describes; of no set, the message of a client with nothing new."""
+    """Packs moments by set as `MomentsClient.new_moments` describes; of no set, the message of nothing new."""
     held = [part for part in sets if part.count]
     means, triangles = torch.zeros(0, channels), torch.zeros(0, channels * (channels + 1) // 2)
     if held:
@@ -95,18 +222,6 @@ def unpacked(message: Mapping[str, Tensor]) -> list[Moments]:
     ]
 
 
-def moments_disclosed(task: PatchTask) -> Disclosures:
-    """Declares what moments tell: of all images together, or of each product's."""
-    if task.kinds == 1 or task.moment_sets == 1:
-        return (summed("mean and covariance of all patches' features"),)
-    return (summed("mean and covariance of the features of each product's patches", by_product=True),)
-
-
-def moments_spec(client: MeasuresOnce) -> MessageSpec:
-    """Declares the form of `new_moments`."""
-    return packed_spec(Free("sets", client.sets), client.sets, client.task.num_features)
-
-
 def packed_spec(sets: int | Free, most: int, channels: int) -> MessageSpec:
     """Declares the form of `packed`, of at most so many sets."""
     filled = Free("filled", most)
@@ -124,85 +239,73 @@ def subspace_spec(task: PatchTask) -> MessageSpec:
     return {"centre": TensorSpec((products, channels)), "basis": basis}
 
 
-def check_moments(update: Update, sets: int, vectors_per_image: int, needed: bool) -> None:
-    """Checks what the form of `new_moments` cannot say.
+class PooledMoments(Exchange[MomentsClient, MomentsServer]):
+    """The set-up exchange in which clients send the moments of their patches, which the server adds up."""
 
-    Args:
-        update: A client's message.
-        sets: Number of sets, if any are sent.
-        vectors_per_image: Number of feature vectors of an image.
-        needed: Whether moments must be in it.
-
-    Raises:
-        UserError: If they are missing, count more vectors than the client's images have, or are no covariance.
-    """
-    counts, rows = update.message["count"], len(update.message["mean"])
-    filled = int(counts.count_nonzero())
-    if len(counts) and not filled:
-        raise UserError("the client sent moments of no image")
-    if rows != filled:
-        raise UserError(f"the client sent {rows} sets of moments, and counts patches of {filled}")
-    parts = unpacked(update.message)
-    if len(parts) != sets and (needed or parts):
-        raise UserError(f"the client sent {len(parts)} sets of moments, instead of {sets}")
-    for part in parts:
-        check_count(part.count, update.num_samples * vectors_per_image)
-        check_covariance(part.covariance)
-
-
-def add_moments(server: HoldsMoments, updates: Mapping[int, Update]) -> None:
-    """Adds the clients' new moments to the server's, which learns from them if there are any."""
-    new = [parts for update in updates.values() if (parts := unpacked(update.message))]
-    if new:
-        known = [held_moments(server.moments)] if server.moments else []
-        total = [Moments.union(parts) for parts in zip(*known, *new, strict=True)]
-        server.moments = {
-            "count": torch.tensor([part.count for part in total]),
-            "mean": torch.stack([part.mean for part in total]),
-            "covariance": torch.stack([part.covariance for part in total]),
-        }
-        for client, update in updates.items():
-            images = update.num_samples if len(update.message["count"]) else 0
-            server.measured[client] = server.measured.get(client, 0) + images
-        server.learn()
-
-
-def held_moments(moments: Message) -> list[Moments]:
-    """Returns a server's moments by set, which are kept as tensors."""
-    rows = zip(moments["count"].tolist(), moments["mean"], moments["covariance"], strict=True)
-    return [Moments(count, mean, covariance) for count, mean, covariance in rows]
-
-
-@dataclass(frozen=True)
-class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
-    """The exchange in which clients send the moments of their patches, which the server adds up.
-
-    Attributes:
-        sets: See `MeasuresOnce`.
-        vectors_per_image: Number of feature vectors of an image.
-    """
-
-    sets: int
-    vectors_per_image: int
     name = "moments"
     down = False
     joining = "skip"  # what a client has not sent yet, it sends in its first round
-    sums = Sums(lambda client: MomentSums(client.task.vectors_per_image))
+    sums = Sums(lambda client: MomentSums(client.vectors_per_image))
 
-    discloses = DisclosedBy(lambda client: moments_disclosed(client.task))
+    discloses = DisclosedBy(lambda client: client.moments_disclosed)
 
-    def send(self, client: MeasuresOnce, loader: DataLoader) -> Message:
+    def send(self, client: MomentsClient, loader: DataLoader) -> Message:
         """Returns new moments."""
-        return new_moments(client, loader)
+        return client.new_moments(loader)
 
-    def upload_spec(self, client: MeasuresOnce) -> MessageSpec:
+    def upload_spec(self, client: MomentsClient) -> MessageSpec:
         """Declares new moments."""
-        return moments_spec(client)
+        return client.moments_spec()
 
-    def validate(self, server: HoldsMoments, client_id: int, update: Update) -> None:
+    def validate(self, server: MomentsServer, client_id: int, update: Update) -> None:
         """Checks count and covariance."""
-        check_moments(update, self.sets, self.vectors_per_image, needed=not server.moments)
+        server.check_moments(update, needed=not server.moments)
 
-    def aggregate(self, server: HoldsMoments, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, server: MomentsServer, updates: Mapping[int, Update]) -> None:
         """Adds the moments up."""
-        add_moments(server, updates)
+        server.add_moments(updates)
+
+
+class NewMoments(PooledMoments):
+    """The exchange of a round: clients receive the model, and send the moments of a stage that has begun, if any."""
+
+    down = True
+    sums = Sums(
+        lambda client: MomentSums(client.vectors_per_image),
+        # Without stages, rounds bring no image that was not measured before.
+        lambda client: NothingNew(packed((), client.task.num_features)),
+    )
+
+
+class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
+    """The exchange after the rounds in which clients receive the model, and the sums that it is made of."""
+
+    name = "sums"
+
+    def broadcast(self, server: MomentsServer, client_id: int) -> Message:
+        """Returns model and sums."""
+        return {**server.broadcast(client_id), **server.model_sums(client_id)}
+
+    def broadcast_spec(self, client: MomentsClient) -> MessageSpec:
+        """Declares model and sums."""
+        return {**client.broadcast_spec(), **client.sums_spec()}
+
+    def receive(self, client: MomentsClient, message: Message) -> None:
+        """Loads the model, and keeps the sums."""
+        client.receive(message)
+        client.sums = message
+
+    def leave_out(self, client: MomentsClient, loader: DataLoader) -> None:
+        """Takes the images of a loader out of the model.
+
+        Raises:
+            UserError: If no image remains.
+        """
+        sums = client.sums
+        remaining = unpacked({name: sums[f"sum_{name}"] for name in ("count", "mean", "covariance")})
+        if int(sums["measured"]):
+            own = client.task.moments(loader)
+            remaining = [total.without(part) for total, part in zip(remaining, own, strict=True)]
+        if not any(part.count for part in remaining):
+            raise UserError("no vector remains when a client's own are left out")
+        client.refit(remaining, loader)

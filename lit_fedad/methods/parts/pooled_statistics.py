@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -25,12 +25,6 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
 from lit_fedad.methods.parts.feature_sums import ChannelSums
 from lit_fedad.tasks.patches import PatchTask
-
-
-class HoldsStatistics(Protocol):
-    """A server with the statistics that features are standardised by: ``mean`` and ``scale`` [C], or empty."""
-
-    statistics: Message
 
 
 def check_count(count: float, most: int) -> None:
@@ -59,7 +53,7 @@ def standardised(task: Task) -> bool:
 
 
 @dataclass(frozen=True)
-class PooledStatistics(Exchange[Client, HoldsStatistics]):
+class PooledStatistics(Exchange[Client, Any]):
     """The exchange in which clients send count, mean and variance of their channels, which the server pools.
 
     Attributes:
@@ -76,15 +70,13 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
 
     discloses = (summed("mean and variance of each channel of the features"),)
 
-    def send(self, client: Client, loader: DataLoader) -> Message:
+    def send(self, client: Any, loader: DataLoader) -> Message:
         """Returns ``count``, ``mean`` and ``variance`` [C] over the client's data."""
-        assert isinstance(client.task, StandardisedTask)
         count, mean, variance = client.task.channel_moments(loader)
         return {"count": torch.tensor(count), "mean": mean, "variance": variance}
 
-    def upload_spec(self, client: Client) -> MessageSpec:
+    def upload_spec(self, client: Any) -> MessageSpec:
         """Declares the form of `send`."""
-        assert isinstance(client.task, StandardisedTask)
         channels = (client.task.channels,)
         return {
             "count": TensorSpec((), torch.int64, low=1),
@@ -92,17 +84,17 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
             "variance": TensorSpec(channels, low=0),
         }
 
-    def validate(self, server: HoldsStatistics, client_id: int, update: Update) -> None:
+    def validate(self, server: Any, client_id: int, update: Update) -> None:
         """Checks the count."""
         check_count(int(update.message["count"]), update.num_samples * self.vectors_per_image)
 
-    def aggregate(self, server: HoldsStatistics, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, server: Any, updates: Mapping[int, Update]) -> None:
         """Pools the statistics of all clients."""
         server.statistics = pool_statistics(updates, self.shrinkage)
 
 
-@dataclass
-class Prepare(Exchange[Client, HoldsStatistics]):
+@dataclass(frozen=True)
+class Prepare(Exchange[Client, Any]):
     """The exchange in which clients receive pooled statistics, if any, and prepare with the initial weights.
 
     Clients send nothing and receive no weights, since all have the same initial weights.
@@ -116,7 +108,7 @@ class Prepare(Exchange[Client, HoldsStatistics]):
     up = False
     joining = "play"
 
-    def broadcast(self, server: HoldsStatistics, client_id: int) -> Message:
+    def broadcast(self, server: Any, client_id: int) -> Message:
         """Returns ``mean`` and ``scale`` [C], or an empty message."""
         return server.statistics
 
@@ -164,9 +156,6 @@ def statistics_spec(task: Task) -> MessageSpec:
 
 def load_statistics(task: Task, message: Message) -> None:
     """Loads a message's statistics, if any, into a task."""
-    if "whitening" in message:
-        assert isinstance(task, PatchTask)
-        task.load_statistics(message["mean"], message["scale"], message["whitening"])
-    elif "mean" in message:
+    if "mean" in message:
         assert isinstance(task, StandardisedTask)
-        task.load_statistics(message["mean"], message["scale"])
+        task.load_statistics(*(message[name] for name in ("mean", "scale", "whitening") if name in message))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from copy import deepcopy
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,30 +68,3 @@ class Adaptive(torch.optim.Optimizer):
         if self.rule == "adam":
             return beta * v + (1 - beta) * squares
         return v - (1 - beta) * squares * (v - squares).sign()
-
-
-def stepped(
-    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
-    state: dict[str, Any],
-    weights: dict[str, Tensor],
-    merged: dict[str, Tensor],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Takes one step of a server's optimiser, with the clients' mean change as negative gradient.
-
-    Args:
-        make: Builds the optimiser of some weights.
-        state: Its state after the last step; empty before the first.
-        weights: The weights W that clients received and trained, by name.
-        merged: Their mean after training.
-
-    Returns:
-        The new weights by name, and the optimiser's state.
-    """
-    moving = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
-    optimizer = make(moving.values())
-    if state:
-        optimizer.load_state_dict(deepcopy(state))  # its steps change what it is given
-    for name, parameter in moving.items():
-        parameter.grad = weights[name] - merged[name]
-    optimizer.step()
-    return {name: parameter.detach() for name, parameter in moving.items()}, optimizer.state_dict()

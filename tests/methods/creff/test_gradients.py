@@ -38,7 +38,7 @@ def test_clients_that_hold_a_class_count_the_same_for_it():
         {GRADIENTS: torch.stack([torch.full((2, 3), v) for v in values]), CLASSES: torch.tensor(classes)}
         for values, classes in [((1.0, 2.0), (0, 5)), ((6.0,), (5,)), ((4.0, 8.0), (5, 7))]
     ]
-    held, mean = mean_gradients(sent)
+    held, mean = mean_gradients(*(torch.cat([one[name] for one in sent]) for name in (GRADIENTS, CLASSES)))
     assert held.tolist() == [0, 5, 7]
     assert mean.dtype == torch.float32
     assert mean.shape == (3, 2, 3)

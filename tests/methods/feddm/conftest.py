@@ -19,9 +19,13 @@ def feddm(federate, data):
     """Plays FedDM on two clients, in a few steps."""
 
     def play(client=None, server=None, **settings):
-        client = {"condensation": Condensation(2, 4), "mean": MEAN, "std": STD, "least": 2, "minimum": 3} | (
-            client or {}
-        )
+        client = {
+            "condensation": Condensation(2, batch=4),
+            "mean": MEAN,
+            "std": STD,
+            "least": 2,
+            "minimum": 3,
+        } | (client or {})
         server = {"training": CondensedTraining(2, 4)} | (server or {})
         settings = {"task": make(), "data": data, "rounds": 2, **settings}
         return federate(FedDMClient, FedDMServer, client=client, server=server, **settings)

@@ -27,7 +27,7 @@ def test_a_client_by_hand(feddm, data, tap):
     """Three steps in double precision, each under weights that are rho away, on batches of four of each class."""
     steps, rate, momentum, radius = 3, 0.7, 0.5, 2.0
     settings = {"radius": radius, "init": "noise", "quantize": False}
-    condensation = Condensation(steps, 4, rate, momentum, augment=False)
+    condensation = Condensation(steps, rate, momentum, batch=4, augment=False)
     federation = feddm(client={**settings, "condensation": condensation}, rounds=1, channel=tap)
 
     context = Context(seed=0, round=1, client=0)
@@ -79,7 +79,7 @@ def test_the_disturbance_has_norm_rho_and_is_anew_each_step(data, exactly):
         )
 
     task.classifier.register_forward_pre_hook(look)
-    client = client_of(task, radius=radius, condensation=Condensation(2, 4))
+    client = client_of(task, radius=radius, condensation=Condensation(2, batch=4))
     client.context = Context(0, 1, 0)
     client.condense(data[0], FABRIC)
     first, first_again, second, _ = seen  # real and synthetic images of two steps
@@ -115,6 +115,6 @@ def test_real_images_are_a_start_each_once_while_there_are_enough(data, minimum,
 
 
 def test_condensation_brings_images_nearer_to_the_real_ones(feddm, data):
-    settings = {"init": "noise", "radius": 0.0, "condensation": Condensation(40, 32, augment=False)}
+    settings = {"init": "noise", "radius": 0.0, "condensation": Condensation(40, batch=32, augment=False)}
     told = feddm(client=settings, rounds=1).history[0].per_client
     assert all(own["last_loss"] < 0.3 * own["loss"] for own in told.values())

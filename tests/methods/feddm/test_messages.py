@@ -91,7 +91,7 @@ def test_weights_of_ten_clients_take_what_the_paper_says():
 
 
 def test_bytes_are_the_clipped_and_rounded_pixels(feddm, tap):
-    noise = {"init": "noise", "condensation": Condensation(2, 4, learning_rate=0.5)}
+    noise = {"init": "noise", "condensation": Condensation(2, batch=4, learning_rate=0.5)}
     feddm(client=noise, rounds=1, channel=tap)
     coded = tap.uploads(1)
     tap.sent.clear()

@@ -53,9 +53,9 @@ def test_the_order_of_a_clients_images_does_not_matter(feddm, exactly):
 
 
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(feddm, exactly):
-    whole = feddm(rounds=3)
+    whole = feddm(rounds=2)
     feddm(rounds=1, folder="halted")
-    resumed = feddm(rounds=3, folder="halted")
+    resumed = feddm(rounds=2, folder="halted")
     exactly(state_of(resumed.server), state_of(whole.server))
     assert [report.scalars for report in resumed.history] == [report.scalars for report in whole.history]
     assert {"knowledge_mmd", "knowledge_mmd_random"} <= whole.history[1].scalars.keys()

@@ -83,7 +83,7 @@ def test_a_client_by_hand(fedvck, data, tap, constraints):
     """Three steps in double precision, on four images of each class that are drawn by importance."""
     steps, rate, momentum, alpha, bias = 3, 0.4, 0.5, 0.3, 0.2
     settings = {"constraints": constraints, "alpha": alpha, "bias": bias, "quantize": False}
-    condensation = Condensation(steps, 4, rate, momentum, augment=False)
+    condensation = Condensation(steps, rate, momentum, batch=4, augment=False)
     federation = fedvck(client={**settings, "condensation": condensation}, rounds=1, channel=tap)
 
     weights = {name: entry.double() for name, entry in make().state_dict().items()}

@@ -57,11 +57,11 @@ def test_without_contrast_and_memory_the_server_is_feddm_s(exactly):
 
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(fedvck, exactly):
     """With images of earlier rounds, prototypes, and the weights that each client received last."""
-    whole = fedvck(rounds=4, fraction=0.5)
+    whole = fedvck(rounds=3, fraction=0.5)
     fedvck(rounds=2, fraction=0.5, folder="halted")
-    resumed = fedvck(rounds=4, fraction=0.5, folder="halted")
+    resumed = fedvck(rounds=3, fraction=0.5, folder="halted")
     exactly(state_of(resumed.server), state_of(whole.server))
-    assert sorted(resumed.server.knowledge) == [1, 2, 3, 4]
+    assert sorted(resumed.server.knowledge) == [1, 2, 3]
     for client in (0, 1):
         exactly(resumed.pool.get(client), whole.pool.get(client))
     exactly(*([report.scalars for report in played.history] for played in (resumed, whole)))
@@ -93,13 +93,13 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
         exactly([server.weights, server.prototypes], [before, prototypes])
         assert server.knowledge == knowledge
 
-    heard, quiet = fedvck(channel=tap, after_round=listen, rounds=3), fedvck(rounds=3)
+    heard, quiet = fedvck(channel=tap, after_round=listen, rounds=2), fedvck(rounds=2)
     exactly(state_of(heard.server), state_of(quiet.server))
     assert [report.scalars for report in heard.history] == [report.scalars for report in quiet.history]
 
 
 def test_classes_that_clients_hold_apart_are_learnt_from_noise(fedvck):
-    client = {"condensation": Condensation(12, 8, 5.0, augment=False), "minimum": 4}
+    client = {"condensation": Condensation(12, 5.0, batch=8, augment=False), "minimum": 4}
     server = {"training": CondensedTraining(10, 16, 0.02, augment=False)}
     played = fedvck(client, server, **held_apart())
     assert played.history[-1].metrics[0] > 0.5

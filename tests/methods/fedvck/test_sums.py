@@ -176,9 +176,9 @@ def test_images_of_earlier_rounds_are_kept(play):
 
 
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(play, exactly):
-    whole = play(rounds=4, fraction=0.5)
+    whole = play(rounds=3, fraction=0.5)
     play(rounds=2, fraction=0.5, folder="halted")
-    resumed = play(rounds=4, fraction=0.5, folder="halted")
+    resumed = play(rounds=3, fraction=0.5, folder="halted")
     exactly(state_of(resumed.server), state_of(whole.server))
     for client in (0, 1):
         exactly(resumed.pool.get(client), whole.pool.get(client))
