@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from benchmarks.simulation import A_ROUND, settings, write_images
 from lit_fedad.core.config import compose
 from lit_fedad.experiment.local_clients import build_run
-from lit_fedad.federation import local_training
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.report.console import Display
 
 ROUNDS, WARM = 20, 3
@@ -20,7 +20,7 @@ ROUNDS, WARM = 20, 3
 def main() -> None:
     """Prints milliseconds a client, of which training takes so many, and the files of the last checkpoint."""
     trained = [0.0]
-    fit = local_training.fit
+    fit = Train.train
 
     def timed_fit(*arguments: Any) -> dict[str, float]:
         began = time.process_time()
@@ -29,7 +29,7 @@ def main() -> None:
         finally:
             trained[0] += time.process_time() - began
 
-    with tempfile.TemporaryDirectory() as folder, patch.object(local_training, "fit", timed_fit):
+    with tempfile.TemporaryDirectory() as folder, patch.object(Train, "train", staticmethod(timed_fit)):
         write_images(Path(folder))
         config = compose([*settings(folder), f"out={folder}/run", "rounds=1000"])
         run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.federation.local_training import fit
+from lit_fedad.federation.client_runner import fit
 from lit_fedad.memory.prototypes import Prototypes
 from lit_fedad.methods.fedrep import FedRepClient
 from lit_fedad.methods.gldp import GLDPClient

@@ -29,7 +29,7 @@ from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.experiment.run import Run
 from lit_fedad.federation.client_runner import ClientResult, ClientRunner
 from lit_fedad.federation.local_transport import LocalTransport
-from lit_fedad.federation.processes import launch, make_fabric
+from lit_fedad.federation.processes import launched, make_fabric
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.report.console import Display, plain_warnings
@@ -230,7 +230,9 @@ def play(config: Config, lie: Lie | None, liar: int | None) -> tuple[float, int,
     """Plays one run, and returns the mean pixel AUROC of honest clients, the liar, and all warnings."""
     found: list[Any] = []
     with TemporaryDirectory() as out:
-        launch(call(make_fabric, config["fabric"], "fabric"), _play, {**config, "out": out}, lie, liar, found)
+        launched(call(make_fabric, config["fabric"], "fabric"), _play)(
+            {**config, "out": out}, lie, liar, found
+        )
     return found[0], found[1], found[2]
 
 

@@ -30,7 +30,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.finished_run import reopen
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.federated import plain_values
 from lit_fedad.metrics.functional.bins import distinct_bins

@@ -29,7 +29,7 @@ from lit_fedad.data.sample import Sample
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.models.tiles import TiledPyramid
 from lit_fedad.report.console import Display, plain_warnings
 

@@ -28,7 +28,7 @@ from lit_fedad.experiment.figures.embedding import (
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.report.audit_figures import draw_correlation_heatmap
 

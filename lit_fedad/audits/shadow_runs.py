@@ -32,11 +32,11 @@ from lit_fedad.experiment.build import (
 from lit_fedad.experiment.federations import build_federation, shared_key
 from lit_fedad.experiment.finished_run import FinishedRun, one_process
 from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.evaluator import Evaluator, QueriedFederation
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.report.console import Display

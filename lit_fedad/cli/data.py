@@ -25,10 +25,6 @@ _PAGE = "image.page"
 def data(options: Sequence[str]) -> None:
     """Lists the data configurations, or checks one of them.
 
-    Args:
-        options: ``list`` or nothing; ``check``, a configuration's name, and overrides of its section, with or without
-            ``data.`` before the key, or ``image.page``; or ``init`` and a folder.
-
     Raises:
         UserError: For bad input, or if something is wrong with the data.
     """
@@ -60,10 +56,6 @@ def list_data(display: Display) -> None:
 def init_data(folder: Path, display: Display) -> None:
     """Prints how the images of a folder are laid out, their counts, and the command that reads them.
 
-    Args:
-        folder: The folder.
-        display: Prints it.
-
     Raises:
         UserError: No layout is recognised, or its reader refuses the files.
     """
@@ -86,11 +78,6 @@ def check_data(name: str, overrides: Mapping[str, str], display: Display) -> Non
     """Reads every file of a data configuration's set, and prints its counts, its problems and its card.
 
     Sets that hold arrays instead of files are only counted: building them has read them completely.
-
-    Args:
-        name: The data configuration.
-        overrides: Keys of its section (``root``, ``products``, ...), or ``image.page``, and their values.
-        display: Prints the tables and problems.
 
     Raises:
         UserError: The set cannot be built, or something is wrong with it.

@@ -27,7 +27,6 @@ class Finding(NamedTuple):
     """What was found about one thing.
 
     Attributes:
-        check: The thing.
         state: ``ok``; ``note`` where a run may do without it; ``trouble`` where none can start.
         remark: What was seen, and what to do.
     """
@@ -39,9 +38,6 @@ class Finding(NamedTuple):
 
 def doctor(display: Display) -> None:
     """Prints a table of versions, devices, weights, cache, disk, ports and extras.
-
-    Args:
-        display: Prints the table.
 
     Raises:
         UserError: If something is in the way of every run.
@@ -112,7 +108,7 @@ def weights() -> Iterator[Finding]:
 
 def disk() -> Iterator[Finding]:
     """Finds out whether the cache and this folder can be written, and how much room they have."""
-    from lit_fedad.experiment.frozen_data import cache_folder
+    from lit_fedad.experiment.datasets import cache_folder
 
     cache = cache_folder({"cache": {"folder": None}})
     for name, folder in (("cache", cache), ("outputs", Path("outputs").absolute())):
@@ -140,14 +136,10 @@ def ports() -> Iterator[Finding]:
                 yield Finding(f"port {port}", "note", f"taken; {name} needs another, or runs already")
 
 
-def extras(installed: Callable[[str], object] = find_spec) -> Iterator[Finding]:
-    """Finds the extras that are installed.
-
-    Args:
-        installed: Tells whether a module can be imported.
-    """
+def extras() -> Iterator[Finding]:
+    """Finds the extras that are installed."""
     for extra, modules in EXTRAS.items():
-        missing = [module for module in modules if installed(module) is None]
+        missing = [module for module in modules if find_spec(module) is None]
         yield Finding(
             f"extra {extra}",
             "note" if missing else "ok",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.core.options import read, separate, split
+from lit_fedad.core.options import bind, read, separate, split
 from lit_fedad.report.console import Display
 
 
@@ -38,17 +38,6 @@ class FederationInit:
     classes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class FederationOptions:
-    """Options of ``lit-fedad federation start``, ``status`` and ``renew``.
-
-    Attributes:
-        fed: The coordinator's folder.
-    """
-
-    fed: str
-
-
 def federation(options: Sequence[str]) -> None:
     """Makes, runs or shows a federation of sites, at its coordinator.
 
@@ -58,11 +47,12 @@ def federation(options: Sequence[str]) -> None:
     Raises:
         UserError: For bad input, or if the run fails.
     """
-    known = {"init": _init, "start": _start, "status": _status, "renew": _renew}
+    known = {"init": init, "start": start, "status": status, "renew": renew}
     dispatch("federation", options, known)
 
 
-def _init(options: Sequence[str]) -> None:
+def init(options: Sequence[str]) -> None:
+    """Makes a coordinator's folder, by `FederationInit`; other words are its settings."""
     declared, others = separate(FederationInit, options, "federation init")
     chosen, _ = read(FederationInit, declared, "federation init")
     from lit_fedad.flower.federation_folder import FederationFolder
@@ -92,12 +82,16 @@ def _init(options: Sequence[str]) -> None:
     )
 
 
-def _start(options: Sequence[str]) -> None:
-    chosen, _ = read(FederationOptions, options, "federation start", overrides=False)
+def start(fed: str) -> None:
+    """Runs a federation until its end.
+
+    Args:
+        fed: The coordinator's folder.
+    """
     from lit_fedad.flower import coordinator
     from lit_fedad.flower.federation_folder import FederationFolder
 
-    folder, display = FederationFolder.open(Path(chosen.fed)), Display()
+    folder, display = FederationFolder.open(Path(fed)), Display()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name, fingerprint in folder.fingerprints().items():
         display.note(f"site {name}: {fingerprint}")
@@ -105,33 +99,40 @@ def _start(options: Sequence[str]) -> None:
     display.where_next(
         [
             ("files", str(folder.run)),
-            ("sites", f"lit-fedad federation status fed={chosen.fed}"),
+            ("sites", f"lit-fedad federation status fed={fed}"),
             *([("compare", "mlflow ui")] if find_spec("mlflow") else []),
             ("new images", f"lit-fedad predict run={folder.detector} images=FOLDER"),
         ]
     )
 
 
-def _status(options: Sequence[str]) -> None:
-    chosen, _ = read(FederationOptions, options, "federation status", overrides=False)
+def status(fed: str) -> None:
+    """Prints rounds, bytes, false alarms and troubles of every site.
+
+    Args:
+        fed: The coordinator's folder.
+    """
     from lit_fedad.flower.federation_folder import FederationFolder
     from lit_fedad.sites.status import read_status, status_rows
 
-    folder, display = FederationFolder.open(Path(chosen.fed)), Display()
-    status = read_status(folder.run)
-    rows = status_rows(status["sites"])
-    display.note(f"round {status['round']} of {status['rounds']}")
-    display.table(rows)
-    for name, own in status["sites"].items():
+    folder, display = FederationFolder.open(Path(fed)), Display()
+    found = read_status(folder.run)
+    display.note(f"round {found['round']} of {found['rounds']}")
+    display.table(status_rows(found["sites"]))
+    for name, own in found["sites"].items():
         for trouble in own["troubles"][-3:]:
             display.note(f"site {name}: {trouble}")
 
 
-def _renew(options: Sequence[str]) -> None:
-    chosen, _ = read(FederationOptions, options, "federation renew", overrides=False)
+def renew(fed: str) -> None:
+    """Issues its certificates again, in place.
+
+    Args:
+        fed: The coordinator's folder.
+    """
     from lit_fedad.flower.federation_folder import FederationFolder
 
-    folder = FederationFolder.open(Path(chosen.fed))
+    folder = FederationFolder.open(Path(fed))
     folder.renew()
     Display().where_next(
         [
@@ -141,15 +142,8 @@ def _renew(options: Sequence[str]) -> None:
     )
 
 
-def dispatch(
-    command: str, options: Sequence[str], known: Mapping[str, Callable[[Sequence[str]], None]]
-) -> None:
+def dispatch(command: str, options: Sequence[str], known: Mapping[str, Callable[..., None]]) -> None:
     """Calls one of a command's actions with its options.
-
-    Args:
-        command: Name of the command.
-        options: The action, and its options.
-        known: The actions by name.
 
     Raises:
         UserError: If there is no such action.
@@ -158,7 +152,7 @@ def dispatch(
     if action not in known:
         raise UserError(f"the {command} command is: {', '.join(f'{command} {name}' for name in known)}")
     require("flower", f"lit-fedad {command}")
-    known[action](rest)
+    bind(known[action], rest, f"{command} {action}")()
 
 
 def section_of(override: str) -> str:

@@ -36,8 +36,8 @@ class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        function: Path of its function in the package, called by `lit_fedad.core.options.run`; imported when the command
-            is called: the list of commands must not wait for Lightning.
+        function: Path of its function in the package, bound by `lit_fedad.core.options.bind`; imported when it is
+            called: the list of commands must not wait for Lightning.
         forms: What it does, by the first word of each form; the empty word where there is one form alone.
         continues: Whether the same command continues what was interrupted.
         extra: Key of `EXTRAS`: what must be installed beside the package itself.
@@ -47,6 +47,11 @@ class Command(NamedTuple):
     forms: Mapping[str, Form]
     continues: bool = False
     extra: str | None = None
+
+
+def only(*form: Any, **words: Any) -> dict[str, Form]:
+    """Makes the forms of a command that has one alone."""
+    return {"": Form(*form, **words)}
 
 
 def overview(commands: Mapping[str, Command]) -> str:
@@ -61,13 +66,7 @@ def overview(commands: Mapping[str, Command]) -> str:
 
 
 def command_help(name: str, command: Command, first: str | None = None) -> str:
-    """Writes the keys of a command, with defaults and one example for each of its forms.
-
-    Args:
-        name: Name of the command.
-        command: The command.
-        first: First word that was given; it chooses a form.
-    """
+    """Writes the keys of a command, with defaults and one example for each of its forms."""
     forms = {word: form for word, form in command.forms.items() if word == first} or command.forms
     return "\n\n".join(_form_help(name, command, word, form) for word, form in forms.items())
 

@@ -12,10 +12,10 @@ from importlib import import_module
 from types import FrameType
 
 from lit_fedad import __version__
-from lit_fedad.cli.help import Command, Form, command_help, overview
+from lit_fedad.cli.help import Command, Form, command_help, only, overview
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import extra_of, install, require
-from lit_fedad.core.options import run
+from lit_fedad.core.options import bind
 from lit_fedad.experiment.disk_full import is_disk_full
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if command.extra:
                 require(command.extra, f"lit-fedad {name}")
             module, _, function = command.function.rpartition(".")
-            run(getattr(import_module(f"lit_fedad.{module}"), function), rest, name, display=display)
+            bind(getattr(import_module(f"lit_fedad.{module}"), function), rest, name, display=display)()
         except UserError as error:
             display.error(str(error))
             return 2
@@ -109,94 +109,76 @@ _OVERRIDES = "[any.key=value ...]"
 COMMANDS = {
     "train": Command(
         "cli.train.train",
-        {
-            "": Form(
-                "run an experiment; the same command again continues or shows it",
-                "method=feddymem data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
-                words=_OVERRIDES,
-            )
-        },
+        only(
+            "run an experiment; the same command again continues or shows it",
+            "method=feddymem data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
+            words=_OVERRIDES,
+        ),
         continues=True,
     ),
     "evaluate": Command(
         "deployment.predict.evaluate",
-        {
-            "": Form(
-                "recompute a finished run's metrics from its last checkpoint",
-                "run=outputs/first data.root=/data/mvtec",
-            )
-        },
+        only(
+            "recompute a finished run's metrics from its last checkpoint",
+            "run=outputs/first data.root=/data/mvtec",
+        ),
     ),
     "predict": Command(
         "deployment.predict.predict",
-        {
-            "": Form(
-                "score new images: CSV of scores, p-values and decisions, one heatmap an image",
-                "run=outputs/first images=photos",
-            )
-        },
+        only(
+            "score new images: CSV of scores, p-values and decisions, one heatmap an image",
+            "run=outputs/first images=photos",
+        ),
     ),
     "watch": Command(
         "deployment.watch.watch",
-        {
-            "": Form(
-                "score a folder as it grows, and raise an alarm when images drift, at most one in run_length images by"
-                " chance; once=true looks once; the same command continues",
-                "run=outputs/first images=camera",
-            )
-        },
+        only(
+            "score a folder as it grows, and raise an alarm when images drift, at most one in run_length images by"
+            " chance; once=true looks once; the same command continues",
+            "run=outputs/first images=camera",
+        ),
         continues=True,
     ),
     "update": Command(
         "deployment.update.update",
-        {
-            "": Form(
-                "add new normal images, in a folder for each client, to a detector made of sums: one more exchange of"
-                " the method, and a new version beside the old; reviews= takes its false alarms alone, alpha="
-                " changes the promised rate alone",
-                "run=outputs/first images=normal client=0 product=bottle",
-            )
-        },
+        only(
+            "add new normal images, in a folder for each client, to a detector made of sums: one more exchange of"
+            " the method, and a new version beside the old; reviews= takes its false alarms alone, alpha="
+            " changes the promised rate alone",
+            "run=outputs/first images=normal client=0 product=bottle",
+        ),
         extra="train",
     ),
     "export": Command(
         "deployment.export.export",
-        {
-            "": Form(
-                "write a trained detector with its decision rule and model card, and check it against the live one;"
-                " also format=openvino and, by normal images, openvino_int8",
-                "run=outputs/first format=onnx",
-            )
-        },
+        only(
+            "write a trained detector with its decision rule and model card, and check it against the live one;"
+            " also format=openvino and, by normal images, openvino_int8",
+            "run=outputs/first format=onnx",
+        ),
     ),
     "register": Command(
         "deployment.exported.register",
-        {
-            "": Form(
-                "put an exported detector into MLflow's model registry: serve run=models:/NAME@ALIAS fetches it",
-                "run=outputs/first name=bottles alias=line_1",
-            )
-        },
+        only(
+            "put an exported detector into MLflow's model registry: serve run=models:/NAME@ALIAS fetches it",
+            "run=outputs/first name=bottles alias=line_1",
+        ),
         extra="train",
     ),
     "serve": Command(
         "deployment.serving.serve",
-        {
-            "": Form(
-                "answer HTTP requests with score, p-value, decision and heatmap of an image, by an exported ONNX file",
-                "run=outputs/first port=8080",
-            )
-        },
+        only(
+            "answer HTTP requests with score, p-value, decision and heatmap of an image, by an exported ONNX file",
+            "run=outputs/first port=8080",
+        ),
         extra="serve",
     ),
     "ui": Command(
         "deployment.ui.command.ui",
-        {
-            "": Form(
-                "the operator's page: federation, thresholds and drift of a site, worst heatmaps, an image to try",
-                "run=outputs/first",
-            )
-        },
+        only(
+            "the operator's page: federation, thresholds and drift of a site, worst heatmaps, an image to try",
+            "run=outputs/first",
+        ),
         extra="ui",
     ),
     "report": Command(
@@ -251,26 +233,22 @@ COMMANDS = {
     ),
     "sweep": Command(
         "sweep.command.sweep",
-        {
-            "": Form(
-                "join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like",
-                "study=feddymem_th n_trials=20",
-                ("sweep.command.SweepOptions",),
-                _OVERRIDES,
-            )
-        },
+        only(
+            "join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like",
+            "study=feddymem_th n_trials=20",
+            ("sweep.command.SweepOptions",),
+            _OVERRIDES,
+        ),
         continues=True,
         extra="train",
     ),
     "pretrain": Command(
         "pretraining.pretrain.command",
-        {
-            "": Form(
-                "make a backbone from drawn scenes alone; the same command continues",
-                "out=outputs/own steps=3000",
-                ("pretraining.pretrain.PretrainOptions",),
-            )
-        },
+        only(
+            "make a backbone from drawn scenes alone; the same command continues",
+            "out=outputs/own steps=3000",
+            ("pretraining.pretrain.PretrainOptions",),
+        ),
         continues=True,
         extra="train",
     ),
@@ -284,19 +262,15 @@ COMMANDS = {
                 _OVERRIDES,
             ),
             "start": Form(
-                "run it until its end; the same command continues",
-                "start fed=fed",
-                ("cli.federation.FederationOptions",),
+                "run it until its end; the same command continues", "start fed=fed", ("cli.federation.start",)
             ),
             "status": Form(
                 "rounds, bytes, false alarms and troubles of every site",
                 "status fed=fed",
-                ("cli.federation.FederationOptions",),
+                ("cli.federation.status",),
             ),
             "renew": Form(
-                "issue its certificates again, in place",
-                "renew fed=fed",
-                ("cli.federation.FederationOptions",),
+                "issue its certificates again, in place", "renew fed=fed", ("cli.federation.renew",)
             ),
         },
         continues=True,
@@ -313,40 +287,40 @@ COMMANDS = {
             "start": Form(
                 "answer the coordinator's requests until the process is ended",
                 "start site=north",
-                ("cli.sites.SiteOptions",),
+                ("cli.sites.start",),
             ),
             "status": Form(
                 "its fingerprint, and the runs that it takes part in",
                 "status site=north",
-                ("cli.sites.SiteOptions",),
+                ("cli.sites.status",),
             ),
             "review": Form(
                 "what the offered federation would take of it, exchange by exchange",
                 "review site=north offer=offer.json",
-                ("cli.sites.SiteReview",),
+                ("cli.sites.review",),
             ),
             "approve": Form(
                 "let that federation take it, and no other",
                 "approve site=north offer=offer.json hash=HASH",
-                ("cli.sites.SiteApprove",),
+                ("cli.sites.approve",),
             ),
             "log": Form(
-                "what was asked, and what was answered", "log site=north last=20", ("cli.sites.SiteLog",)
+                "what was asked, and what was answered", "log site=north last=20", ("cli.sites.log",)
             ),
             "clean": Form(
-                "list or remove the states of old runs", "clean site=north runs=all", ("cli.sites.SiteClean",)
+                "list or remove the states of old runs", "clean site=north runs=all", ("cli.sites.clean",)
             ),
-            "renew": Form("make a new key, in place", "renew site=north", ("cli.sites.SiteRenew",)),
+            "renew": Form("make a new key, in place", "renew site=north", ("cli.sites.renew",)),
         },
         continues=True,
     ),
     "sync": Command(
         "cli.train.sync",
-        {"": Form("send tracking records that MLflow could not take in time", "run=outputs/first")},
+        only("send tracking records that MLflow could not take in time", "run=outputs/first"),
     ),
     "options": Command(
         "cli.train.list_choices",
-        {"": Form("list configuration groups, or the choices in one", "method", words="[GROUP ...]")},
+        only("list configuration groups, or the choices in one", "method", words="[GROUP ...]"),
     ),
     "data": Command(
         "cli.data.data",
@@ -368,15 +342,13 @@ COMMANDS = {
     ),
     "completion": Command(
         "cli.completion.completion",
-        {
-            "": Form(
-                'complete commands, keys and choices in a shell: eval "$(lit-fedad completion shell=bash)"; also zsh',
-                "shell=bash",
-            )
-        },
+        only(
+            'complete commands, keys and choices in a shell: eval "$(lit-fedad completion shell=bash)"; also zsh',
+            "shell=bash",
+        ),
     ),
     "doctor": Command(
         "cli.doctor.doctor",
-        {"": Form("check this machine: versions, devices, weights, cache, disk, ports, extras", "")},
+        only("check this machine: versions, devices, weights, cache, disk, ports, extras", ""),
     ),
 }

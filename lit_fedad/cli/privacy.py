@@ -33,9 +33,6 @@ def privacy(options: Sequence[str]) -> None:
 
     Args:
         options: Those of `PrivacyOptions` and of the attack, and overrides such as ``data.root=DIR``.
-
-    Raises:
-        UserError: For bad input.
     """
     shared, others = separate(PrivacyOptions, options, "privacy")
     chosen, _ = read(PrivacyOptions, shared, "privacy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,84 +37,6 @@ class SiteInit:
     stages: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SiteOptions:
-    """Options of ``lit-fedad site start`` and ``status``.
-
-    Attributes:
-        site: The site's folder.
-    """
-
-    site: str
-
-
-@dataclass(frozen=True)
-class SiteRenew:
-    """Options of ``lit-fedad site renew``.
-
-    Attributes:
-        site: The site's folder.
-        sums: Whether the keys for secure sums are renewed, instead of the one that the coordinator knows.
-    """
-
-    site: str
-    sums: bool = False
-
-
-@dataclass(frozen=True)
-class SiteReview:
-    """Options of ``lit-fedad site review``.
-
-    Attributes:
-        site: The site's folder.
-        offer: The coordinator's ``offer.json``; none: the federation that was offered to the site last.
-    """
-
-    site: str
-    offer: str | None = None
-
-
-@dataclass(frozen=True)
-class SiteApprove:
-    """Options of ``lit-fedad site approve``.
-
-    Attributes:
-        site: The site's folder.
-        hash: What ``site review`` printed.
-        offer: As for ``site review``.
-    """
-
-    site: str
-    hash: str
-    offer: str | None = None
-
-
-@dataclass(frozen=True)
-class SiteLog:
-    """Options of ``lit-fedad site log``.
-
-    Attributes:
-        site: The site's folder.
-        last: Number of entries that are shown.
-    """
-
-    site: str
-    last: int = 40
-
-
-@dataclass(frozen=True)
-class SiteClean:
-    """Options of ``lit-fedad site clean``.
-
-    Attributes:
-        site: The site's folder.
-        runs: Runs whose states are removed, or ``all``; of none they are listed.
-    """
-
-    site: str
-    runs: tuple[str, ...] = ()
-
-
 def site(options: Sequence[str]) -> None:
     """Makes, runs or shows a site.
 
@@ -125,25 +47,30 @@ def site(options: Sequence[str]) -> None:
     Raises:
         UserError: For bad input, or if the coordinator refuses the site.
     """
-    actions = {"init": _init_site, "start": _start_site, "status": _site_status, "review": _review}
-    actions |= {"approve": _approve, "log": _log, "clean": _clean, "renew": _renew_site}
-    dispatch("site", options, actions)
+    known: dict[str, Callable[..., None]] = {"init": init, "start": start, "status": status, "review": review}
+    dispatch("site", options, known | {"approve": approve, "log": log, "clean": clean, "renew": renew})
 
 
-def _renew_site(options: Sequence[str]) -> None:
-    chosen, _ = read(SiteRenew, options, "site renew", overrides=False)
+def renew(site: str, sums: bool = False) -> None:
+    """Makes a new key, in place.
+
+    Args:
+        site: The site's folder.
+        sums: Whether the keys for secure sums are renewed, instead of the one that the coordinator knows.
+    """
     from lit_fedad.flower.site_folder import SiteFolder
 
-    folder = SiteFolder.open(Path(chosen.site))
-    made = folder.renew(chosen.sums)
+    folder = SiteFolder.open(Path(site))
+    made = folder.renew(sums)
     rows = [("fingerprint", made), ("send", f"{folder.path / 'key.pub'} to the coordinator's operator")]
-    if chosen.sums:
+    if sums:
         rows = [("line", made), ("send", f"{folder.path / 'sum.pub'} to the other sites' operators")]
         rows += [("change", f"{folder.path / 'key_registry'}, and those of all other sites, to this line")]
     Display().where_next(rows)
 
 
-def _init_site(options: Sequence[str]) -> None:
+def init(options: Sequence[str]) -> None:
+    """Makes a site's folder, by `SiteInit`; other words are its settings."""
     declared, others = separate(SiteInit, options, "site init")
     chosen, _ = read(SiteInit, declared, "site init")
     from lit_fedad.flower.site_folder import SiteFolder
@@ -177,31 +104,40 @@ def _init_site(options: Sequence[str]) -> None:
     )
 
 
-def _review(options: Sequence[str]) -> None:
-    chosen, _ = read(SiteReview, options, "site review", overrides=False)
-    from lit_fedad.flower.site_folder import SiteFolder
-    from lit_fedad.sites.review import review
+def review(site: str, offer: str | None = None) -> None:
+    """Prints what the offered federation would take of the site, exchange by exchange.
 
-    folder, display = SiteFolder.open(Path(chosen.site)), Display()
-    found = review(folder.settings, folder.offer(chosen.offer))
+    Args:
+        site: The site's folder.
+        offer: The coordinator's ``offer.json``; none: the federation that was offered to the site last.
+    """
+    from lit_fedad.flower.site_folder import SiteFolder
+    from lit_fedad.sites.review import review as reviewed
+
+    folder, display = SiteFolder.open(Path(site)), Display()
+    found = reviewed(folder.settings, folder.offer(offer))
     for line in found.lines:
         display.note(line)
-    offer = f" offer={chosen.offer}" if chosen.offer else ""
-    display.where_next([("approve", f"lit-fedad site approve site={chosen.site} hash={found.digest}{offer}")])
+    offer = f" offer={offer}" if offer else ""
+    display.where_next([("approve", f"lit-fedad site approve site={site} hash={found.digest}{offer}")])
 
 
-def _approve(options: Sequence[str]) -> None:
-    chosen, _ = read(SiteApprove, options, "site approve", overrides=False)
+def approve(site: str, hash: str, offer: str | None = None) -> None:
+    """Lets that federation take it, and no other.
+
+    Args:
+        site: The site's folder.
+        hash: What ``site review`` printed.
+        offer: As for ``site review``.
+    """
     from lit_fedad.flower.site_folder import SiteFolder
     from lit_fedad.sites.offer import APPROVED, Approvals
-    from lit_fedad.sites.review import review
+    from lit_fedad.sites.review import review as reviewed
 
-    folder = SiteFolder.open(Path(chosen.site))
-    found = review(folder.settings, folder.offer(chosen.offer))
-    if found.digest != chosen.hash:
-        raise UserError(
-            f"hash={chosen.hash}: the federation that is offered has {found.digest}; review it again"
-        )
+    folder = SiteFolder.open(Path(site))
+    found = reviewed(folder.settings, folder.offer(offer))
+    if found.digest != hash:
+        raise UserError(f"hash={hash}: the federation that is offered has {found.digest}; review it again")
     found.check(folder.settings.policy)
     Approvals(folder.path / APPROVED).add(found.digest, found.method, found.taken)
     Display().where_next(
@@ -209,13 +145,18 @@ def _approve(options: Sequence[str]) -> None:
     )
 
 
-def _log(options: Sequence[str]) -> None:
-    chosen, _ = read(SiteLog, options, "site log", overrides=False)
+def log(site: str, last: int = 40) -> None:
+    """Prints what was asked, and what was answered.
+
+    Args:
+        site: The site's folder.
+        last: Number of entries that are shown.
+    """
     from lit_fedad.flower.site_folder import SiteFolder
 
     display = Display()
-    entries = SiteFolder.open(Path(chosen.site)).log.entries()
-    for line in entries[-chosen.last :] if chosen.last > 0 else []:
+    entries = SiteFolder.open(Path(site)).log.entries()
+    for line in entries[-last:] if last > 0 else []:
         display.note(_entry(line))
     end = f"; the last is {entries[-1]['hash'][:16]}" if entries else ""
     display.note(f"{len(entries)} entries, each with the hash of the one before{end}")
@@ -233,38 +174,51 @@ def _entry(line: Mapping[str, object]) -> str:
     )
 
 
-def _clean(options: Sequence[str]) -> None:
-    chosen, _ = read(SiteClean, options, "site clean", overrides=False)
+def clean(site: str, runs: tuple[str, ...] = ()) -> None:
+    """Lists or removes the states of old runs.
+
+    Args:
+        site: The site's folder.
+        runs: Runs whose states are removed, or ``all``; of none they are listed.
+    """
     from lit_fedad.flower.site_folder import SiteFolder
 
-    folder, display = SiteFolder.open(Path(chosen.site)), Display()
+    folder, display = SiteFolder.open(Path(site)), Display()
     known = folder.runs()
-    if unknown := set(chosen.runs) - {*known, "all"}:
+    if unknown := set(runs) - {*known, "all"}:
         names = ", ".join(known) or "none"
         raise UserError(f"runs={min(unknown)}: the site has no states of it; it has those of {names}")
     for run, step in known.items():
-        if "all" in chosen.runs or run in chosen.runs:
+        if "all" in runs or run in runs:
             folder.clean(run)
             display.note(f"removed the states of run {run}")
         else:
             display.note(f"run {run}: state after step {step}")
 
 
-def _start_site(options: Sequence[str]) -> None:
-    chosen, _ = read(SiteOptions, options, "site start", overrides=False)
+def start(site: str) -> None:
+    """Answers the coordinator's requests until the process is ended.
+
+    Args:
+        site: The site's folder.
+    """
     from lit_fedad.flower import site_folder
 
-    folder = site_folder.SiteFolder.open(Path(chosen.site))
+    folder = site_folder.SiteFolder.open(Path(site))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the coordinator hears of a clean stop
     site_folder.start(folder, Display())
 
 
-def _site_status(options: Sequence[str]) -> None:
-    chosen, _ = read(SiteOptions, options, "site status", overrides=False)
+def status(site: str) -> None:
+    """Prints the site's fingerprint, and the runs that it takes part in.
+
+    Args:
+        site: The site's folder.
+    """
     from lit_fedad.flower.keys import fingerprint
     from lit_fedad.flower.site_folder import SiteFolder
 
-    folder = SiteFolder.open(Path(chosen.site))
+    folder = SiteFolder.open(Path(site))
     rows = [("site", folder.name), ("coordinator", folder.address)]
     rows += [("fingerprint", fingerprint(folder.path / "key.pub"))]
     rows += [("run", f"{run}, state after step {step}") for run, step in folder.runs().items()]

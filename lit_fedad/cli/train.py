@@ -18,9 +18,6 @@ def train(overrides: Sequence[str]) -> None:
 
     Args:
         overrides: Of the configuration; ``--cfg`` may stand among them.
-
-    Raises:
-        UserError: For bad input.
     """
     if "--cfg" in overrides:
         import yaml
@@ -67,9 +64,6 @@ def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:
 
 def list_choices(groups: Sequence[str]) -> None:
     """Prints the choices of configuration groups.
-
-    Args:
-        groups: Names of groups; all of them if there are none.
 
     Raises:
         UserError: If there is no such group.

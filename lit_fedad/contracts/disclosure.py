@@ -70,13 +70,7 @@ def counted(what: str) -> Disclosure:
 
 
 def summed(what: str, images: int | None = None, by_product: bool = False) -> Disclosure:
-    """Declares sums or means over images.
-
-    Args:
-        what: Of what.
-        images: See `Disclosure`.
-        by_product: See `Disclosure`.
-    """
+    """Declares sums or means over images."""
     return Disclosure(Kind.SUMS, what, images, by_product=by_product)
 
 

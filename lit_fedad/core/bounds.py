@@ -32,11 +32,6 @@ RANGES: dict[str, tuple[float, float]] = {
 def at_least(section: str, least: float, /, **numbers: float | None) -> None:
     """Refuses numbers below a bound; None passes, NaN does not.
 
-    Args:
-        section: Section of the configuration that has the keys, for the message.
-        least: The bound.
-        **numbers: Numbers by key.
-
     Raises:
         UserError: Naming the first key whose number is too small.
 
@@ -53,11 +48,6 @@ def at_least(section: str, least: float, /, **numbers: float | None) -> None:
 def above(section: str, bound: float, **numbers: float | None) -> None:
     """Refuses numbers that are not above a bound; None passes, NaN does not.
 
-    Args:
-        section: As for `at_least`.
-        bound: The bound.
-        **numbers: Numbers by key.
-
     Raises:
         UserError: Naming the first key whose number is too small.
     """
@@ -68,12 +58,6 @@ def above(section: str, bound: float, **numbers: float | None) -> None:
 
 def within(section: str, least: float, most: float, **numbers: float | None) -> None:
     """Refuses numbers outside a closed interval; None passes, NaN does not.
-
-    Args:
-        section: As for `at_least`.
-        least: Its smallest number.
-        most: Its largest number.
-        **numbers: Numbers by key.
 
     Raises:
         UserError: Naming the first key whose number lies outside.

@@ -49,7 +49,7 @@ def build(node: Any, **given: Any) -> Any:
     target = locate(node["_target_"])
     arguments = {k: v for k, v in node.items() if k not in ("_target_", "_partial_")}
     name = node["_target_"].rpartition(".")[2]
-    _check_signature(target, name, arguments, given, partial_=bool(node.get("_partial_")))
+    check_arguments(target, name, arguments, given, bool(node.get("_partial_")))
     arguments = {k: _build_nested(v) for k, v in arguments.items()}
     if node.get("_partial_"):
         return partial(target, **arguments, **given)
@@ -67,7 +67,7 @@ def call(target: Callable[..., T], section: Mapping[str, Any], name: str, **give
     Raises:
         UserError: As `build`.
     """
-    _check_signature(target, name, section, given, partial_=False)
+    check_arguments(target, name, section, given)
     return target(**section, **given)
 
 
@@ -92,18 +92,23 @@ def locate(path: str) -> Any:
         raise UserError(f"_target_ '{path}' cannot be imported: {error}{advice}") from error
 
 
-def _check_signature(
+def check_arguments(
     target: Callable[..., Any],
     name: str,
     arguments: Mapping[str, Any],
     given: Mapping[str, Any],
-    partial_: bool,
+    some_left: bool = False,
 ) -> None:
+    """Refuses arguments that a function or class does not take, and those of the wrong type.
+
+    Raises:
+        UserError: As `build`.
+    """
     parameters = inspect.signature(target).parameters
     check_keys(arguments, set(parameters) - set(given), name)
     for key, value in arguments.items():
         check_type(value, _annotation(target, key), f"{name}.{key}")
-    if not partial_:
+    if not some_left:
         missing = [
             key
             for key, parameter in parameters.items()

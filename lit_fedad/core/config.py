@@ -26,9 +26,30 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.patch_grid import register_resolver
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.core.typed_words import advice, as_typed
+
+PATCH = 8
+"""Pixels along a patch: the stride of the middle one of three layers of a ResNet or an EfficientNet."""
+
+
+def patches_along(size: int | Sequence[int], tile: int | None) -> int:
+    """Returns how many patches of `PATCH` pixels lie along a tile, or else along an image's short side.
+
+    At least four: image scores leave out the outermost. What is no length is refused later, by its key.
+
+    Example:
+        >>> patches_along(256, None), patches_along([512, 2048], 128), patches_along(28, None)
+        (32, 16, 4)
+    """
+    sides = [tile] if tile else size if isinstance(size, Sequence) else [size]
+    shortest = min((side for side in sides if isinstance(side, int)), default=0)
+    return round(min(max(shortest / PATCH, 4), RANGES["grid"][1]))
+
+
+def register_resolver() -> None:
+    """Lets YAML files say ``${patches_along:SIZE,TILE}``."""
+    OmegaConf.register_new_resolver("patches_along", patches_along, replace=True)
 
 
 def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., Any]) -> None:
@@ -36,11 +57,6 @@ def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., An
 
     Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
     have and that are null. Images in memory keep the size that the data's ``size`` says, if it does.
-
-    Args:
-        composed: The configuration with the preset; it is changed.
-        plain: The configuration without the preset.
-        reader: Target of the data.
     """
     limits = {
         key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
@@ -164,8 +180,11 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     config = typing.cast("Config", container)
     if "experiment" not in chosen and not any(o.startswith("~experiment") for o in overrides):
         raise UserError(_NO_PRESET)
-    if chosen.get("features") == "frozen":
-        _refuse_unused_encoder(overrides)
+    asked = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
+    if asked and chosen.get("features") == "frozen":
+        raise UserError(
+            f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
+        )
     _check_root(config)
     return config
 
@@ -185,14 +204,6 @@ def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool)
     with open_dict(composed):
         composed.method.under = f"{kind}: {' '.join(settings)}" if settings else None
     return composed
-
-
-def _refuse_unused_encoder(overrides: Sequence[str]) -> None:
-    asked = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
-    if asked:
-        raise UserError(
-            f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
-        )
 
 
 def identity(config: Config) -> str:

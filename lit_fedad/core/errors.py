@@ -12,9 +12,6 @@ class UserError(Exception):
 def first_line(error: BaseException) -> str:
     r"""Returns the first line of an error's message, or the name of its type if it has none.
 
-    Args:
-        error: Any error.
-
     Example:
         >>> first_line(ValueError("odd\nvery odd")), first_line(ValueError())
         ('odd', 'ValueError')

@@ -25,10 +25,6 @@ EXTRAS = {
 def require(extra: str, what: str) -> None:
     """Checks that the packages of an extra are installed.
 
-    Args:
-        extra: Key of `EXTRAS`.
-        what: What needs them, for the message.
-
     Raises:
         UserError: If one is missing.
     """

@@ -12,10 +12,6 @@ def lazy_names(
     """Makes the functions ``__getattr__`` and ``__dir__`` of a package.
 
     Type checkers read the names from the package's ``__init__.pyi``.
-
-    Args:
-        package: Name of the package.
-        names: Place of each public name below the package, as ``module.attribute``.
     """
 
     def get(name: str) -> Any:

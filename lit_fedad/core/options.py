@@ -7,20 +7,17 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
-from lit_fedad.core.building import call
+from lit_fedad.core.building import call, check_arguments
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.usage import keys, usage
 
 T = TypeVar("T")
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_PARSERS: dict[Any, Callable[[str], Any]] = {
-    int: int,
-    float: float,
-    bool: lambda text: _TRUTH[text.lower()],
-}
+_PARSERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: lambda text: _TRUTH[text.lower()]}
 
 
 def split(option: str) -> tuple[str, str]:
@@ -78,18 +75,7 @@ def parse(
     overrides: bool = True,
     leave: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Parses options by the types of what declares them, and checks nothing more.
-
-    Args:
-        declared: A dataclass or function; its fields or parameters are the keys.
-        options: As for `read`.
-        command: As for `read`.
-        overrides: As for `read`.
-        leave: Fields or parameters that are no keys.
-
-    Returns:
-        Values by key, and the overrides by key; an unknown key is among the values.
-    """
+    """Parses options by the types of what declares them, and checks nothing more."""
     kinds = {key: kind for key, kind in typing.get_type_hints(declared).items() if key not in leave}
     typed: dict[str, Any] = {}
     others: dict[str, str] = {}
@@ -109,8 +95,10 @@ def parse(
     return typed, others
 
 
-def run(function: Callable[..., Any], options: Sequence[str], command: str, **given: Any) -> None:
-    """Calls the function of a command with options.
+def bind(
+    function: Callable[..., Any], options: Sequence[str], command: str, **given: Any
+) -> Callable[[], None]:
+    """Binds options to the parameters of a command's function.
 
     Args:
         function: If its first parameter is a sequence, it takes the options as they are; if it is ``options``, a
@@ -125,7 +113,7 @@ def run(function: Callable[..., Any], options: Sequence[str], command: str, **gi
     Example:
         >>> def attack(run: str, steps: int = 500, overrides: Mapping[str, str] | None = None) -> None:
         ...     print(run, steps, overrides)
-        >>> run(attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")
+        >>> bind(attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")()
         outputs/a 10 {'data.root': '/images'}
     """
     hints = typing.get_type_hints(function)
@@ -133,16 +121,16 @@ def run(function: Callable[..., Any], options: Sequence[str], command: str, **gi
     given = {key: value for key, value in given.items() if key in hints}
     takes_overrides = "overrides" in hints
     if typing.get_origin(kind) is Sequence:
-        function(options, **given)
-        return
+        return partial(function, options, **given)
     if first == "options":
         chosen, others = read(kind, options, command, takes_overrides)
         given = {**given, "overrides": others} if takes_overrides else given
-        function(chosen, **given)
-        return
+        return partial(function, chosen, **given)
     values, others = parse(function, options, command, takes_overrides, {*given, "overrides", "return"})
     _require_all(function, values, command)
-    call(function, values, command, **({**given, "overrides": others} if takes_overrides else given))
+    given = {**given, "overrides": others} if takes_overrides else given
+    check_arguments(function, command, values, given)
+    return partial(function, **values, **given)
 
 
 def separate(declared: type, options: Sequence[str], command: str) -> tuple[list[str], list[str]]:

@@ -14,9 +14,6 @@ LARGEST_TEXT = 1 << 28
 def check_stored(path: Path) -> None:
     """Refuses what is no file of the folder itself: a link, pipe, socket, device or folder.
 
-    Args:
-        path: The file.
-
     Raises:
         UserError: If it is something else.
         OSError: If it cannot be found.
@@ -38,9 +35,6 @@ def check_stored(path: Path) -> None:
 def stored_bytes(path: Path) -> bytes:
     """Reads a file of text.
 
-    Args:
-        path: The file.
-
     Raises:
         UserError: If it is no file, or a longer one than any that a run writes.
         OSError: If it cannot be read.
@@ -58,10 +52,6 @@ def stored_text(path: Path) -> str:
 
 def within(folder: Path, name: str) -> Path:
     """Returns a file or folder that a folder's own list names, and that lies in it.
-
-    Args:
-        folder: The folder.
-        name: The name; not trusted.
 
     Raises:
         UserError: If it lies elsewhere, or holds anything but files and folders.

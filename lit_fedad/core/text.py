@@ -32,11 +32,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 def redact(text: str, *addresses: str | None) -> str:
     """Hides users and passwords of all addresses in a text.
 
-    Args:
-        text: Any text.
-        *addresses: Addresses whose passwords are also hidden where they stand alone, as in the messages of libraries
-            that took an address apart.
-
     Example:
         >>> redact("http://me:word@host/api does not answer")
         'http://***@host/api does not answer'

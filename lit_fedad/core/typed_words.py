@@ -55,10 +55,10 @@ def as_typed(override: str) -> str:
     leaf = key.rpartition(".")[2]
     if leaf in _LISTS and key.lstrip("+").startswith("data."):
         if value.startswith("[") and value.endswith("]"):
-            elements = _elements(value[1:-1])
+            elements = [match[1] for match in _ELEMENT.finditer(value[1:-1]) if match[1]]
             if _read(override) == elements:
                 return override
-            return f"{key}=[{','.join(map(_quoted_element, elements))}]"
+            return f"{key}=[{','.join(one if _settled(one) else _quoted(one) for one in elements)}]"
         return override if _read(override) == value else f"{key}={_quoted(value)}"
     read = _read(override)
     if leaf in _TEXTS and (not dot or section in _SECTIONS):
@@ -94,11 +94,3 @@ def _read(override: str) -> object:
 
 def _quoted(text: str) -> str:
     return QuotedString(text, Quote.single).with_quotes()
-
-
-def _elements(text: str) -> list[str]:
-    return [match[1] for match in _ELEMENT.finditer(text) if match[1]]
-
-
-def _quoted_element(element: str) -> str:
-    return element if _settled(element) else _quoted(element)

@@ -34,13 +34,9 @@ class Key(NamedTuple):
 
 
 def keys(declared: Callable[..., Any]) -> list[Key]:
-    """Lists the keys of a command in the order of what declares them.
+    """Lists the keys of a command: fields of a dataclass, or parameters of a function (`lit_fedad.core.options`).
 
-    Args:
-        declared: A dataclass, whose fields are the keys; or a function as `lit_fedad.core.options.run` calls it.
-
-    Returns:
-        The keys; none of a function that takes a sequence of words as they are.
+    There are none of a function that takes a sequence of words as they are.
 
     Example:
         >>> def attack(run: str, steps: int = 500) -> None:
@@ -64,7 +60,14 @@ Key(name='steps', default='500', meaning='Number of steps.', choices=())]
         listed = keys(kinds["options"])
     else:
         listed = [
-            Key(*_name_and_default(name, default, kinds[name]), meanings.get(name, ""), _choices(kinds[name]))
+            Key(f"{name}.NAME", "", meanings.get(name, ""))
+            if typing.get_origin(kind := kinds[name]) is Mapping
+            else Key(
+                name,
+                None if default is inspect.Parameter.empty else _text(default),
+                meanings.get(name, ""),
+                typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else (),
+            )
             for name, default in _defaults(declared).items()
             if name not in _GIVEN
         ]
@@ -90,21 +93,11 @@ def _defaults(declared: Callable[..., Any]) -> dict[str, Any]:
     return defaults
 
 
-def _name_and_default(name: str, default: Any, kind: Any) -> tuple[str, str | None]:
-    if typing.get_origin(kind) is Mapping:
-        return f"{name}.NAME", ""
-    return name, None if default is inspect.Parameter.empty else _text(default)
-
-
 def _text(value: Any) -> str:
     """Writes a value as a user gives it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _choices(kind: Any) -> tuple[str, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
 
 
 def _meanings(declared: Callable[..., Any]) -> dict[str, str]:

@@ -19,8 +19,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.evaluation.accuracy import by_predictor, test_images
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.federation.client_query import LocalQuery
-from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
+from lit_fedad.federation.evaluator import Evaluation, Evaluator, LocalQuery, QueriedFederation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.metrics.classification import constant_accuracies
 from lit_fedad.metrics.continual import ContinualAccuracy, summarise_clients

@@ -21,8 +21,7 @@ from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.predict import image_scores
-from lit_fedad.federation.client_query import ClientQuery
-from lit_fedad.federation.evaluator import QueriedFederation
+from lit_fedad.federation.evaluator import ClientQuery, QueriedFederation
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 

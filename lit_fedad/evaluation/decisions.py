@@ -13,8 +13,7 @@ from torch import Tensor
 from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.client_query import ClientQuery
-from lit_fedad.federation.evaluator import QueriedFederation
+from lit_fedad.federation.evaluator import ClientQuery, QueriedFederation
 from lit_fedad.metrics.conformal import Alpha, Calibration, wilson_interval
 from lit_fedad.metrics.federated import Summary, summary, with_products
 

@@ -36,9 +36,6 @@ def alone(run: Run) -> dict[str, Any]:
 
     The client's set-up is played anew, and its rounds where they train nothing: a memory of its own images.
 
-    Args:
-        run: A run on one process that has been judged.
-
     Returns:
         ``metrics`` with their values over clients, and ``found`` (`found_defects`), ``alone`` and ``together``. Empty
         where the configuration asks for none (``evaluation.alone``), there is one client, images come in stages, no

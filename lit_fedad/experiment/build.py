@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from lightning.fabric import Fabric
@@ -25,12 +25,18 @@ from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.data_digest import data_digest
-from lit_fedad.experiment.datasets import build_datasets, check_form
-from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, hashes_file, pooled_folder
+from lit_fedad.experiment.datasets import (
+    build_datasets,
+    check_form,
+    frozen_encoder,
+    frozen_public,
+    hashes_file,
+    pooled_folder,
+)
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
-from lit_fedad.experiment.run_data import Record
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_runner import ClientData
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.report.console import Display
@@ -45,8 +51,6 @@ class Model:
 
     Attributes:
         backbone: Frozen feature extractor; None for tasks that train from pixels.
-        task: What a client learns.
-        method: The method.
     """
 
     backbone: Backbone | None
@@ -74,15 +78,52 @@ class Model:
         return "none" if self.backbone is None else self.backbone.fingerprint
 
 
+class Record(NamedTuple):
+    """What MLflow records of a run's data.
+
+    Attributes:
+        source: Folder or function that they come from.
+        digest: Hash of images and partition.
+        profile: Numbers of images.
+        run_name: Name of the run; empty for that of its folder.
+    """
+
+    name: str
+    source: str
+    digest: str
+    profile: Mapping[str, object]
+    run_name: str = ""
+
+
+class RunData(Protocol):
+    """The data of all clients of a run."""
+
+    @property
+    def module(self) -> ClientData:
+        """Training data by client."""
+
+    def lines(self) -> dict[str, str]:
+        """Describes the data in short lines, by subject."""
+
+    def section(self, config: Config) -> dict[str, Any]:
+        """Returns what ``result.json`` says of the data, of a run of this configuration."""
+
+    def record(self, config: Config) -> Record:
+        """Returns what MLflow records of the data, of a run of this configuration."""
+
+    def measures(self, history: Sequence[RoundReport]) -> dict[str, float]:
+        """Returns numbers of each client that MLflow records beside those of the reports so far."""
+
+    def save(self, folder: Path) -> None:
+        """Writes what belongs into the run's folder."""
+
+
 @dataclass
 class Data:
     """Images, their partition to clients, and their loaders.
 
     Attributes:
-        images: Training and test samples.
-        partition: Training indices by client.
         transform: Transform from file to tensor.
-        module: Loaders.
         digest: Hash of images and partition.
     """
 
@@ -227,13 +268,8 @@ def build_model(
 ) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
-    Args:
-        config: The configuration.
-        categories: Product types or classes of the data set.
-        public: Images from `build_public`; without them a server that uses public images can predict, but not train.
-        server_labelled: Images from `build_server_labelled`; without them a server that uses them can predict, but
-            not train.
-        backbone: That of a model of the same configuration, which is built once; None for a new one.
+    Without `public` or `server_labelled` images a server that uses such images can predict, but not train.
+    `backbone` is that of a model of the same configuration, which is built once; None for a new one.
     """
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}

@@ -14,8 +14,8 @@ from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import in_words
+from lit_fedad.report.closing import constant_predictions
 from lit_fedad.report.console import Display
-from lit_fedad.report.constant_predictions import constant_predictions
 
 # Other metrics are in the final table; with a fourth, the bytes would not fit in the line.
 _LINE = (
@@ -32,12 +32,7 @@ class Progress(FederationCallback):
         self._show = lambda done, total: None
 
     def start(self, display: Display, title: str) -> None:
-        """Starts to show progress.
-
-        Args:
-            display: Display of the progress.
-            title: Title of the progress.
-        """
+        """Starts to show progress."""
         self._show = self._open.enter_context(display.progress(title))
 
     def stop(self) -> None:

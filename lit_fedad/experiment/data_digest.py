@@ -19,11 +19,6 @@ from lit_fedad.data.sample import Sample
 def data_digest(images: Images, partition: Partition, memo: Path | None = None) -> str:
     """Hashes a partition and its images: pixels that lie in memory; product, path and content of files and masks.
 
-    Args:
-        images: Training and test images.
-        partition: Training indices by client.
-        memo: File of known hashes of files (`content_hashes`); None for none.
-
     Returns:
         32 hexadecimal digits, which do not depend on the folder of the data.
 

@@ -1,24 +1,182 @@
-"""Training and test images of a run, as its task sees them: pixels, feature maps, or pooled features."""
+"""Training and test images of a run, as its task sees them: pixels, feature maps, or pooled frozen features."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.datamodule import ImageDataset
-from lit_fedad.data.feature_cache import FeatureCache
-from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
-from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.content import content_hashes
+from lit_fedad.data.datamodule import ImageDataset, Targets
+from lit_fedad.data.feature_cache import HASHES, FeatureCache
+from lit_fedad.data.frozen_features import FrozenDataset, FrozenFeatures, features_key, frozen_features
+from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet, LabelledTargets
+from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.experiment.frozen_data import cache_folder, frozen_datasets, frozen_encoder, pooled_folder
 from lit_fedad.federation.processes import all_cores
+from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.models.tiles import Backbone, TiledPyramid
 from lit_fedad.report.console import Display
+from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.patches import PatchTask
+from lit_fedad.tasks.representation import Representation
+
+Progress = Callable[[int, int], None]
+
+
+class _Views(NamedTuple):
+    """Views of an image whose features are kept beside those of the image itself.
+
+    Attributes:
+        turns: Rotation of each, in quarter turns.
+        draw: Draws a random view of each image of a batch; None for the images as they are.
+    """
+
+    turns: tuple[int, ...] = ()
+    draw: ContrastiveViews | None = None
+
+
+_TURNED = _Views((1, 2, 3))
+
+
+def frozen_encoder(task: Task) -> FrozenEncoder | None:
+    """Returns the task's frozen encoder; None where its encoder sees pixels."""
+    encoder = getattr(task, "encoder", None)
+    return encoder if isinstance(encoder, FrozenEncoder) else None
+
+
+def cache_folder(config: Config) -> Path:
+    """Returns the folder of frozen features: the configured folder, LIT_FEDAD_CACHE, or the user's cache."""
+    folder = config["cache"]["folder"] or os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad"
+    return Path(folder).expanduser() / "features"
+
+
+def hashes_file(config: Config) -> Path | None:
+    """Returns the file of known hashes of image files; None where nothing is kept."""
+    return cache_folder(config) / HASHES if config["cache"]["enabled"] else None
+
+
+def pooled_folder(config: Config) -> Path | None:
+    """Returns the folder of pooled frozen features; None where nothing is kept."""
+    return cache_folder(config) / "pooled" if config["cache"]["enabled"] else None
+
+
+class _Extractor:
+    """Computes what a task's frozen encoder sees of images, or reads what is known."""
+
+    def __init__(self, task: Task, mean: Sequence[float], std: Sequence[float], folder: Path | None) -> None:
+        encoder = frozen_encoder(task)
+        assert encoder is not None
+        self.encoder, self.folder = encoder, folder
+        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+
+    def of_arrays(self, images: Tensor, views: _Views, progress: Progress) -> FrozenFeatures:
+        """Returns the features of images uint8 [N, C, S, S]."""
+        return self._find(
+            images, (), lambda places: images[places.start : places.stop] / 255, views, progress
+        )
+
+    def of_files(
+        self, samples: Sequence[Sample], transform: ImageTransform, views: _Views, progress: Progress
+    ) -> FrozenFeatures:
+        """Returns the features of image files."""
+        images = ImageDataset(samples, transform)
+        paths = [sample.path for sample in samples]
+        digests = content_hashes(paths, self.folder.parent / HASHES if self.folder else None)
+        return self._find(
+            [digests[path] for path in paths],
+            (transform.fingerprint,),
+            lambda places: (images.__getitems__(places)["image"] * self.std + self.mean).clamp(0, 1),
+            views,
+            progress,
+        )
+
+    def _find(
+        self,
+        images: Tensor | Sequence[bytes],
+        settings: tuple[object, ...],
+        read: Callable[[range], Tensor],
+        views: _Views,
+        progress: Progress,
+    ) -> FrozenFeatures:
+        # A frozen encoder undoes the normalisation: it decides nothing but last digits.
+        settings = (*settings, self.encoder.backbone.fingerprint, self.encoder.size)
+        if not self.encoder.unit_length:
+            settings = (*settings, "of any length")
+        if views.turns:
+            settings = (*settings, views.turns, vars(views.draw) if views.draw else "as they are")
+        file = self.folder and self.folder / f"{features_key(images, *map(str, settings))}.safetensors"
+        draw = views.draw or torch.nn.Identity()
+        return frozen_features(len(images), read, self._encode, draw, views.turns, file or None, progress)
+
+    def _encode(self, pixels: Tensor) -> Tensor:
+        """Computes features on the encoder's device; they come back to the CPU."""
+        normalised = (pixels - self.mean) / self.std
+        return self.encoder.features(normalised.to(self.encoder.pixel_std.device)).cpu()
+
+
+def frozen_datasets(
+    images: LabelledSet | ImageSet,
+    task: Task,
+    transform: ImageTransform,
+    folder: Path | None,
+    fabric: Fabric,
+    display: Display,
+) -> tuple[FrozenDataset, FrozenDataset]:
+    """Computes the features of training and test images, or reads those that are known."""
+    given = images if isinstance(images, LabelledSet) else transform
+    extract = _Extractor(task, given.mean, given.std, folder)
+    extract.encoder.to(fabric.device)
+    learner = task if isinstance(task, Representation) else None
+    scores_turned = learner is not None and learner.scores_turned
+
+    def find(part: str, views: _Views) -> FrozenFeatures:
+        of = "" if not views.turns else ", random views" if views.draw else ", turned"
+        with all_cores(fabric), display.progress(f"Frozen features, {part}{of}") as progress:
+            if isinstance(images, LabelledSet):
+                arrays = images.train_images if part == "training" else images.test_images
+                return extract.of_arrays(arrays, views, progress)
+            samples = images.train if part == "training" else images.test
+            return extract.of_files(samples, transform, views, progress)
+
+    def compute(part: str) -> tuple[FrozenFeatures, Tensor | None]:
+        random = _Views(extract.encoder.turns, learner.draw) if learner and part == "training" else _Views()
+        return find(part, random), find(part, _TURNED).views if scores_turned else None
+
+    def both() -> tuple[tuple[FrozenFeatures, Tensor | None], ...]:
+        return compute("training"), compute("test")
+
+    found = both() if fabric.is_global_zero or folder is None else None
+    fabric.barrier()
+    (train, train_turned), (test, test_turned) = found or both()
+    if isinstance(images, ImageSet):
+        return (
+            FrozenDataset(train, Targets(images.train, transform, with_masks=False), train_turned),
+            FrozenDataset(test, Targets(images.test, transform, images.has_masks), test_turned),
+        )
+    normal = images.normal_classes if isinstance(images, SemanticSet) else None
+    return (
+        FrozenDataset(train, LabelledTargets(images.train_labels, normal), train_turned),
+        FrozenDataset(test, LabelledTargets(images.test_labels, normal), test_turned),
+    )
+
+
+def frozen_public(public: Tensor, task: Contrastive, folder: Path | None) -> Tensor:
+    """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S], which a server keeps instead of them."""
+    mean, std = (values.flatten().tolist() for values in (task.mean, task.std))
+    extract = _Extractor(task, mean, std, folder)
+    return extract.of_arrays(public, _Views(), lambda done, total: None).plain.float()
 
 
 def build_datasets(
@@ -30,22 +188,34 @@ def build_datasets(
     fabric: Fabric,
     display: Display,
 ) -> tuple[Dataset, Dataset]:
-    """Builds the training and the test data set, and computes frozen features that are not yet kept.
-
-    Args:
-        config: The configuration.
-        images: The images.
-        transform: Transform from image files.
-        task: The task.
-        backbone: Its frozen backbone; None for tasks that train on pixels.
-        fabric: Device and processes.
-        display: Shows progress and warnings.
-    """
+    """Builds the training and the test data set, and computes frozen features that are not yet kept."""
     if frozen_encoder(task) is not None:
         return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
     if isinstance(images, LabelledSet):
-        return _labelled_data(images)
-    return _image_data(config, images, transform, task, backbone, fabric, display)
+        parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
+        normal = images.normal_classes if isinstance(images, SemanticSet) else None
+        train, test = (LabelledDataset(*part, images.mean, images.std, normal) for part in parts)
+        return train, test
+    products = task.products if isinstance(task, PatchTask) else ()
+    if backbone is None or not config["cache"]["enabled"]:
+        return (
+            ImageDataset(images.train, transform, products=products),
+            ImageDataset(images.test, transform, with_masks=images.has_masks),
+        )
+    backbone.to(fabric.device)
+    cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
+    samples = (*images.train, *images.test)
+    batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
+    if fabric.is_global_zero:
+        with all_cores(fabric), display.progress("Frozen features") as progress:
+            cache.fill(samples, batch_size, progress, fabric.device)
+    fabric.barrier()
+    if not fabric.is_global_zero:
+        cache.fill(samples, batch_size, device=fabric.device)
+    return (
+        cache.dataset(images.train, products=products),
+        cache.dataset(images.test, with_masks=images.has_masks),
+    )
 
 
 def check_form(config: Config, images: Images) -> None:
@@ -67,40 +237,3 @@ def check_form(config: Config, images: Images) -> None:
             f"image.channels={config['image']['channels']}, but the images of {images.name} have"
             f" {images.channels}; give image.channels={images.channels}"
         )
-
-
-def _labelled_data(images: LabelledSet) -> tuple[Dataset, Dataset]:
-    parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
-    normal = images.normal_classes if isinstance(images, SemanticSet) else None
-    train, test = (LabelledDataset(*part, images.mean, images.std, normal) for part in parts)
-    return train, test
-
-
-def _image_data(
-    config: Config,
-    images: ImageSet,
-    transform: ImageTransform,
-    task: Task,
-    backbone: Backbone | None,
-    fabric: Fabric,
-    display: Display,
-) -> tuple[Dataset, Dataset]:
-    products = task.products if isinstance(task, PatchTask) else ()
-    if backbone is None or not config["cache"]["enabled"]:
-        return (
-            ImageDataset(images.train, transform, products=products),
-            ImageDataset(images.test, transform, with_masks=images.has_masks),
-        )
-    backbone.to(fabric.device)
-    cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
-    samples = (*images.train, *images.test)
-    batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
-    if fabric.is_global_zero:
-        with all_cores(fabric), display.progress("Frozen features") as progress:
-            cache.fill(samples, batch_size, progress, fabric.device)
-    fabric.barrier()
-    if not fabric.is_global_zero:
-        cache.fill(samples, batch_size, device=fabric.device)
-    return cache.dataset(images.train, products=products), cache.dataset(
-        images.test, with_masks=images.has_masks
-    )

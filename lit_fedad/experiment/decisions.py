@@ -54,9 +54,6 @@ def ship(run: Run) -> None:
 
     Writes ``calibration.json``, adds the rates to `Run.rates` and ``decisions`` to ``result.json``, and says where less
     than the usual rate, or none, is promised.
-
-    Args:
-        run: The run, with its calibration, rates and decisions, on the first process.
     """
     run.folder.save_json("calibration.json", run.calibration.to_json())
     shipped = run.decisions[run.alphas[0]]

@@ -15,10 +15,7 @@ _SQLITE = "database or disk is full"
 
 @contextmanager
 def disk_full_in_one_line(folder: Path) -> Iterator[None]:
-    """LocalTransport the errors of a full disk in a block into one line.
-
-    Args:
-        folder: The run's folder.
+    """Turns the errors of a full disk in a block into one line.
 
     Raises:
         UserError: If an error of the block, or the cause of one, is a full disk or a used-up quota.

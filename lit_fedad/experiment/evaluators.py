@@ -35,15 +35,7 @@ IN_THE_PLANE = 500
 def build_evaluator(
     config: Config, data: Data, method: Method, fabric: Fabric, common: bool = True
 ) -> Evaluator:
-    """Builds the evaluator for this kind of images.
-
-    Args:
-        config: The configuration.
-        data: The images.
-        method: The method.
-        fabric: Device and processes.
-        common: Whether all clients are scored on the test images; otherwise these are one client's own.
-    """
+    """Builds the evaluator for this kind of images."""
     images, partition, module = data.images, data.partition, data.module
     loader, pro_limit = module.test_dataloader(), config["evaluation"]["pro_limit"]
     counts, pictures = partition.counts(images), config["evaluation"]["pictures"]
@@ -79,12 +71,6 @@ def build_evaluator(
 
 def shown_images(images: SemanticSet, partition: Partition, seed: int, rounds: int) -> Tensor:
     """Draws the test images that are drawn as points: of classes that a client holds, then anomalies.
-
-    Args:
-        images: The images.
-        partition: Their partition to clients.
-        seed: The run's seed.
-        rounds: Its number of rounds.
 
     Returns:
         Indices [m], ascending in each of the two parts.
@@ -124,13 +110,7 @@ class TestsElsewhere:
 
 
 def build_evaluator_of_answers(config: Config, tests: TestsElsewhere, fabric: Fabric) -> Evaluator:
-    """Builds the evaluator of clients that score test images of their own, and answer with counts.
-
-    Args:
-        config: The configuration.
-        tests: What is known of the test images.
-        fabric: Device and processes.
-    """
+    """Builds the evaluator of clients that score test images of their own, and answer with counts."""
     if tests.classes:
         counts, tested = torch.from_numpy(tests.counts), torch.from_numpy(tests.tested)
         return AccuracyEvaluator(None, counts, fabric, tested, common=False)

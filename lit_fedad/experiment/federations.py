@@ -38,17 +38,8 @@ def build_federation(
 ) -> Federation:
     """Builds the federation of server, clients and evaluator.
 
-    Args:
-        config: The configuration.
-        folder: The run's folder.
-        model: The two sides of the method.
-        data: Training data by client.
-        evaluator: Scores clients.
-        fabric: Device and processes.
-        images: Hash of images and partition, which a checkpoint is resumed with alone; None where they are elsewhere.
-        transport: As in `Federation`.
-        names: What clients are called.
-        key: Secret that noise is drawn from; empty where no round is to come, or this machine draws none.
+    `images` is the hash of images and partition, with which alone a checkpoint is resumed, None where they are
+    elsewhere; `key` the secret that noise is drawn from, empty where no round is to come, or this machine draws none.
     """
     federation = Federation(
         method=model.method,

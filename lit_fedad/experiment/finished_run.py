@@ -15,19 +15,12 @@ from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import LastStages
-from lit_fedad.experiment.build import (
-    Data,
-    Model,
-    build_data,
-    build_images,
-    build_model,
-    build_partition,
-)
+from lit_fedad.experiment.build import Data, Model, build_data, build_images, build_model, build_partition
 from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.datasets import hashes_file
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation
-from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
@@ -42,14 +35,11 @@ class FinishedRun:
     """A run after its last round, on this machine.
 
     Attributes:
-        folder: The run's files.
         result: Content of ``result.json``.
         config: The run's configuration on this machine.
         model: The live client and server.
-        data: The run's images.
         federation: The federation, restored from the last checkpoint.
         fabric: A Fabric of one process.
-        display: Display of messages.
     """
 
     folder: RunFolder
@@ -69,12 +59,6 @@ def reopen(
     version: int | None = 0,
 ) -> FinishedRun:
     """Builds a run's parts as they were at its end, without further rounds.
-
-    Args:
-        run: MLflow run id, or the run's folder.
-        overrides: Values that differ on this machine, such as ``data.root``.
-        callbacks: Callbacks of the federation.
-        version: As for `complete_run`.
 
     Raises:
         UserError: If there is no such complete run, or its data or backbone is not available; also if it is a site's
@@ -129,11 +113,6 @@ def complete_run(
     run: str, overrides: Mapping[str, str] | None, version: int | None = 0
 ) -> tuple[RunFolder, dict[str, Any], Config]:
     """Returns a run's folder and result, and its configuration on this machine.
-
-    Args:
-        run: MLflow run id, or the run's folder.
-        overrides: Values that differ on this machine.
-        version: Number of the version: 0 for the run as it was trained, None for the default.
 
     Raises:
         UserError: If there is no such complete run or version, or an override is not allowed.

@@ -18,10 +18,6 @@ def image_transform(config: Config, task: Task) -> ImageTransform:
 
     Pixels are normalised as the task's frozen backbone expects them; labelled sets have their own mean and deviation,
     and a frozen encoder undoes what its section names.
-
-    Args:
-        config: The configuration.
-        task: The task.
     """
     pooled = isinstance(getattr(task, "encoder", None), FrozenEncoder)
     backbone = None if pooled else getattr(task, "backbone", None)

@@ -32,32 +32,12 @@ from lit_fedad.federation.transport import Transport
 from lit_fedad.report.console import Display
 
 
-class LocalClients:
-    """The clients of this machine (`Participants`)."""
-
-    fabric: Mapping[str, Any] = {}
-
-    @property
-    def callbacks(self) -> Sequence[RunCallback]:
-        """Figures: what draws them is not installed where clients are sites."""
-        from lit_fedad.experiment.figures.history import History
-        from lit_fedad.experiment.figures.predictions import Predictions
-
-        return [History(), Predictions()]
-
-    def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
-        """Builds all parts of a run; see `Participants.build`."""
-        return build_run(fabric, config, display)
-
-    def judge(self, run: Run) -> None:
-        """Judges decisions about the common test images; see `Participants.judge`."""
-        judge(run)
-        if found := alone(run):
-            run.extras["alone"] = found
-
-
 def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
-    """Builds all parts of a run whose images are here; see `Participants.build`."""
+    """Builds all parts of a run whose images are here, on a launched Fabric.
+
+    Raises:
+        UserError: If the input is invalid.
+    """
     images = build_images(config)
     partition = build_partition(config, images)
     public = build_public(config, images)
@@ -100,3 +80,32 @@ def workers(config: Config, fabric: Fabric) -> Callable[[LocalTransport], Transp
         )
     simulation: Simulation = call(Simulation, settings, "simulation")
     return partial(RayTransport, config, simulation, build_run)
+
+
+class Participants:
+    """The clients of a run: those of this machine, or what a subclass makes of it.
+
+    Attributes:
+        fabric: Settings of ``fabric`` that these clients ask for.
+    """
+
+    fabric: Mapping[str, Any] = {}
+    build = staticmethod(build_run)
+
+    @property
+    def callbacks(self) -> Sequence[RunCallback]:
+        """Callbacks of runs with these clients: figures, what draws them is not installed where clients are sites."""
+        from lit_fedad.experiment.figures.history import History
+        from lit_fedad.experiment.figures.predictions import Predictions
+
+        return [History(), Predictions()]
+
+    def judge(self, run: Run) -> None:
+        """Calibrates a run's decisions after its last round, and judges them: sets `Run.calibration` and what follows.
+
+        Raises:
+            UserError: If no client answers.
+        """
+        judge(run)
+        if found := alone(run):
+            run.extras["alone"] = found

@@ -19,11 +19,6 @@ def announce(folder: Path, name: str, content: bytes) -> None:
 
     The file that it replaces stays listed until the next one: a kill between the two leaves no file unknown.
 
-    Args:
-        folder: The run's folder.
-        name: Name of the file.
-        content: What will be written.
-
     Raises:
         UserError: If the manifest cannot be read.
         OSError: If it cannot be written.
@@ -41,12 +36,6 @@ def announce(folder: Path, name: str, content: bytes) -> None:
 
 def check(folder: Path, name: str, content: bytes, advice: str) -> None:
     """Compares a file with the manifest.
-
-    Args:
-        folder: The run's folder.
-        name: Name of the file.
-        content: Its content.
-        advice: What to do if it was changed.
 
     Raises:
         UserError: If the file is not as the run wrote it, or the manifest is missing or cannot be read.

@@ -64,12 +64,6 @@ class RayTransport(LocalTransport):
     the client's bytes and its new state come back. A `LocalTransport` plays the exchange there, so digits are those of
     one process with as many threads. A worker that ends, with its machine or alone, is a failure of the client that it
     played; it is started again wherever there is room, and plays no client until it is there.
-
-    Args:
-        config: The run's configuration.
-        simulation: The workers.
-        build: Builds the run's parts in a worker; a function of a module.
-        here: The transport to clients of this process.
     """
 
     def __init__(self, config: Config, simulation: Simulation, build: Builder, here: LocalTransport) -> None:
@@ -172,8 +166,6 @@ class Worker:
     """A process that plays any client, one at a time.
 
     Args:
-        config: The run's configuration.
-        build: Builds the run's parts.
         threads: Threads of torch, as in the process that asks: sums round alike.
     """
 
@@ -192,17 +184,7 @@ class Worker:
     def play(
         self, context: Context, blob: bytes, state: State, scored: bool
     ) -> tuple[ClientResult | None, str | None, State | None]:
-        """Plays an exchange with one client.
-
-        Args:
-            context: Round, exchange, client and stage.
-            blob: The server's message.
-            state: The client's personal state.
-            scored: Whether it is scored with the weights that it has trained.
-
-        Returns:
-            The result or the cause of the failure, and the new state where there is one.
-        """
+        """Plays an exchange with one client."""
         assert context.client is not None
         number = context.client
         self.transport.pool = ClientPool(state, Path(self.folder.name))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.fabric import Fabric
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predictions import Predicted
-from lit_fedad.experiment.build import Data, Model
+from lit_fedad.experiment.build import Data, Model, RunData
 from lit_fedad.experiment.calibration import alphas
-from lit_fedad.experiment.run_data import RunData
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
@@ -27,12 +26,8 @@ class Run:
     """All parts of a run, in one process.
 
     Attributes:
-        config: The run's configuration.
-        folder: The run's files.
         model: Backbone, task, client and server.
         data: The data of all clients.
-        federation: The round loop.
-        fabric: Device, precision and processes.
         display: Output for the user; quiet in processes other than the first.
         calibration: Calibration scores by client, after the last round of an anomaly task; on the first process only.
         predictions: Predictions of the test images by client, likewise.
@@ -89,34 +84,3 @@ class RunCallback(FederationCallback):
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Receives the error when the run ends early, whatever the cause."""
-
-
-class Participants(Protocol):
-    """The clients of a run: in the processes of one Fabric, or at their sites."""
-
-    @property
-    def fabric(self) -> Mapping[str, Any]:
-        """Settings of ``fabric`` that these clients ask for."""
-
-    @property
-    def callbacks(self) -> Sequence[RunCallback]:
-        """Callbacks of runs with these clients."""
-
-    def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
-        """Builds all parts of a run.
-
-        Args:
-            fabric: A launched Fabric.
-            config: The configuration.
-            display: Output of progress and warnings.
-
-        Raises:
-            UserError: If the input is invalid, or a client cannot be reached.
-        """
-
-    def judge(self, run: Run) -> None:
-        """Calibrates a run's decisions after its last round, and judges them: sets `Run.calibration` and what follows.
-
-        Raises:
-            UserError: If no client answers.
-        """

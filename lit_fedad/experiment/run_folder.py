@@ -55,11 +55,7 @@ _ATTACK = "remove it, and attack the run again"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run.
-
-    Attributes:
-        path: The folder.
-    """
+    """The files of one run; `UserError` is raised where one cannot be read, or was changed."""
 
     path: Path
 
@@ -85,9 +81,6 @@ class RunFolder:
     @classmethod
     def find(cls, run: str) -> RunFolder:
         """Finds the folder of a finished or begun run.
-
-        Args:
-            run: Its path, or its MLflow run id.
 
         Raises:
             UserError: If there is no such run, or another version wrote it.
@@ -179,19 +172,11 @@ class RunFolder:
         self._write("config.yaml", yaml.safe_dump({"format": _FORMAT, **redacted(config)}, sort_keys=False))
 
     def result(self) -> dict[str, Any] | None:
-        """Reads the result of a complete run; None for a run that is not complete.
-
-        Raises:
-            UserError: If the file cannot be read, or was changed.
-        """
+        """Reads the result of a complete run; None for a run that is not complete."""
         return self._read_json("result.json") if _there(self.path / "result.json") else None
 
     def calibration(self) -> Calibration:
-        """Reads the calibration scores of a complete run.
-
-        Raises:
-            UserError: If the file cannot be read, or was changed.
-        """
+        """Reads the calibration scores of a complete run."""
         try:
             read = Calibration.from_json(self._read_json("calibration.json"))
         except UserError as error:
@@ -200,28 +185,16 @@ class RunFolder:
         return replace(read, names=ClientNames.of(self.result() or {}))
 
     def alpha(self) -> Alpha:
-        """Reads the rate of false alarms that the run promises.
-
-        Raises:
-            UserError: If the configuration cannot be read, or was changed.
-        """
+        """Reads the rate of false alarms that the run promises."""
         return alphas(self.config())[0]
 
     def attacks(self) -> dict[str, dict[str, Any]]:
-        """Reads what attacks on the run have found, by the name of the attack.
-
-        Raises:
-            UserError: If one of their files cannot be read.
-        """
+        """Reads what attacks on the run have found, by the name of the attack."""
         files = sorted((self.path / "privacy").glob("*.json"))
         return {path.stem: _object(path, _ATTACK)[1] for path in files}
 
     def additions(self) -> list[Addition]:
-        """Reads the images that came after the run was complete; none where it was not updated.
-
-        Raises:
-            UserError: If the file cannot be read, or was changed.
-        """
+        """Reads the images that came after the run was complete; none where it was not updated."""
         if not _there(self.path / "additions.json"):
             return []
         content = self._read_json("additions.json")
@@ -277,11 +250,7 @@ class RunFolder:
         return folder
 
     def default_version(self) -> int:
-        """Reads the number of the version that commands use; 0 until another is chosen.
-
-        Raises:
-            UserError: If the file that names it cannot be read.
-        """
+        """Reads the number of the version that commands use; 0 until another is chosen."""
         if not _there(self.path / _DEFAULT):
             return 0
         number = _object(self.path / _DEFAULT, "remove it, and choose a version anew")[1].get("default")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,21 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import build_images
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.datasets import hashes_file
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
-from lit_fedad.experiment.frozen_data import hashes_file
-from lit_fedad.experiment.local_clients import LocalClients
+from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.lock import launches
-from lit_fedad.experiment.run import Participants, Run
+from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.summary import summarise_run
 from lit_fedad.experiment.track import Tracking
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.processes import launch, make_fabric
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.processes import gather, launched, make_fabric
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.report.console import Display, plain_warnings
 
-_HERE = LocalClients()
+_HERE = Participants()
 
 
 def train(
@@ -43,9 +44,6 @@ def train(
         participants: Its clients.
         quiet: Whether only warnings are printed.
         callbacks: Callbacks (`RunCallback`) in addition to those of the configuration; may raise `RunStoppedError`.
-
-    Returns:
-        The content of ``result.json``.
 
     Raises:
         UserError: If the input is invalid, another command is at work in the folder, the disk is full, or a client
@@ -68,7 +66,7 @@ def train(
             chosen = [build(node) for node in config["callbacks"].values()]
             hooks = [Console(), *participants.callbacks, *chosen, Tracking(), *callbacks]
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
-            launch(call(make_fabric, settings, "fabric"), _play, config, participants, quiet)
+            launched(call(make_fabric, settings, "fabric"), _play)(config, participants, quiet)
         else:
             _compare_images(config, folder.path, display)
             display.note(f"complete already; fresh=true runs it anew: {folder.path}")
@@ -111,19 +109,79 @@ def _play(fabric: Fabric, config: Config, participants: Participants, quiet: boo
 
 
 def conclude(run: Run, participants: Participants = _HERE) -> None:
-    """Calibrates and judges a run's decisions after its last round, and writes its result.
-
-    Args:
-        run: The run, in every process.
-        participants: Its clients.
-    """
+    """Calibrates and judges a run's decisions after its last round, and writes its result."""
     fabric = run.fabric
     if run.model.task.kind == "anomaly":
         participants.judge(run)
     fabric.call("on_rounds_end", run)
-    peaks = run.federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    peaks = gather(fabric, {fabric.global_rank: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
     if fabric.is_global_zero:
-        result = summarise_run(run, max(peaks))
+        result = summarise_run(run, max(peaks.values()))
         run.folder.save_json("result.json", result)
         (run.folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
         fabric.call("on_run_end", run, result)
+
+
+def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
+    """Summarises a run after its last round."""
+    config = run.config
+    return {
+        "method": config["method"]["name"],
+        "task": type(run.model.task).__name__,
+        **run.data.section(config),
+        "models_stay": not run.federation.evaluator.common and not run.model.client.predictors.shared,
+        "backbone": run.model.provenance,
+        "seed": config["seed"],
+        "rounds": config["rounds"],
+        "milestones": sorted(run.data.module.milestones),
+        **summarise_history(run.federation, run.rates),
+        "peak_rss_bytes": peak_rss_bytes,
+        "config": config,
+        "tracking_run_id": None,
+        "privacy": None,
+        "differential_privacy": run.federation.privacy,
+        **run.extras,
+    }
+
+
+def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[str, Any]:
+    """Summarises the rounds of a federation: metrics of the first, last and best, traffic, scalars, failures."""
+    history, names = federation.history, federation.evaluator.metrics
+    evaluated = [report for report in history if report.metrics is not None]
+
+    def first_metric(report: RoundReport) -> float:
+        value: float = (report.metrics or {})[names[0]]["mean"]
+        return value if value == value else float("-inf")
+
+    undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
+
+    def metrics_of(report: RoundReport) -> dict[str, Any]:
+        return {"round": report.round} | {name: (report.metrics or {}).get(name, undefined) for name in names}
+
+    constants = {report.round: federation.evaluator.constants(report.round) for report in evaluated}
+    return {
+        "first": metrics_of(evaluated[0]),
+        "last": {**metrics_of(evaluated[-1]), **rates},
+        "best": metrics_of(max(evaluated, key=first_metric)),
+        "exchanges": [r.round for r in history],
+        "exchange_names": [r.exchange for r in history],
+        "bytes_up": [sum(r.bytes_up.values()) for r in history],
+        "bytes_down": [sum(r.bytes_down.values()) for r in history],
+        "elements_up": [sum(r.elements_up.values()) for r in history],
+        "seconds_per_round": [r.seconds for r in history],
+        "scalars": [r.scalars for r in history],
+        "client_losses": [
+            {str(client): own["loss"] for client, own in r.per_client.items() if "loss" in own}
+            for r in history
+        ],
+        "metrics": {
+            r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
+        },
+        "constants": {
+            name: {round: own[name] for round, own in constants.items()}
+            for name in constants[evaluated[-1].round]
+        },
+        "failures": {r.round: r.failures for r in history if r.failures},
+        "unscored": {r.round: r.unscored for r in history if r.unscored},
+        "refused": {r.round: r.refused for r in history if r.refused},
+    }

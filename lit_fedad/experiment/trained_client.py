@@ -18,9 +18,9 @@ from lit_fedad.core.files import atomic, sha256
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.federations import open_checkpoints
 from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.client_pool import ClientPool, State, detached
 from lit_fedad.federation.client_runner import ClientRunner
-from lit_fedad.federation.state_file import read_state, write_state
 
 OWN_CLIENT = "client.pt"
 """File in which a site keeps its client, in the folder of its own detector."""
@@ -31,10 +31,7 @@ class TrainedClient:
     """What a client predicts with.
 
     Attributes:
-        round: Round of the message.
         exchange: Index of the message's exchange in its round.
-        blob: The server's message, serialised.
-        state: The client's personal state.
     """
 
     round: int
@@ -68,13 +65,7 @@ def load_client(
 ) -> None:
     """Loads a trained client into the live client, without images.
 
-    Args:
-        model: The live client and server.
-        folder: The run's folder.
-        config: The run's configuration.
-        number: Client number.
-        fabric: Device of the client.
-        own: SHA-256 of `OWN_CLIENT` in a site's folder; None for a run with checkpoints.
+    `own` is the SHA-256 of `OWN_CLIENT` in a site's folder, None for a run with checkpoints.
 
     Raises:
         UserError: If the run has no complete round, or a file does not fit its method.

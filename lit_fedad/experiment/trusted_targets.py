@@ -46,10 +46,6 @@ def check_targets(config: Mapping[str, Any], path: Path) -> None:
     Allowed are those that the packaged configuration names, classes of this package that only compute, modules
     and optimisers of torch, torchvision and timm, and what lies in a package that ``LIT_FEDAD_PACKAGES`` names.
 
-    Args:
-        config: The configuration.
-        path: Its file, for the message.
-
     Raises:
         UserError: If another one is named.
     """

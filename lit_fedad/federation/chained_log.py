@@ -19,9 +19,6 @@ class ChainedLog:
     """A log whose lines cannot be changed, taken out or put in without notice.
 
     Lines that are taken away at the end are missed by who wrote down the last hash.
-
-    Args:
-        file: The file; absent before the first line.
     """
 
     def __init__(self, file: Path) -> None:
@@ -49,17 +46,15 @@ class ChainedLog:
     def append(self, **content: Any) -> dict[str, Any]:
         """Writes a line; it is on disk when this returns.
 
-        Args:
-            **content: Its content, beside number, time and hashes.
-
-        Returns:
-            The line.
-
         Raises:
             UserError: If an earlier line was changed, or nothing can be written.
         """
         before = self.entries()
-        line: dict[str, Any] = {"entry": len(before) + 1, "time": _now(), **content}
+        line: dict[str, Any] = {
+            "entry": len(before) + 1,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **content,
+        }
         line["before"] = before[-1]["hash"] if before else _BEGIN
         line["hash"] = _hash(line)
         try:
@@ -98,7 +93,3 @@ class ChainedLog:
 def _hash(line: dict[str, Any]) -> str:
     text = json.dumps({name: value for name, value in line.items() if name != "hash"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,4 +1,4 @@
-"""Checkpoints that are either complete or absent."""
+"""Checkpoints that are either complete or absent, of files that are read as data alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,65 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256, sync
-from lit_fedad.core.stored_files import stored_text
+from lit_fedad.core.stored_files import check_stored, stored_text
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.federation.state_file import read_state, write_state
+
+_ADVICE = "restore it from a copy, or begin anew with fresh=true"
+
+
+def write_state(state: Any, path: Path) -> None:
+    """Writes a nested state of tensors, numbers, texts and containers.
+
+    Raises:
+        UserError: If the state holds an object that `read_state` would refuse.
+        OSError: If the file cannot be written.
+    """
+    try:
+        # Given a path, torch hides the cause of a failure: a full disk looks like a bug.
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
+    if refused := torch.serialization.get_unsafe_globals_in_checkpoint(str(path)):
+        raise UserError(
+            f"{path}: a {refused[0]} is kept, which could not be read again; keep tensors, numbers, texts, lists and"
+            " dictionaries, or give its class to torch.serialization.add_safe_globals"
+        )
+
+
+def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> Any:
+    """Reads a state that `write_state` wrote; runs no code that the file may name.
+
+    The file must have the SHA-256 `digest`, unless that is None; `advice` says what to do where it cannot be read.
+
+    Returns:
+        The state, tensors on the CPU.
+
+    Raises:
+        UserError: If the file is missing, was changed, or holds something else.
+    """
+    try:
+        check_stored(path)
+        if digest is not None and sha256(path) != digest:
+            raise UserError(f"{path}: changed since it was written; {advice}")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file fails in zipfile, pickle, struct or torch
+        raise UserError(f"{path}: cannot be read ({_cause(error)}); {advice}") from error
+
+
+def _cause(error: Exception) -> str:
+    """Returns the first sentence of an error: torch's own advice is to read the file without protection."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.partition(". ")[0][:160]
+
 
 _SERVER, _META = "server.pt", "meta.json"
 _FIRST = 100_000  # so that names sort as rounds do, also those of set-up
@@ -58,13 +112,6 @@ class Checkpoints:
     def commit(self, round: int, state: dict[str, Any]) -> Path:
         """Writes the server's state beside the files of the other processes and completes the checkpoint.
 
-        Args:
-            round: Round that the checkpoint follows.
-            state: Server state and history.
-
-        Returns:
-            The checkpoint's folder.
-
         Raises:
             UserError: If the state holds an object that could not be read again.
         """
@@ -79,12 +126,6 @@ class Checkpoints:
 
     def adopt(self, other: Checkpoints) -> tuple[Path, dict[str, Any]]:
         """Takes over the last checkpoint of another run, under this run's configuration and images.
-
-        Args:
-            other: The other run's checkpoints.
-
-        Returns:
-            The new checkpoint's folder, and the state that `load` returns.
 
         Raises:
             UserError: As `load`, or if there is none.
@@ -126,9 +167,6 @@ class Checkpoints:
     def load(self, path: Path) -> tuple[int, dict[str, Any]]:
         """Loads the server's state of a checkpoint.
 
-        Args:
-            path: The checkpoint's folder.
-
         Returns:
             The round that the checkpoint follows, and the state given to `commit`.
 
@@ -152,9 +190,6 @@ class Checkpoints:
     def check_images(self, path: Path) -> None:
         """Refuses a checkpoint of other images.
 
-        Args:
-            path: The checkpoint's folder.
-
         Raises:
             UserError: It was written with other images, or with another partition of them.
         """
@@ -171,9 +206,6 @@ class Checkpoints:
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Reads what a checkpoint says of itself: round, identity, images, and SHA-256 by name of file.
-
-    Args:
-        path: The checkpoint's folder.
 
     Raises:
         UserError: If it cannot be read, or the folder does not hold exactly the files that it names.

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.core.bounds import at_least
-from lit_fedad.federation.checkpoint import read_meta
-from lit_fedad.federation.state_file import read_state, write_state
+from lit_fedad.federation.checkpoint import read_meta, read_state, write_state
 
 State = dict[str, Any]
 
@@ -145,16 +144,14 @@ class ClientPool:
         self._files[name] = path
 
     def save(self, folder: Path, previous: Path | None) -> None:
-        """Writes every state to a checkpoint; unchanged states are linked from the previous one.
-
-        Args:
-            folder: The checkpoint being written.
-            previous: The last complete checkpoint.
-        """
+        """Writes every state to a checkpoint; unchanged states are linked from the previous one."""
         there = {path.name for path in previous.iterdir()} if previous else set()
         for name in sorted({*self._memory, *self._files}):
             if name not in self._unsaved and previous and name in there:
-                _link(previous / name, folder / name)
+                try:
+                    os.link(previous / name, folder / name)
+                except OSError:  # the file system knows no hard links
+                    shutil.copyfile(previous / name, folder / name)
             elif name in self._memory:
                 write_state(self._memory[name], folder / name)
             else:
@@ -163,10 +160,6 @@ class ClientPool:
 
     def restore(self, folder: Path, clients: set[int]) -> None:
         """Loads the states of some clients from a checkpoint.
-
-        Args:
-            folder: A complete checkpoint.
-            clients: The clients of this process.
 
         Raises:
             UserError: If the file of one of them is missing or was changed.
@@ -185,11 +178,3 @@ def _name(client: int) -> str:
 
 def _held_name(client: int) -> str:
     return f"held_{client:05d}.pt"
-
-
-def _link(file: Path, link: Path) -> None:
-    """Links a file, or copies it where the file system knows no hard links."""
-    try:
-        os.link(file, link)
-    except OSError:
-        shutil.copyfile(file, link)

@@ -1,15 +1,15 @@
-"""The exchanges of a federation whose uploads the server receives one by one."""
+"""How the server sends its messages to clients, and collects what they send back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client, Context, Exchange, Server, Update
+from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Server, Update
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Link
@@ -32,7 +32,6 @@ class Sender:
         server: The method's server, which sends from the first process.
         client: The live client, for declared forms.
         link: The link from the server to clients.
-        fabric: The processes.
     """
 
     server: Server
@@ -45,20 +44,21 @@ class Sender:
         """Forgets what was packed, as the server's state has changed."""
         self._packed.clear()
 
-    def messages(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
+    def messages(self, exchange: Exchange, clients: Collection[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client on the first process, for every process.
 
         Raises:
             UserError: On every process, if a message differs from its declared form.
         """
-        return on_first(self.fabric, lambda: self._messages(exchange, list(clients), context))
 
-    def _messages(self, exchange: Exchange, clients: list[int], context: Context) -> dict[int, bytes]:
-        key = (context.round, context.exchange, type(exchange), exchange.name)
-        known = self._packed.setdefault(key, {})
-        if missing := [client for client in clients if client not in known]:
-            known |= self.pack(exchange, missing, context)
-        return {client: known[client] for client in clients}
+        def packed() -> dict[int, bytes]:
+            key = (context.round, context.exchange, type(exchange), exchange.name)
+            known = self._packed.setdefault(key, {})
+            if missing := [client for client in clients if client not in known]:
+                known |= self.pack(exchange, missing, context)
+            return {client: known[client] for client in clients}
+
+        return on_first(self.fabric, packed)
 
     def pack(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client; equal messages are serialised once."""
@@ -80,40 +80,9 @@ Collected = tuple[dict[int, Update], dict[int, ClientResult]]
 """Updates to merge, and the results of the clients behind them, on the first process."""
 
 
-@dataclass(frozen=True)
-class Cohort:
-    """What is known of the clients that an exchange is played with.
-
-    Attributes:
-        sizes: Training images by client.
-        spares: Clients that take the place of those that fail, in this order.
-        scored: Returns who of some clients is scored directly after training.
-    """
-
-    sizes: Mapping[int, int]
-    spares: list[int]
-    scored: Callable[[list[int]], set[int]]
-
-
-class Collector(Protocol):
-    """A way of collecting the uploads of an exchange: one by one (`Collecting`), or as a sum alone."""
-
-    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
-        """Plays an exchange with the round's clients; see `Collecting.collect`."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class Collecting:
-    """The collector of single uploads.
-
-    Attributes:
-        sender: Sends the server's messages.
-        transport: The way to clients.
-        receiver: Checks what they send.
-        sampler: The policy for failures.
-        names: What clients are called.
-        fabric: The processes.
-    """
+    """The server's way to clients and back, by which each upload is received for itself."""
 
     sender: Sender
     transport: Transport
@@ -122,28 +91,38 @@ class Collecting:
     names: ClientNames
     fabric: Fabric
 
-    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
+    def collect(
+        self,
+        exchange: Exchange,
+        context: Context,
+        report: RoundReport,
+        sizes: Mapping[int, int],
+        spares: list[int],
+        scored: Callable[[list[int]], set[int]],
+    ) -> Collected:
         """Plays an exchange with the round's clients.
 
         Args:
             exchange: The exchange.
             context: Its round and index.
             report: Has the clients; takes failures and bytes.
-            cohort: What is known of clients.
+            sizes: Training images by client.
+            spares: Clients that take the place of those that fail, in this order.
+            scored: Returns who of some clients is scored directly after training.
 
         Raises:
             UserError: If a client fails and the policy is to stop.
         """
-        wanted, playing, spares = len(report.participants), report.participants, cohort.spares
+        wanted, playing = len(report.participants), report.participants
         updates: dict[int, Update] = {}
         results: dict[int, ClientResult] = {}
         while playing:
             blobs = self.sender.messages(exchange, playing, context)
             add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-            outcome = self.transport.play(exchange, context, blobs, cohort.scored(playing))
+            outcome = self.transport.play(exchange, context, blobs, scored(playing))
             results |= outcome.values
             # The policy is applied on the first process, but a run that it ends must end all processes.
-            on_first(self.fabric, partial(self._receive, exchange, outcome, report, cohort.sizes, updates))
+            on_first(self.fabric, partial(self._receive, exchange, outcome, report, sizes, updates))
             missing = self.fabric.broadcast(wanted - len(updates))
             playing, spares = sorted(spares[:missing]), spares[missing:]
         return updates, results
@@ -164,3 +143,38 @@ class Collecting:
                 report.refuse({client: str(error)})
         self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
         report.fail(outcome.failures)
+
+    def catch_up(
+        self, exchanges: Exchanges, context: Context, holders: Sequence[int], history: Sequence[RoundReport]
+    ) -> dict[int, str]:
+        """Has clients do what later rounds need of the exchanges before round 1 that they were not in.
+
+        Afterwards all holders of images take part but those that fail in it, which try again before the next round.
+        Reports of the exchanges take the clients that have caught up.
+
+        Returns:
+            Causes by client that failed, in every process.
+
+        Raises:
+            UserError: If the policy for failures is to stop.
+        """
+        failed: dict[int, str] = {}
+        played = [report for report in history if report.round <= 0]
+        there = {report.round: {*report.participants, *report.refused} for report in played}
+        # The first process alone has the history of this command.
+        for round, known in self.fabric.broadcast(there).items():
+            exchange, past = exchanges.of_round(round)[0], replace(context, round=round)
+            late = [client for client in holders if client not in {*known, *failed}]
+            if not late or exchange.joining != "play":
+                continue
+            self.sender.server.context = past
+            blobs = self.sender.messages(exchange, late, past)
+            outcome = self.transport.play(exchange, past, blobs, ())
+            self.sender.forget()
+            done, causes = self.fabric.broadcast((list(outcome.values), outcome.failures))
+            self.transport.settle(done)
+            failed |= causes
+            for report in played:
+                report.participants += done if report.round == round else []
+        on_first(self.fabric, partial(self.sampler.check_failures, self.names.titled(failed), context.round))
+        return failed

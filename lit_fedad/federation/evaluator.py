@@ -1,31 +1,75 @@
-"""Evaluators score clients, so that the federation does not depend on data formats and metrics."""
+"""What a federation asks its clients, and how answers score them: it depends on no data format and no metric."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client, Exchanges
-from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.contracts import Client, Exchanges, Message, MessageSpec
+from lit_fedad.contracts.disclosure import Discloses, Disclosures
 from lit_fedad.federation.round_report import RoundReport
 
 T = TypeVar("T")
 
 
-class QueriedFederation(Protocol):
-    """The part of a federation that evaluators and figures use.
+class ClientQuery(Discloses, Generic[T]):
+    """A query that every client answers with its live model, where its images are.
+
+    In one process the answer is the returned value. A client on another machine builds the query from its own
+    configuration: only the query's name and its numbers cross, and the answer as a message of a declared form.
 
     Attributes:
-        client: The live client.
-        clients: All clients that hold images.
-        exchanges: What clients and server exchange.
-        fabric: Device, precision and processes.
-        rounds: Training rounds T.
-        history: One report per round so far; complete on the first process only.
+        name: Name, the same on both sides.
+        numbers: Numbers that are part of the query, by name.
+        local: Whether the answer has no declared form. Clients on other machines are not asked such a query.
+        discloses: What the answer tells of a client's images. A class that overrides `pack` says it anew.
     """
+
+    sends = "pack"
+    name: str
+    numbers: Mapping[str, float] = {}
+    local: bool = False
+    discloses: Disclosures = ()
+
+    def __call__(self, client: Client, number: int) -> T:
+        """Answers with the live client."""
+        raise NotImplementedError
+
+    def pack(self, answer: T) -> Message:
+        """Returns an answer as a message."""
+        raise NotImplementedError
+
+    def spec(self) -> MessageSpec:
+        """Declares the form of the message."""
+        raise NotImplementedError
+
+    def unpack(self, message: Message) -> T:
+        """Builds an answer from a message of the declared form.
+
+        Raises:
+            UserError: If it says what no answer can.
+        """
+        raise NotImplementedError
+
+
+class LocalQuery(ClientQuery[T]):
+    """A query whose answer stays in the federation's processes, such as tensors for a figure."""
+
+    local = True
+
+    def __init__(self, name: str, answer: Callable[[Client, int], T]) -> None:
+        self.name, self._answer = name, answer
+
+    def __call__(self, client: Client, number: int) -> T:
+        """Answers with the live client."""
+        return self._answer(client, number)
+
+
+class QueriedFederation(Protocol):
+    """The part of a `lit_fedad.federation.loop.Federation` that evaluators and figures use."""
 
     client: Client
     clients: list[int]
@@ -54,7 +98,6 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        metrics: Metrics by name.
         trained: New value of the round's `RoundReport.trained`; None leaves it unchanged.
         predictions: Predictions of the test images by client (`Evaluator.predicted`).
     """
@@ -93,10 +136,6 @@ class Evaluator(ClientQuery[Any]):
     def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
         """Computes the metrics after a round.
 
-        Args:
-            federation: The federation.
-            round: The last finished round.
-
         Returns:
             The evaluation; None on all processes but the first.
         """
@@ -113,12 +152,7 @@ class Evaluator(ClientQuery[Any]):
         return self.score(client, number)
 
     def score(self, client: Client, number: int) -> Any:
-        """Computes the metric state of one client, from which `summarise` computes metrics.
-
-        Args:
-            client: The live client.
-            number: Client number.
-        """
+        """Computes the metric state of one client, from which `summarise` computes metrics."""
         raise NotImplementedError
 
     def predicted(self, answer: Any) -> Any:

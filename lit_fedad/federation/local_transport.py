@@ -18,9 +18,8 @@ from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner, Mask, pose_client
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import ClientQuery, Evaluator
 from lit_fedad.federation.processes import gather
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 
@@ -34,10 +33,6 @@ def deadline(seconds: float | None, who: str) -> Iterator[None]:
 
     A block that runs Python code, sleeps or waits for a file is interrupted. A block that hangs in compiled code cannot
     be: its process is ended, and with it the run, which continues from its last checkpoint when it is started again.
-
-    Args:
-        seconds: Wall-clock time; None for no limit.
-        who: Who is limited, such as ``"client 3"``.
 
     Raises:
         UserError: In the block, at the deadline; or at once, where there are no alarms (outside the main thread, on
@@ -95,11 +90,6 @@ class LocalTransport:
     """The transport to clients that one live object plays, their states in a pool.
 
     Args:
-        runner: Plays the live client.
-        data: Training data by client.
-        pool: States of the clients of this process.
-        mine: Clients of this process.
-        evaluator: Scores clients directly after training.
         skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
         limit: Longest time of a client in seconds; None for no limit.
 

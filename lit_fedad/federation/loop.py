@@ -11,15 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import (
-    Client,
-    Context,
-    Exchange,
-    Message,
-    Method,
-    Update,
-    senders,
-)
+from lit_fedad.contracts import Client, Context, Exchange, Message, Method, Update, senders
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
@@ -27,13 +19,11 @@ from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
 from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.client_query import ClientQuery, LocalQuery
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner
-from lit_fedad.federation.collecting import Cohort, Collecting, Collector, Sender
-from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.joining import catch_up
+from lit_fedad.federation.collecting import Collecting, Sender
+from lit_fedad.federation.evaluator import ClientQuery, Evaluator, LocalQuery
 from lit_fedad.federation.local_transport import LocalTransport
-from lit_fedad.federation.processes import all_cores, gather, on_first, shard
+from lit_fedad.federation.processes import all_cores, on_first, shard
 from lit_fedad.federation.receiver import Receiver, Robust
 from lit_fedad.federation.round_report import Budget, RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
@@ -47,13 +37,7 @@ class Federation:
 
     Args:
         method: The method; its client is one live object for all clients of this process.
-        data: Training data by client.
-        evaluator: Scores clients.
         fabric: A launched Fabric; its callbacks may implement the hooks of `FederationCallback`.
-        rounds: Training rounds T.
-        seed: The experiment's seed.
-        checkpoints: Store of the run's state.
-        pool: Store of the clients' personal states.
         sampler: Samples the clients of a round, and accepts or rejects a round with failures.
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
@@ -111,7 +95,7 @@ class Federation:
         here = LocalTransport(self.runner, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline)
         self.transport = transport(here) if transport else here
         self.collecting = Collecting(self.sender, self.transport, self.receiver, sampler, names, fabric)
-        self.summing: Collector | None = None
+        self.summing: Collecting | None = None
         self.plan: Budget | None = None
         self.history: list[RoundReport] = []
         self._predictions: tuple[int | None, Mapping[int, Any]] = None, {}
@@ -146,9 +130,7 @@ class Federation:
         context = Context(self.seed, round)
         failed: dict[int, str] = {}
         if round > 0 and self.joinable:
-            failed = catch_up(
-                self.collecting, self.exchanges, self.server, context, self.holders, self.history
-            )
+            failed = self.collecting.catch_up(self.exchanges, context, self.holders, self.history)
             self.clients = [client for client in self.holders if client not in failed]
         self.server.context = context
         exchanges = self.exchanges.of_round(round)
@@ -157,8 +139,23 @@ class Federation:
             on_first(self.fabric, lambda: plan.check(self.released + noised_sums, f"round {round}"))
         report = RoundReport(round, exchanges[0].name, self.sampler.sample(self.clients, context))
         report.fail(failed)
+        sizes = self.data.at(round).sizes
         for number, exchange in enumerate(exchanges):
-            self._exchange(exchange, replace(context, exchange=number), report)
+            # Clients that fail in one exchange are left out of the round's later ones.
+            here = replace(context, exchange=number)
+            self.server.context = here
+            spares = self.sampler.spares(self.clients, here) if number == 0 else []
+            scored = partial(self._scored, exchange, here)
+            collecting = (
+                self.summing if self.summing and exchange.upload_spec(self.client) else self.collecting
+            )
+            updates, results = collecting.collect(exchange, here, report, sizes, spares, scored)
+            counted = on_first(self.fabric, partial(self._merge, exchange, here, report, updates, results))
+            self.sender.forget()
+            self.transport.settle(counted)
+            report.participants = self.fabric.broadcast(report.participants)
+        if round <= 0:
+            self._leave_out(self.fabric.broadcast(report.failures))
         report.noised_sums = noised_sums
         if self.fabric.is_global_zero:
             report.scalars.update(self.server.diagnostics())
@@ -241,10 +238,6 @@ class Federation:
         """What is spent of the budget of privacy (`Plan.summary`); None where nothing is noised."""
         return None if self.plan is None else self.plan.summary(self.released)
 
-    def over_processes(self, value: T) -> list[T]:
-        """Gathers the value of every process in a list on the first process; empty on the others."""
-        return list(gather(self.fabric, {self.fabric.global_rank: value}).values())
-
     def resume(self) -> int:
         """Restores the last checkpoint, if there is one.
 
@@ -279,21 +272,6 @@ class Federation:
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
-    def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
-        """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
-        self.server.context = context
-        spares = self.sampler.spares(self.clients, context) if context.exchange == 0 else []
-        sizes = self.data.at(context.round).sizes
-        cohort = Cohort(sizes, spares, lambda playing: self._scored(exchange, playing, context))
-        collector = self.summing if self.summing and exchange.upload_spec(self.client) else self.collecting
-        updates, results = collector.collect(exchange, context, report, cohort)
-        counted = on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
-        self.sender.forget()
-        self.transport.settle(counted)
-        report.participants = self.fabric.broadcast(report.participants)
-        if context.round <= 0:
-            self._leave_out(self.fabric.broadcast(report.failures))
-
     def _merge(
         self,
         exchange: Exchange,
@@ -302,11 +280,7 @@ class Federation:
         updates: dict[int, Update],
         results: dict[int, ClientResult],
     ) -> set[int]:
-        """Merges the updates on the server, and adds the results of merged clients to the report.
-
-        Returns:
-            Clients whose message counts.
-        """
+        """Merges the updates on the server, and adds the results of merged clients to the report."""
         updates = dict(sorted(updates.items()))
         answered = senders(updates)
         left_out = self.names.titled(report.failures | report.refused)
@@ -354,14 +328,14 @@ class Federation:
         exchange = sums or self.exchanges.at(context)
         blobs = self.sender.messages(exchange, clients, context)
         outcome = self.transport.ask(query, exchange, context, blobs, pose)
-        on_first(self.fabric, lambda: self._note(outcome.failures))
-        return outcome.values
 
-    def _note(self, failures: dict[int, str]) -> None:
-        """Adds clients that could not answer to the report of the last round."""
-        if failures:
-            self.sampler.check_failures(self.names.titled(failures), self.history[-1].round)
-            self.history[-1].leave_unscored(failures)
+        def note(failures: dict[int, str]) -> None:
+            if failures:
+                self.sampler.check_failures(self.names.titled(failures), self.history[-1].round)
+                self.history[-1].leave_unscored(failures)
+
+        on_first(self.fabric, partial(note, outcome.failures))
+        return outcome.values
 
     def _check_answers(self, round: int, values: Mapping[int, object]) -> None:
         if not values and self.history and self.history[-1].unscored:
@@ -388,7 +362,7 @@ class Federation:
             round % self.evaluate_every == 0 or round == self.rounds or round in self.data.milestones
         )
 
-    def _scored(self, exchange: Exchange, playing: list[int], context: Context) -> set[int]:
+    def _scored(self, exchange: Exchange, context: Context, playing: list[int]) -> set[int]:
         """Returns who is scored after training: clients that are not sampled again before the next evaluation."""
         predictors = self.client.predictors
         if not (exchange.trains and self.evaluator.after_fit and predictors.own) or predictors.merged:

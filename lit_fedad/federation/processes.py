@@ -7,6 +7,7 @@ import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -45,12 +46,8 @@ def make_fabric(
 ) -> Fabric:
     """Builds a Fabric whose processes train different clients.
 
-    Args:
-        accelerator: ``cpu``, ``cuda``, ``mps`` or ``auto``.
-        devices: Number of processes on each machine.
-        precision: Any of Fabric's precisions in which weights stay in single or double precision.
-        num_nodes: Number of machines.
-        callbacks: Callbacks; see `FederationCallback`.
+    `accelerator` is ``cpu``, ``cuda``, ``mps`` or ``auto``, `devices` the number of processes on each machine, and
+    `precision` any of Fabric's in which weights stay in single or double precision.
 
     Raises:
         UserError: If Fabric does not support the accelerator or precision, or there are too few devices.
@@ -60,28 +57,16 @@ def make_fabric(
             f"fabric.precision={precision}: weights of reduced precision do not go with exact statistics and banks;"
             " give bf16-mixed or 16-mixed"
         )
+    settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes}
+    if num_nodes == 1 and (str(devices) == "1" or (str(devices) == "auto" and not torch.cuda.is_available())):
+        settings = {"devices": 1}
+    else:
+        start = _start_method() if num_nodes == 1 else "popen"
+        settings["strategy"] = ClientsApart(start_method=start)  # type: ignore[arg-type]
     try:
-        return _make_fabric(accelerator, devices, precision, num_nodes, list(callbacks))
+        return Fabric(accelerator=accelerator, precision=precision, callbacks=list(callbacks), **settings)
     except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
         raise UserError(f"fabric: {' '.join(str(error).split())}") from error
-
-
-def _make_fabric(
-    accelerator: str, devices: int | str, precision: Any, num_nodes: int, callbacks: list[object]
-) -> Fabric:
-    alone = num_nodes == 1 and str(devices) in ("1", "auto") and not torch.cuda.is_available()
-    if alone or (num_nodes == 1 and str(devices) == "1"):
-        return Fabric(accelerator=accelerator, devices=1, precision=precision, callbacks=callbacks)
-    start = _start_method() if num_nodes == 1 else "popen"
-    strategy = ClientsApart(start_method=start)  # type: ignore[arg-type]
-    return Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        precision=precision,
-        num_nodes=num_nodes,
-        strategy=strategy,
-        callbacks=callbacks,
-    )
 
 
 def _start_method() -> str:
@@ -96,22 +81,17 @@ def _start_method() -> str:
     return "forkserver"
 
 
-def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
-    """Runs a function in every process, with the Fabric of the process as its first argument.
-
-    Args:
-        fabric: The Fabric to launch.
-        function: The function.
-        *arguments: Its other arguments.
-
-    Raises:
-        UserError: If any process, also a child process, raised one.
-    """
+def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., None]:
+    """Returns what runs a function in every process, with the Fabric of the process as its first argument."""
     if fabric.world_size == 1:
         # Around a launched function Lightning patches torch's DataLoader, and takes the patch back neither after an
         # error nor after a Trainer has run inside: run by run, and trial by trial, loaders would become slower.
         fabric.launch()
-        return function(fabric, *arguments)
+        return partial(function, fabric)
+    return partial(_launch, fabric, function)
+
+
+def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
     try:
         fabric.launch(function, *arguments)
     except ProcessRaisedException as error:
@@ -125,13 +105,6 @@ def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> No
 
 def shard(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
     """Assigns clients, the largest first, to processes so that each has about the same number of images.
-
-    Args:
-        sizes: Images by client.
-        processes: Number of processes.
-
-    Returns:
-        Clients of each process, ascending.
 
     Example:
         >>> shard({0: 10, 1: 70, 2: 30, 3: 40}, 2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from lit_fedad.contracts import (
     SUM,
@@ -18,12 +21,12 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
-from lit_fedad.federation.local_training import own_scale
+from lit_fedad.federation.client_runner import own_scale
 from lit_fedad.federation.message_check import check, outliers
-from lit_fedad.federation.server_snapshot import ServerSnapshot
 
 FAR = 100.0
 """How many times larger than usual the values of a message may be; see `outliers`."""
@@ -39,13 +42,7 @@ class Robust(Protocol):
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
     ) -> tuple[dict[int, Update], list[Remark]]:
-        """Returns the updates to merge, and remarks on clients.
-
-        Args:
-            updates: Checked updates by client, in client order.
-            spec: Their declared form.
-            previous: The server's message in this exchange.
-        """
+        """Returns the updates to merge, and remarks on clients."""
 
 
 @dataclass
@@ -68,11 +65,9 @@ class Receiver:
     """The receiver of the clients' messages.
 
     Attributes:
-        server: The method's server.
         client: The live client, for declared forms.
         link: The link from clients to the server.
         robust: Defence against lies; None for none.
-        names: What clients are called.
     """
 
     server: Server
@@ -89,9 +84,6 @@ class Receiver:
             client: Number of the client.
             blob: What it sent; not trusted.
             num_samples: Its number of training images.
-
-        Returns:
-            The update.
 
         Raises:
             UserError: If the bytes hold no message, or one that is not of the declared form or refused by the method.
@@ -115,16 +107,6 @@ class Receiver:
         without the clients at fault: those whose message cannot be merged alone, or else the one without which the
         others can be merged.
 
-        Args:
-            exchange: The current exchange.
-            updates: Opened updates by client, in client order; not empty.
-            clients: All clients that the server may send to.
-            exchanges: The method's exchanges.
-            context: Round and exchange.
-
-        Returns:
-            Who was left out, and remarks.
-
         Raises:
             UserError: If no message can be merged.
             Exception: Whatever merging raised, if it cannot be laid to single clients.
@@ -132,7 +114,13 @@ class Receiver:
         previous = exchange.broadcast(self.server, senders(updates)[0])
         spec = exchange.upload_spec(self.client)
         if SUM in updates:  # single messages were checked when they were opened
-            _check_sum(lambda: exchange.validate(self.server, SUM, updates[SUM]), context)
+            try:
+                exchange.validate(self.server, SUM, updates[SUM])
+            except UserError as refused:
+                raise UserError(
+                    f"round {context.round}: the sum of the clients' messages cannot be merged, and does not tell whose"
+                    f" it is ({refused})"
+                ) from refused
         merged = Merged(outliers(updates, previous, FAR, spec))
         left = {client: update for client, update in updates.items() if client not in merged.refused}
         if self.robust is not None and left:
@@ -152,6 +140,59 @@ class Receiver:
             text = f"sent what cannot be merged ({first_line(error)})"
             merged.refused |= dict.fromkeys(at_fault, text)
         return merged
+
+
+class ServerSnapshot:
+    """A snapshot that shares the server's tensors and copies what holds them.
+
+    It costs no memory: servers replace their tensors (`Server.aggregate`), so that those of the snapshot stay as they
+    were. `check` finds a server that does not.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.state = server, _copied(state_of(server))
+        self._versions = {name: tensor._version for name, tensor in _tensors(self.state)}
+
+    def check(self) -> None:
+        """Checks that no tensor has changed since.
+
+        Raises:
+            TypeError: If one has, by the names of the server's class and of the attribute.
+        """
+        for name, tensor in _tensors(self.state):
+            if tensor._version != self._versions[name]:
+                raise TypeError(
+                    f"{type(self.server).__name__}: merging changes '{name}' in place; put a new tensor there, so that"
+                    " the server can return to its state before"
+                )
+
+    def restore(self) -> None:
+        """Returns the server to this state; the snapshot can be used again."""
+        self.check()
+        load_state(self.server, _copied(self.state))
+
+
+def _copied(value: Any) -> Any:
+    """Copies containers, and values of other types; shares tensors whose changes are counted."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.is_inference() else value
+    if isinstance(value, Mapping):
+        return {key: _copied(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        entries = [_copied(entry) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    return deepcopy(value)
+
+
+def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _tensors(entry, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for place, entry in enumerate(value):
+            yield from _tensors(entry, f"{name}.{place}")
 
 
 class _Attempt:
@@ -219,16 +260,6 @@ class _Attempt:
                 check(message, spec, "the server")
                 checked.append(message)
         server.context = self.context
-
-
-def _check_sum(validate: Callable[[], None], context: Context) -> None:
-    try:
-        validate()
-    except UserError as error:
-        raise UserError(
-            f"round {context.round}: the sum of the clients' messages cannot be merged, and does not tell whose it is"
-            f" ({error})"
-        ) from error
 
 
 def _same(message: Message, other: Message) -> bool:

@@ -63,11 +63,7 @@ class RoundReport:
         self.unscored = self.unscored | causes | self.unscored
 
     def lines(self, names: ClientNames) -> list[str]:
-        """Writes one line for each client that was left out, and each further warning; later ones come last.
-
-        Args:
-            names: What clients are called.
-        """
+        """Writes one line for each client that was left out, and each further warning; later ones come last."""
 
         def left(causes: Mapping[int, str], what: str) -> list[str]:
             return [

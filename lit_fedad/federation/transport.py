@@ -11,8 +11,8 @@ from typing import Generic, Literal, Protocol, TypeVar
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Exchange, Message
-from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.client_runner import ClientResult
+from lit_fedad.federation.evaluator import ClientQuery
 
 T = TypeVar("T")
 
@@ -53,12 +53,7 @@ class Pose:
 
 
 class Progress:
-    """The number of visits to clients that are done, told to callbacks (`FederationCallback.on_client_end`).
-
-    Args:
-        fabric: Calls the callbacks.
-        mine: Clients whose visits are counted here.
-    """
+    """The number of visits to clients that are done, told to callbacks (`FederationCallback.on_client_end`)."""
 
     def __init__(self, fabric: Fabric, mine: Collection[int]) -> None:
         self.fabric, self.mine = fabric, mine
@@ -153,12 +148,7 @@ class Transport(Protocol):
         """
 
     def save(self, folder: Path, previous: Path | None) -> None:
-        """Adds to a checkpoint what the clients' next exchanges depend on, in files of this process.
-
-        Args:
-            folder: The checkpoint being written.
-            previous: The last complete checkpoint.
-        """
+        """Adds to a checkpoint what the clients' next exchanges depend on, in files of this process."""
 
     def restore(self, folder: Path) -> None:
         """Goes back to what `save` wrote to a complete checkpoint.

@@ -16,7 +16,7 @@ from lit_fedad.contracts.disclosure import summed
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.federation.local_training import fit
+from lit_fedad.federation.client_runner import fit
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import pooled

@@ -16,7 +16,7 @@ from lit_fedad.contracts import Exchanges, Message, MessageSpec, TensorSpec, Upd
 from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.federation.local_training import Train, fit
+from lit_fedad.federation.client_runner import Train, fit
 from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, FedAvgServer, OneModelClient
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 

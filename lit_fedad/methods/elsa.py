@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, FedAvgServer, OneModelClient
 from lit_fedad.tasks.elsa import Elsa, spherical_kmeans
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, Buffers, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues

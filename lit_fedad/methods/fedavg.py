@@ -35,7 +35,7 @@ from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosures
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received, weights_sent
 from lit_fedad.methods.parts.functional import trainable
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised

@@ -22,7 +22,7 @@ from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_moments
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import MEANS, AfterMerger, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.pooled_statistics import check_count

@@ -23,7 +23,7 @@ from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Task, Ten
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, counted
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.parts.condensed_images import (
     CLASSES,

@@ -34,7 +34,7 @@ from lit_fedad.contracts.evidence import Invertible
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.message_check import TINY
 from lit_fedad.federation.receiver import FAR
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii

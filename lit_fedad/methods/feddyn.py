@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_fedad.contracts import Exchanges, Sums, Task, Update, WeightedMeans, senders
 from lit_fedad.core.bounds import above
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import MEANS, FedAvgClient
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator

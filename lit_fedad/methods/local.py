@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lit_fedad.contracts import Exchanges, Task
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient
 from lit_fedad.methods.parts.pooled_statistics import Prepare, standardised
 from lit_fedad.tasks.memory_bank import MemoryBank

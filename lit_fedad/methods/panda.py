@@ -20,7 +20,7 @@ from lit_fedad.contracts.disclosure import DisclosedBy, Disclosure, Disclosures,
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, FedAvgClient, FedAvgServer
 from lit_fedad.tasks.panda import Panda

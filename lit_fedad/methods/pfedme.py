@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client, Exchanges, Message, Task
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import above, at_least
-from lit_fedad.federation.local_training import Train, fit
+from lit_fedad.federation.client_runner import Train, fit
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import MEANS, FedAvgClient
 from lit_fedad.methods.parts.functional import trainable
@@ -104,7 +104,7 @@ class TrainOnRepeated(Train):
     def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Trains the client by `fit`."""
         assert isinstance(client, PFedMeClient)
-        return fit(client, Repeated(loader, client.inner_steps), fabric)
+        return fit(client, Repeated(loader, client.inner_steps), fabric)  # type: ignore[arg-type]
 
 
 def exchanges(client: PFedMeClient) -> Exchanges:

@@ -14,7 +14,7 @@ from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, summed
 from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.core.bounds import above
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable

@@ -30,13 +30,6 @@ def upload_mib(config: Config, setting: Setting) -> float:
     Condensed images are `share` times the training images; that each class of a client has a fewest number of them,
     and is rounded up, is not counted. Lists of classes are counted as if each client had all.
 
-    Args:
-        config: Configuration of a run on all clients.
-        setting: Its published numbers of training images and of classes.
-
-    Returns:
-        The size.
-
     Raises:
         UserError: If the sender chooses another size, which only a run can tell.
     """
@@ -58,15 +51,7 @@ def upload_mib(config: Config, setting: Setting) -> float:
 
 
 def messages(config: Config, setting: Setting) -> dict[str, str]:
-    """Lists what crosses before round 1 and in a round, each way (FedVCK, Table 10).
-
-    Args:
-        config: Configuration of a run.
-        setting: Its number of classes.
-
-    Returns:
-        By heading: ``weights`` for parameters and buffers of the task, and the names of other tensors.
-    """
+    """Lists what crosses before round 1 and in a round, each way (FedVCK, Table 10)."""
     model = _model(config, setting)
     found = {}
     for when, exchanges in (
@@ -118,18 +103,6 @@ def report_forms(
     display: Display,
 ) -> list[Path]:
     """Writes a table of declared forms as Markdown and CSV, and prints it.
-
-    Args:
-        name: Name of the table, and of its files.
-        table: The table.
-        rows: Rows to show.
-        columns: Columns of the paper.
-        common: Overrides of all cells.
-        out: Folder of the files.
-        display: Prints the table.
-
-    Returns:
-        The files.
 
     Raises:
         UserError: For overrides that cannot be composed, naming row and column.

@@ -12,10 +12,9 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.options import read
 from lit_fedad.core.text import without_user
-from lit_fedad.papers.links import Links
 from lit_fedad.papers.paper import fill
 from lit_fedad.papers.plan import page_tables
-from lit_fedad.papers.runs import CompleteRun, complete_runs, groups_by_data
+from lit_fedad.papers.runs import CompleteRun, Links, complete_runs, groups_by_data
 from lit_fedad.papers.sections.figures import (
     accuracy_over_bytes,
     accuracy_over_rounds,
@@ -59,13 +58,6 @@ class PageOptions:
 def report_runs(options: Sequence[str], display: Display) -> Path:
     """Writes ``report.html``, ``report.md`` and their ``pictures``.
 
-    Args:
-        options: Those of `PageOptions`, and ``tracking.uri=URI``.
-        display: Prints what was written.
-
-    Returns:
-        The HTML file.
-
     Raises:
         UserError: For bad input, or if no complete run is tracked.
     """
@@ -98,17 +90,7 @@ def report_runs(options: Sequence[str], display: Display) -> Path:
 def build_page(
     tracked: Sequence[TrackedRun], runs: Sequence[CompleteRun], links: Links, uri: str | None
 ) -> Page:
-    """Builds the page, section by section.
-
-    Args:
-        tracked: All runs of the experiments.
-        runs: The complete ones, in the order in which they began.
-        links: Addresses.
-        uri: Tracking URI, for the histories of metrics.
-
-    Returns:
-        The page; sections without content are left out.
-    """
+    """Builds the page, section by section."""
     trials = [run for run in runs if run.tracked.parent]
     data = groups_by_data([run for run in runs if not run.tracked.parent])
     grouped = [run for groups in data.values() for group in groups for run in group.runs]
@@ -141,13 +123,6 @@ def build_page(
 
 def write_page(page: Page, out: Path) -> Path:
     """Writes a page as HTML and as Markdown, and removes the pictures of an earlier one, but no others.
-
-    Args:
-        page: The page.
-        out: Its folder.
-
-    Returns:
-        The HTML file.
 
     Raises:
         UserError: If a file that no report wrote has the name of a picture.

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pandas as pd
 
-from lit_fedad.papers.placing import (
-    Place,
-    column_overrides,
-    comparable,
-    composed,
-    data_name,
-    data_of,
-    places_of,
-)
-from lit_fedad.papers.plan import read_table
+from lit_fedad.core.config import Config, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.papers.plan import paper_columns, read_table
 from lit_fedad.papers.results import attacked, constant_rows
-from lit_fedad.papers.runs import CompleteRun, differences, shortened
+from lit_fedad.papers.runs import CompleteRun, differences
 from lit_fedad.report.tables import Outcome, Row, Setting, Table, runs_frame
 
 SEEDS = (0, 1, 2)
@@ -28,10 +22,6 @@ SEEDS = (0, 1, 2)
 
 def missing(name: str, exact: Iterable[tuple[str, str, int]]) -> list[tuple[str, str]]:
     """Lists the commands for the runs that a paper's table lacks.
-
-    Args:
-        name: Name of the table.
-        exact: Row, column and seed of the runs that it has.
 
     Returns:
         Pairs of what is missing and the command that makes it. One command takes all data sets that lack the same
@@ -42,14 +32,15 @@ def missing(name: str, exact: Iterable[tuple[str, str, int]]) -> list[tuple[str,
     """
     _, table = read_table(name)
     existing = set(exact)
+    columns = paper_columns(table)
     data_by_lack: dict[tuple[tuple[str, ...], tuple[int, ...]], list[str]] = {}
-    for data in dict.fromkeys(map(data_of, table.columns.values())):
+    for data in dict.fromkeys(column.names[0] for column in columns):
         absent = [
             (row.label, seed)
             for row in table.rows
             for seed in SEEDS
-            for label, column in table.columns.items()
-            if data_of(column) == data and (row.label, label, seed) not in existing
+            for column in columns
+            if column.names[0] == data and (row.label, column.label, seed) not in existing
         ]
         if absent:
             rows, seeds = (tuple(dict.fromkeys(part)) for part in zip(*absent, strict=True))
@@ -67,65 +58,29 @@ def missing(name: str, exact: Iterable[tuple[str, str, int]]) -> list[tuple[str,
     return pairs
 
 
-def missing_beside(name: str, table: Table, columns: Mapping[str, Sequence[Place]]) -> list[tuple[str, str]]:
-    """Lists the commands for rows and seeds that columns beside the paper's lack.
-
-    Args:
-        name: Name of the table.
-        table: The table.
-        columns: Runs by label of a column that the paper does not have.
-
-    Returns:
-        Pairs of what is missing and the command that makes it; nothing for a column that no command makes.
-    """
-    pairs = []
-    for column, places in columns.items():
-        one = places[0]
-        options = [*one.column_differs.values(), *column_overrides(table, one.run)]
-        remade = composed((*options, *one.row.overrides), one.run)
-        if differences(one.run.config, remade).keys() != one.row_differs.keys():
-            continue
-        seeds = sorted({place.run.seed for place in places})
-        existing = {(place.row.label, place.run.seed) for place in places if not place.row_differs}
-        absent = [
-            (row.label, seed) for row in table.rows for seed in seeds if (row.label, seed) not in existing
-        ]
-        if absent:
-            rows, lacking = (list(dict.fromkeys(part)) for part in zip(*absent, strict=True))
-            options += [f"rows={','.join(rows)}", f"seeds={_numbers(sorted(lacking), ',')}"]
-            what = f"{table.title}, {column}: {', '.join(rows)}, seeds {_numbers(sorted(lacking), ', ')}"
-            pairs.append((what, shlex.join(["lit-fedad", "report", f"table={name}", *options])))
-    return pairs
-
-
 def _numbers(numbers: Iterable[int], separator: str) -> str:
     return separator.join(map(str, numbers))
 
 
-_MOST_OVERRIDES = 16  # that a note names
-
-
 @dataclass(frozen=True)
 class FilledTable:
-    """A paper's table with the complete runs that belong to it.
+    """A paper's table with the complete runs that it lists.
 
     Attributes:
-        name: Name of the table.
-        table: The table; its rows include those that differ from the paper's.
-        columns: Key of the paper's numbers by label of a column.
+        table: The table; its rows are those that have runs, or at least numbers of the paper.
+        columns: Key of the paper's numbers by label of a column that has runs.
         runs: Runs, one a seed, by labels of row and column.
-        notes: How rows and columns differ from the paper's.
-        exact: Row, column and seed of the runs that the table itself lists.
-        missing_beside: Pairs of what columns beside the paper's lack, and the command that makes it.
     """
 
     name: str
     table: Table
     columns: Mapping[str, str]
     runs: Mapping[tuple[str, str], Sequence[CompleteRun]]
-    notes: Sequence[str]
-    exact: frozenset[tuple[str, str, int]]
-    missing_beside: Sequence[tuple[str, str]]
+
+    @property
+    def exact(self) -> set[tuple[str, str, int]]:
+        """Row, column and seed of the runs."""
+        return {(*cell, run.seed) for cell, runs in self.runs.items() for run in runs}
 
     def frame(self) -> pd.DataFrame:
         """Builds a frame with one line a run."""
@@ -145,16 +100,9 @@ class FilledTable:
 
 
 def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
-    """Fills a table with the runs that belong to it.
+    """Fills a table of ``conf/table`` with the runs that it lists; None if there are none.
 
-    Data that the paper does not have get a column where two rows can be compared, one of them of the paper's method.
-
-    Args:
-        name: Name of a table of ``conf/table``.
-        runs: In the order in which they began: of several runs at one place and seed the last one counts.
-
-    Returns:
-        The table; None if no run belongs to it.
+    Of several runs in one cell with one seed the last one counts.
 
     Raises:
         UserError: If there is no such table.
@@ -162,85 +110,52 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     _, table = read_table(name)
     if table.attack:
         runs = [attacked(run) for run in runs]
-    places = [place for run in runs for place in places_of(table, run)]
-    labels = _Labels(table)
     found: dict[tuple[str, str], dict[int, CompleteRun]] = {}
-    beside: dict[str, list[Place]] = {}
-    for place in places:
-        if place.column is None and not comparable(name, place, places):
-            continue
-        row, column = labels.row(place), labels.column(place)
-        found.setdefault((row, column), {})[place.run.seed] = place.run
-        if place.column is None:
-            beside.setdefault(column, []).append(place)
+    for run in runs:
+        for cell in _cells_of(table, run):
+            found.setdefault(cell, {})[run.seed] = run
     if not found:
         return None
     with_runs = {row for row, _ in found}
-    keys = {labels.columns[column] for _, column in found}
+    of_data = {
+        # The paper's numbers belong to its settings, or to its data whatever the settings.
+        label: label if isinstance(column, Setting) else column
+        for label, column in table.columns.items()
+    }
+    columns = {label: of_data[label] for label in dict.fromkeys(column for _, column in found)}
+
+    def shown(rows: Sequence[Row]) -> list[Row]:
+        keys = columns.values()
+        return [row for row in rows if row.label in with_runs or any(key in row.paper for key in keys)]
+
     return FilledTable(
         name,
-        replace(
-            table,
-            rows=labels.rows(table.rows, with_runs, keys),
-            beyond=labels.rows(table.beyond, with_runs, keys),
-        ),
-        {label: labels.columns[label] for label in dict.fromkeys(column for _, column in found)},
-        {key: [by_seed[seed] for seed in sorted(by_seed)] for key, by_seed in found.items()},
-        labels.notes,
-        frozenset((p.row.label, p.column, p.run.seed) for p in places if p.exact and p.column),
-        missing_beside(name, table, beside),
+        replace(table, rows=shown(table.rows), beyond=shown(table.beyond)),
+        columns,
+        {cell: [by_seed[seed] for seed in sorted(by_seed)] for cell, by_seed in found.items()},
     )
 
 
-class _Labels:
-    """Labels of rows and columns; those that differ from the paper's get a mark, which a note explains."""
+def _cells_of(table: Table, run: CompleteRun) -> Iterator[tuple[str, str]]:
+    """Yields row and column of the cells that a run is one of: several if it holds several classifiers."""
+    config = run.config
+    data = config["data"].get("name") or config["data"]["_target_"].rpartition(".")[2]
+    for column in paper_columns(table):
+        for row in (*table.rows, *table.beyond) if column.names[0] == data else ():
+            if (
+                f"method={config['method']['name']}" in row.overrides
+                and run.mean(f"{table.metrics[0]}{row.ending}") is not None
+                and not differences(
+                    config, _composed((*column.overrides, *row.overrides), "root" in config["data"])
+                )
+            ):
+                yield row.label, column.label
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.notes: list[str] = []
-        self.columns: dict[str, str] = {}
-        self._marks: dict[tuple[str, str], str] = {}
-        self._variants: dict[str, list[str]] = {}
 
-    def row(self, place: Place) -> str:
-        """Labels the row of a place."""
-        label = self._marked(place.row.label, place.row_differs)
-        if label != place.row.label and label not in self._variants.get(place.row.label, ()):
-            self._variants.setdefault(place.row.label, []).append(label)
-        return label
-
-    def column(self, place: Place) -> str:
-        """Labels the column of a place."""
-        name = place.column or place.run.result["data"]
-        label = self._marked(name, place.column_differs)
-        # The paper's numbers belong to its settings, or to its data whatever the settings.
-        setting = isinstance(self.table.columns.get(name), Setting)
-        self.columns[label] = name if setting else data_name(place.run.config)
-        return label
-
-    def rows(self, rows: Sequence[Row], with_runs: set[str], columns: set[str]) -> list[Row]:
-        """Lists rows and their variants that have runs, or at least numbers of the paper.
-
-        Args:
-            rows: Rows of the paper.
-            with_runs: Labels of the rows that have runs.
-            columns: Keys of the paper's numbers.
-        """
-        shown = []
-        for row in rows:
-            labels = [row.label, *self._variants.get(row.label, ())]
-            kept = [label for label in labels if label in with_runs]
-            if not kept and not columns.isdisjoint(row.paper):
-                kept = [row.label]
-            shown += [replace(row, label=label) for label in kept]
-        return shown
-
-    def _marked(self, label: str, differs: Mapping[str, str]) -> str:
-        if not differs:
-            return label
-        overrides = ", ".join(differs.values())
-        if (label, overrides) not in self._marks:
-            mark = chr(ord("a") + len(self._marks)) if len(self._marks) < 26 else f"a{len(self._marks)}"
-            self._marks[label, overrides] = mark
-            self.notes.append(f"({mark}) {label} with {shortened(list(differs.values()), _MOST_OVERRIDES)}.")
-        return f"{label} ({self._marks[label, overrides]})"
+@cache
+def _composed(overrides: tuple[str, ...], needs_root: bool) -> Config:
+    """Composes a cell's configuration; empty where its overrides do not go with the data."""
+    try:
+        return compose([*overrides, *(["data.root=DIR"] if needs_root else [])])
+    except UserError:
+        return {}

@@ -24,9 +24,7 @@ class Item:
     """A table or figure of a paper.
 
     Attributes:
-        paper: The paper's method.
         printed: Its number, as the paper prints it.
-        shows: What it shows.
         reason: Why there is no table of ``conf/table`` for it; empty where there is one.
     """
 
@@ -88,9 +86,7 @@ class Column:
     """A column of the table: what its runs are trained and tested on.
 
     Attributes:
-        label: Heading of the column.
         names: Names that its data can be given by, as ``root.NAME=DIR``.
-        overrides: Overrides of its runs.
     """
 
     label: str
@@ -108,9 +104,6 @@ class PlannedRun:
     """A run that a table consists of, complete or not.
 
     Attributes:
-        row: Label of its row.
-        column: Label of its column.
-        seed: Its seed.
         overrides: All its overrides, in the order in which they count.
         config: The configuration that they compose to.
     """
@@ -147,12 +140,6 @@ def page_tables() -> list[str]:
 def read_table(name: str) -> tuple[str, Table]:
     """Reads a table of ``conf/table``.
 
-    Args:
-        name: Name of its file, or an ending that no other name has: ``fig1a`` for ``fedvck_fig1a``.
-
-    Returns:
-        Its full name, and the table.
-
     Raises:
         UserError: If there is no such table, with the reason if a paper has it, or its file does not describe one.
     """
@@ -183,14 +170,6 @@ def _described(name: str) -> Table:
 def choose_rows(name: str, table: Table, labels: Sequence[str]) -> list[Row]:
     """Chooses rows of a table by their labels.
 
-    Args:
-        name: Name of the table, for errors.
-        table: The table.
-        labels: Labels in upper or lower case; none of them means all rows.
-
-    Returns:
-        The rows, in the order of the table.
-
     Raises:
         UserError: If the table has no row of such a label, naming the nearest one.
     """
@@ -217,15 +196,7 @@ def paper_columns(table: Table) -> list[Column]:
 
 
 def own_columns(experiments: Sequence[str], data: Sequence[str]) -> list[Column]:
-    """Makes a column for each pair of an experiment and a data set.
-
-    Args:
-        experiments: Names of ``conf/experiment``; if there are none, columns differ in their data alone.
-        data: Names of ``conf/data``; if there are none, columns differ in their experiment alone.
-
-    Returns:
-        The columns, none without experiments and data; what all of them have in common is no part of their labels.
-    """
+    """Makes a column for each pair of an experiment and a data set."""
     groups = {"experiment": experiments, "data": data}
     axes = [[(group, name) for name in names] for group, names in groups.items() if names]
     columns = []
@@ -240,13 +211,6 @@ def own_columns(experiments: Sequence[str], data: Sequence[str]) -> list[Column]
 
 def add_roots(columns: Sequence[Column], roots: Mapping[str, str]) -> list[Column]:
     """Adds the folders of data to the overrides of columns.
-
-    Args:
-        columns: The columns.
-        roots: Folders by one of the columns' names.
-
-    Returns:
-        The columns, those named in `roots` with ``data.root=FOLDER``.
 
     Raises:
         UserError: For a name that no column has.
@@ -267,15 +231,6 @@ def plan_runs(
     rows: Sequence[Row], columns: Sequence[Column], common: Sequence[str], seeds: Sequence[int]
 ) -> list[PlannedRun]:
     """Lists and composes all runs of a table, so that a misspelt override is refused before any of them begins.
-
-    Args:
-        rows: Rows; their overrides count most.
-        columns: Columns; their overrides count more than the common ones.
-        common: Overrides of every run.
-        seeds: One run for each.
-
-    Returns:
-        The runs, row by row, then column by column.
 
     Raises:
         UserError: Naming row and column of an override that cannot be composed.

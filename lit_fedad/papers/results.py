@@ -17,8 +17,8 @@ from lit_fedad.core.text import csv_cell
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.plan import PlannedRun
 from lit_fedad.papers.runs import CompleteRun
+from lit_fedad.report.closing import CONSTANT_LABELS
 from lit_fedad.report.console import Display
-from lit_fedad.report.constant_predictions import CONSTANT_LABELS
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.html import markdown_table
 from lit_fedad.report.table_figures import (
@@ -28,13 +28,14 @@ from lit_fedad.report.table_figures import (
     sheets_figure,
     tasks_figure,
 )
-from lit_fedad.report.table_markdown import caption, markdown
 from lit_fedad.report.tables import (
     Outcome,
     Row,
     Setting,
     Table,
+    caption,
     costs_table,
+    markdown,
     results_table,
     runs_frame,
 )
@@ -42,13 +43,6 @@ from lit_fedad.report.tables import (
 
 def with_attack(result: Mapping[str, Any], folder: RunFolder) -> dict[str, Any]:
     """Adds what membership inference found to a run's last round.
-
-    Args:
-        result: Content of the run's ``result.json``.
-        folder: The run's folder, which holds ``privacy/lira.json`` if the run was attacked.
-
-    Returns:
-        The result; of a run that was not attacked, as it is.
 
     Raises:
         UserError: If the attack's file cannot be read.
@@ -65,12 +59,6 @@ def attacked(run: CompleteRun) -> CompleteRun:
 
 class TableResults:
     """A table with the results of its runs so far.
-
-    Args:
-        name: Name of the table, and of its files.
-        table: The table.
-        runs: All runs that it consists of, at least one.
-        out: Folder of its files.
 
     Attributes:
         runs: One run for each folder: rows may share runs, since one run may hold several classifiers.
@@ -117,12 +105,7 @@ class TableResults:
         ]
 
     def add(self, run: PlannedRun, cause: str | None) -> None:
-        """Takes in a run that has ended, and writes the files anew.
-
-        Args:
-            run: The run.
-            cause: Why it failed; None if it did not.
-        """
+        """Takes in a run that has ended, and writes the files anew."""
         path = run.folder.path
         if cause:
             self.causes[path] = cause
@@ -197,11 +180,7 @@ class TableResults:
         return None if self._table.attack else constant_rows(self._outcomes(), self._table.metrics)
 
     def show(self, display: Display) -> None:
-        """Prints the table: one table a column if all columns side by side are wider than the terminal.
-
-        Args:
-            display: Prints.
-        """
+        """Prints the table: one table a column if all columns side by side are wider than the terminal."""
         frame = self.frame()
         rows = [row for row in (*self._table.rows, *self._table.beyond) if row.label in self._rows]
         shown, lines = rows, frame
@@ -227,51 +206,30 @@ class TableResults:
         )
 
 
-def constant_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Makes an outcome of each constant prediction for every column and seed.
+def constant_rows(
+    outcomes: Sequence[Outcome], metrics: Sequence[str]
+) -> tuple[list[Row], pd.DataFrame] | None:
+    """Lists the rows of a table's constant predictions, with their frame; None where no run classifies.
 
     Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
     those with most clients: a row of the pooled data does not have the others' clients.
-
-    Args:
-        outcomes: The runs of a table.
-
-    Returns:
-        The outcomes; none for columns without a complete classification run.
     """
+
+    def clients(outcome: Outcome) -> int:
+        return len((outcome.result or {})["partition"]["sizes"])
+
     found: dict[tuple[str, int], Outcome] = {}
     for outcome in outcomes:
         if outcome.result and outcome.result.get("constants"):
             place = (outcome.column, outcome.seed)
             known = found.setdefault(place, outcome)
-            if _clients(outcome.result) > _clients(known.result or {}):
+            if clients(outcome) > clients(known):
                 found[place] = outcome
-    return [
+    if not found:
+        return None
+    constants = [
         replace(outcome, row=label, ending="", constant=name)
         for name, label in CONSTANT_LABELS.items()
         for outcome in found.values()
     ]
-
-
-def constant_rows(
-    outcomes: Sequence[Outcome], metrics: Sequence[str]
-) -> tuple[list[Row], pd.DataFrame] | None:
-    """Lists the rows of a table's constant predictions, with their frame.
-
-    Args:
-        outcomes: The runs of a table.
-        metrics: Metrics of the table.
-
-    Returns:
-        Rows and frame, as of `runs_frame`; None where no run classifies.
-    """
-    found = constant_outcomes(outcomes)
-    return (
-        ([Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(found, metrics))
-        if found
-        else None
-    )
-
-
-def _clients(result: Mapping[str, Any]) -> int:
-    return len(result["partition"]["sizes"])
+    return [Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(constants, metrics)

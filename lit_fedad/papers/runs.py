@@ -1,19 +1,23 @@
-"""Complete runs that MLflow lists, each with its result and files, in groups that differ in their seed alone."""
+"""Complete runs that MLflow lists, each with result, files and address, in groups that differ in their seed alone."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, flatten, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
+from lit_fedad.report.html import Cell
+from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.tracking.reading import TrackedRun, fetch_artifacts
 
 # Where and when a run happened, which of several seeds it is, and keys that repeat another one.
@@ -29,13 +33,6 @@ def differences(config: Config, other: Config) -> dict[str, str]:
     """Finds the overrides that make a configuration of another one.
 
     Seed, circumstances and folders are not compared; of the backbone's weights only whether they are random.
-
-    Args:
-        config: A configuration.
-        other: The configuration that it is compared with.
-
-    Returns:
-        Overrides by dotted key, in alphabetical order.
 
     Example:
         >>> differences({"seed": 1, "image": {"size": 32}}, {"seed": 0, "image": {"size": 64}, "grid": 4})
@@ -62,19 +59,14 @@ def differences(config: Config, other: Config) -> dict[str, str]:
     return dict(sorted(overrides.items()))
 
 
-def shortened(items: Sequence[str], most: int = 3) -> str:
-    """Joins texts with commas, and counts those beyond the first ones.
-
-    Args:
-        items: Texts.
-        most: Number of texts to name.
+def shortened(items: Sequence[str]) -> str:
+    """Joins texts with commas, and counts those beyond the first three.
 
     Example:
-        >>> shortened(["rounds=3", "grid=4", "batch_size=2"], most=2)
-        'rounds=3, grid=4 and 1 more'
+        >>> shortened(["rounds=3", "grid=4", "batch_size=2", "seed=1"])
+        'rounds=3, grid=4, batch_size=2 and 1 more'
     """
-    rest = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + rest
+    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
 
 
 def _text(value: Any) -> str:
@@ -105,7 +97,6 @@ class CompleteRun:
     """A complete run.
 
     Attributes:
-        tracked: Its record in MLflow.
         files: Folder on this machine that holds its result and its figures.
         result: Content of ``result.json``.
     """
@@ -135,28 +126,15 @@ class CompleteRun:
         return ClientNames.of(self.result)
 
     def mean(self, metric: str, at: Literal["last", "best"] = "last") -> float | None:
-        """Returns the mean of a metric over clients; None if it is not measured or not defined.
-
-        Args:
-            metric: Name of the metric.
-            at: Which round.
-        """
+        """Returns the mean of a metric over clients; None if it is not measured or not defined."""
         return self.result[at].get(metric, {}).get("mean")
 
     def per_client(self, metric: str) -> dict[str, float]:
-        """Returns a metric after the last round by client, without clients for which it is not defined.
-
-        Args:
-            metric: Name of the metric.
-        """
+        """Returns a metric after the last round by client, without clients for which it is not defined."""
         return self._defined(metric, "per_client")
 
     def per_product(self, metric: str) -> dict[str, float]:
-        """Returns a metric after the last round by product, without products for which it is not defined.
-
-        Args:
-            metric: Name of the metric.
-        """
+        """Returns a metric after the last round by product, without products for which it is not defined."""
         return self._defined(metric, "per_product")
 
     def _defined(self, metric: str, kind: str) -> dict[str, float]:
@@ -186,6 +164,14 @@ GroupsByData = Mapping[str, Sequence[RunGroup]]
 """Groups of runs by the name of their data."""
 
 
+def each_run(data: GroupsByData) -> Iterator[tuple[str, CompleteRun]]:
+    """Yields all runs with their titles: group, data and seed."""
+    for name, groups in data.items():
+        for group in groups:
+            for run in group.runs:
+                yield f"{group.label} on {name}, seed {run.seed}", run
+
+
 def complete_runs(
     tracked: Sequence[TrackedRun], fetched: Path, uri: str | None, display: Display
 ) -> list[CompleteRun]:
@@ -193,15 +179,6 @@ def complete_runs(
 
     Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
     whose result cannot be read is left out, with a warning.
-
-    Args:
-        tracked: Runs.
-        fetched: Folder for files from MLflow.
-        uri: Tracking URI; None for MLflow's own setting.
-        display: Prints warnings.
-
-    Returns:
-        The complete runs, in the order of `tracked`; studies are not among them.
     """
     found = []
     for run in tracked:
@@ -245,9 +222,6 @@ def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
 
     Args:
         runs: In the order in which they began: of several runs with one configuration and seed the last one counts.
-
-    Returns:
-        Groups by the name of the data, by method.
     """
     seeds: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
@@ -276,3 +250,35 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
         for number, index in enumerate(alike if len(alike) > 1 else (), start=1):
             groups[index] = RunGroup(f"{label} ({number})", groups[index].runs)
     return groups
+
+
+@dataclass(frozen=True)
+class Links:
+    """Addresses of runs.
+
+    Attributes:
+        ui: Address of ``mlflow ui``.
+        out: Folder of the page, which addresses of run folders are relative to.
+    """
+
+    ui: str
+    out: Path
+
+    def run(self, run: TrackedRun) -> str:
+        """Returns the address of a run's page in MLflow."""
+        return f"{self.ui}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+
+    def runs(self, runs: Sequence[CompleteRun]) -> str | None:
+        """Returns the address of one run's page, or of MLflow's comparison of several; None without runs."""
+        tracked = [run.tracked for run in runs]
+        if len(tracked) < 2:
+            return self.run(tracked[0]) if tracked else None
+        ids = json.dumps([run.run_id for run in tracked], separators=(",", ":"))
+        experiments = json.dumps(sorted({run.experiment_id for run in tracked}), separators=(",", ":"))
+        return f"{self.ui}/#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)}"
+
+    def folder(self, run: TrackedRun) -> Cell:
+        """Makes a cell with the name of a run's folder, and a link if the folder is on this machine."""
+        if run.folder is None or not run.folder.is_dir():
+            return Cell(run.folder.name if run.folder else UNKNOWN)
+        return Cell(run.folder.name, quote(os.path.relpath(run.folder, self.out.resolve())))

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from lit_fedad.core.config import Config, compose
@@ -50,14 +49,8 @@ def launch(
     A run that fails does not stop the others. An interrupt, of the terminal or of this process alone, or an error
     in `finished` ends all processes before it is raised again.
 
-    Args:
-        runs: Runs, begun in this order.
-        jobs: Number of processes at a time; they share the cores.
-        logs: Folder for the output of the processes.
-        display: Prints a line at the beginning and the end of each run.
-        finished: Called with each run that ended, and the cause if it failed.
-        command: Returns the command line of a run; ``lit-fedad train`` by default.
-        verb: Word that announces a run; ``runs`` or ``resumes`` by default.
+    Output goes to a file in `logs` for each run. `finished` is called with each run that ended, and the cause if it
+    failed; `command` returns the command line of a run (by default ``lit-fedad train``), and `verb` announces it.
     """
     command = command or (lambda run: [sys.executable, "-m", "lit_fedad", "train", *run.overrides])
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
@@ -72,7 +65,15 @@ def launch(
                 log = logs / f"{run.folder.path.name}.log"
                 begun = any((run.folder.path / "checkpoints").glob("round_*"))
                 display.note(f"{verb or ('resumes' if begun else 'runs')}: {run.title} ({log})")
-                running[_start(command(run), log, environment)] = run, log, time.monotonic()
+                with log.open("wb") as file:
+                    process = subprocess.Popen(  # noqa: S603 - this package, by a list of arguments and without a shell
+                        command(run),
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        env=environment,
+                    )
+                running[process] = run, log, time.monotonic()
             time.sleep(_POLL_S)
             for process in [p for p in running if p.poll() is not None]:
                 run, log, start = running.pop(process)
@@ -84,13 +85,6 @@ def launch(
                 finished(run, cause)
     finally:
         _end(running)
-
-
-def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    with log.open("wb") as file:
-        return subprocess.Popen(  # noqa: S603 - this package, by a list of arguments and without a shell
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
-        )
 
 
 def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
@@ -152,12 +146,7 @@ class TableOptions:
 
 
 def report(options: Sequence[str], display: Display) -> None:
-    """Makes a paper's table, or else the page of all tracked runs.
-
-    Args:
-        options: With ``table=``, those of `report_table`; otherwise those of `report_runs`.
-        display: Prints what was written.
-    """
+    """Makes a paper's table, or else the page of all tracked runs."""
     if any(option.startswith("table=") for option in options):
         report_table(options, display)
     else:
@@ -168,10 +157,6 @@ def report(options: Sequence[str], display: Display) -> None:
 
 def report_table(options: Sequence[str], display: Display) -> None:
     """Makes a table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
-
-    Args:
-        options: Those of `TableOptions`; all others are overrides of every run.
-        display: Prints progress and the table.
 
     Raises:
         UserError: For bad input, before anything runs; and at the end, if runs failed.
@@ -210,18 +195,16 @@ def report_table(options: Sequence[str], display: Display) -> None:
     display.note(f"{total} runs, {total - len(missing)} of them complete: {out}")
     launch(missing, chosen.jobs, out / "logs", display, results.add)
     if waiting := results.to_attack():
-        command = partial(_attack, table.attack)
-        launch(waiting, chosen.jobs, out / "logs" / "attacks", display, results.add, command, "attacks")
+
+        def attack(run: PlannedRun) -> list[str]:
+            return [sys.executable, "-m", "lit_fedad", "privacy", f"run={run.folder.path}", *table.attack]
+
+        launch(waiting, chosen.jobs, out / "logs" / "attacks", display, results.add, attack, "attacks")
     results.show(display)
     _deliver(name, results.files, runs[0].config, out, display)
     if results.causes:
         failed = len(results.causes)
         raise UserError(f"{failed} of {total} runs failed; the same command tries them again")
-
-
-def _attack(options: Sequence[str], run: PlannedRun) -> list[str]:
-    """Returns the command line of an attack on a complete run."""
-    return [sys.executable, "-m", "lit_fedad", "privacy", f"run={run.folder.path}", *options]
 
 
 def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:

@@ -20,7 +20,7 @@ from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Method, Su
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.federation.local_training import Train, resume_optimizer
+from lit_fedad.federation.client_runner import Train, resume_optimizer
 from lit_fedad.privacy.image_privacy import Course, terms
 from lit_fedad.privacy.secure_aggregation import sending
 

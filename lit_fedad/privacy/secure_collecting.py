@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from lightning.fabric import Fabric
@@ -11,7 +11,7 @@ from safetensors.torch import load
 from lit_fedad.contracts import SUM, Context, Exchange, Message, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import ClientResult
-from lit_fedad.federation.collecting import Cohort, Collected, Collecting
+from lit_fedad.federation.collecting import Collected, Collecting
 from lit_fedad.federation.message_check import check
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts
@@ -46,7 +46,7 @@ class Parties:
         return Mask(self._parties[client], envelopes)
 
 
-class Summing:
+class Summing(Collecting):
     """The server's conduct of summed exchanges. It holds masked sums, and one plain sum at the end: that of all.
 
     Args:
@@ -59,9 +59,18 @@ class Summing:
     causes: dict[int, str]  # by client that dropped out, or whose message was refused
 
     def __init__(self, secure: SecureSum, collecting: Collecting) -> None:
-        self.secure, self.collecting = secure, collecting
+        super().__init__(**vars(collecting))
+        self.secure = secure
 
-    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
+    def collect(
+        self,
+        exchange: Exchange,
+        context: Context,
+        report: RoundReport,
+        sizes: Mapping[int, int],
+        spares: list[int],
+        scored: Callable[[list[int]], set[int]],
+    ) -> Collected:
         """Plays an exchange with the round's clients, and sums what they send; see `Collecting.collect`.
 
         No spare client takes the place of one that fails: masks are between those that were asked.
@@ -73,10 +82,10 @@ class Summing:
             UserError: If too few clients finish, or the policy is to stop at the first that fails.
         """
         updates: dict[int, Update] = {}
-        fabric, transport = self.collecting.fabric, self.collecting.transport
-        blobs = self.collecting.sender.messages(exchange, report.participants, context)
+        fabric, transport = self.fabric, self.transport
+        blobs = self.sender.messages(exchange, report.participants, context)
         _count(report.bytes_down, blobs)
-        members = {client: cohort.sizes[client] for client in blobs}
+        members = {client: sizes[client] for client in blobs}
         invited = on_first(fabric, lambda: self._invite(exchange, context, members, report))
         offers = transport.confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
@@ -84,7 +93,7 @@ class Summing:
             exchange,
             context,
             {client: blobs[client] for client in envelopes},
-            cohort.scored(list(envelopes)),
+            scored(list(envelopes)),
             envelopes,
         )
         asked = on_first(fabric, lambda: self._take(outcome, report))
@@ -96,10 +105,10 @@ class Summing:
         self, exchange: Exchange, context: Context, sizes: Mapping[int, int], report: RoundReport
     ) -> dict[int, bytes]:
         """Begins a sum, and returns the invitations by client."""
-        self.gathering = self.secure.gather(exchange, context, sizes, self.collecting.names)
+        self.gathering = self.secure.gather(exchange, context, sizes, self.names)
         invitation = self.gathering.invitation
         self.form, self.causes = (
-            SumForm.of(exchange, self.collecting.sender.client, invitation),
+            SumForm.of(exchange, self.sender.client, invitation),
             dict[int, str](),
         )
         return _count(report.bytes_down, dict.fromkeys(sorted(sizes), invitation.to_bytes()))
@@ -150,8 +159,8 @@ class Summing:
 
     def _note(self, outcome: Outcome[Any], report: RoundReport) -> None:
         """Applies the policy for failures; a client whose masked sum has arrived is in it, whatever comes after."""
-        named = self.collecting.names.titled(outcome.failures)
-        self.collecting.sampler.check_failures(named, report.round)
+        named = self.names.titled(outcome.failures)
+        self.sampler.check_failures(named, report.round)
         arrived = self.gathering.survivors
         self.causes |= outcome.failures
         report.fail({client: cause for client, cause in outcome.failures.items() if client not in arrived})
@@ -163,7 +172,7 @@ class Summing:
     def _check_left(self, left: int, what: str) -> None:
         members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
         if left < quorum:
-            causes = self.collecting.names.titled(self.causes)
+            causes = self.names.titled(self.causes)
             cause = next((f"; {client}: {text}" for client, text in causes.items()), "")
             raise UserError(
                 f"{left} of {members} clients {what}, and a secure sum needs {quorum}: the round is lost{cause}"

@@ -22,13 +22,6 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], auc: Mapping
 
     Rates of 0, which a logarithmic axis cannot show, are left out.
 
-    Args:
-        curves: False and true positive rates, ascending, by name.
-        auc: Area under each curve.
-
-    Returns:
-        The figure.
-
     Raises:
         ValueError: `curves` is empty.
     """
@@ -73,9 +66,6 @@ def draw_correlation_heatmap(
         r_squared: Plain R^2 (FADngs Eq. 18) [k, k].
         r: Plain R [k, k].
         corrected: Bias-corrected R^2 [k, k].
-
-    Returns:
-        The figure as it was written.
     """
     figure = blank_figure(7.16, 2.6)
     panels = figure.subplots(1, 3, sharey=True)
@@ -107,7 +97,6 @@ class Shown(NamedTuple):
 
     Attributes:
         image: Values in [0, 1], [H, W] or [H, W, 3].
-        caption: One line under it.
     """
 
     image: np.ndarray
@@ -115,16 +104,7 @@ class Shown(NamedTuple):
 
 
 def inversion_sheet(rows: Sequence[Sequence[Shown]], heads: Sequence[str], title: str) -> Figure:
-    """Draws a grid of images with a caption under each.
-
-    Args:
-        rows: At least one, each with one image a column.
-        heads: Heading of each column.
-        title: Heading of the sheet.
-
-    Returns:
-        The figure.
-    """
+    """Draws a grid of images with a caption under each."""
     height, width = rows[0][0].image.shape[:2]
     cell = _CELL * height / width
     figure = blank_figure(len(heads) * _CELL, _HEAD + len(rows) * (cell + _CAPTION))

@@ -1,4 +1,4 @@
-"""What a run ends with on the console: four rows of numbers, each with a word, and what a client alone would find."""
+"""What a run ends with on the console: numbers with a word each, and what one client or no look at images gives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_title, promised_text
 
 _CHOSEN = ("i_auroc", "pro", "false_alarm_rate", "miss_rate")
@@ -23,14 +24,7 @@ _WORDS = {
 
 
 def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Lists the four metrics that tell most of a run's last round, each with a word.
-
-    Args:
-        result: Content of ``result.json``.
-
-    Returns:
-        Text of each cell by its heading.
-    """
+    """Lists the four metrics that tell most of a run's last round, each with a word."""
     last, alone = result["last"], result.get("alone", {}).get("metrics")
     columns = {"together": (last, "mean"), "worst client": (last, "worst")}
     if alone:
@@ -38,7 +32,10 @@ def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "last round": metric_title(name),
-            **{head: _number(values.get(name, {}).get(kind)) for head, (values, kind) in columns.items()},
+            **{
+                head: f"{value:.3f}" if _known(value := values.get(name, {}).get(kind)) else "-"
+                for head, (values, kind) in columns.items()
+            },
             "what it tells": _words(name, result),
         }
         for name in _listed(last)
@@ -47,9 +44,6 @@ def closing_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def in_words(result: Mapping[str, Any]) -> list[str]:
     """Says what a detector decides, and what the clients find together and alone; nothing where that is not known.
-
-    Args:
-        result: Content of ``result.json``.
 
     Example:
         >>> rates = {"false_alarm_rate": {"mean": 0.012}, "miss_rate": {"mean": 0.2}}
@@ -118,5 +112,54 @@ def _known(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _number(value: float | None) -> str:
-    return f"{value:.3f}" if value is not None and math.isfinite(value) else "-"
+_MOST_NUMBERS = 10
+
+CONSTANT_LABELS = {
+    "client_largest": "always the client's largest class",
+    "global_largest": "always the largest class of all clients",
+    "random": "a class of the client's at random",
+}
+"""Label of each constant prediction (`CONSTANTS`), by its name in results."""
+
+
+def looking_at_nothing(result: Mapping[str, Any]) -> str | None:
+    """Says what accuracy predictions that look at no image have after the last round.
+
+    Returns:
+        One line; None for a result without such accuracies.
+    """
+    if not result.get("constants"):
+        return None
+    found = {name: values[str(result["last"]["round"])] for name, values in result["constants"].items()}
+    named = next(iter(found.values()))
+    metric = "own_accuracy" if "own_accuracy" in named else next(iter(named))
+    parts = [f"{CONSTANT_LABELS[name]} {values[metric]:.3f}" for name, values in found.items()]
+    return f"Without a look at images, {metric_title(metric)}: {', '.join(parts)}."
+
+
+def constant_predictions(metrics: Mapping[str, Any], names: ClientNames = NUMBERS) -> str | None:
+    """Names the clients that predict a single class for every test image.
+
+    Returns:
+        One line; None if no client does.
+
+    Example:
+        >>> constant_predictions({"predicted_classes": {"per_client": {0: 1.0, 1: 4.0}}})
+        "client 0 predicts a single class for every test image; its accuracy is that class's share"
+        >>> constant_predictions({"predicted_classes": {"per_client": {0: 2.0, 1: 4.0}}})
+    """
+    found: Mapping[Any, float] = metrics.get("predicted_classes", {}).get("per_client", {})
+    clients = [int(client) for client, classes in found.items() if classes == 1]
+    if not clients:
+        return None
+    named = ", ".join(map(names.label, clients[:_MOST_NUMBERS])) + (
+        ", ..." if len(clients) > _MOST_NUMBERS else ""
+    )
+    if len(clients) == 1:
+        who = f"{names.title(clients[0])} predicts"
+    elif len(clients) == len(found):
+        who = f"all {len(clients)} clients predict"
+    else:
+        who = f"{len(clients)} of {len(found)} clients ({named}) predict"
+    whose = "its" if len(clients) == 1 else "their"
+    return f"{who} a single class for every test image; {whose} accuracy is that class's share"

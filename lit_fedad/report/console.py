@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,14 +24,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 import lit_fedad
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.text import printable, redact
-from lit_fedad.report.closing import closing_rows, in_words
-from lit_fedad.report.constant_predictions import constant_predictions, looking_at_nothing
+from lit_fedad.report.closing import closing_rows, constant_predictions, in_words, looking_at_nothing
 from lit_fedad.report.naming import (
     METRIC_TITLES,
     clock,
@@ -39,7 +37,6 @@ from lit_fedad.report.naming import (
     human_seconds,
     metric_family,
     metric_title,
-    spread_columns,
     without_value,
 )
 
@@ -62,11 +59,7 @@ def each_warning_once() -> Iterator[None]:
 
 
 class Display:
-    """Console output of one experiment.
-
-    Args:
-        quiet: Whether to print nothing but warnings and errors.
-    """
+    """Console output of one experiment."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._out = Console(quiet=quiet, highlight=False)
@@ -81,9 +74,6 @@ class Display:
 
         On a terminal this is a bar that vanishes at its end; elsewhere a line at the start and then at most one
         every 15 seconds. Steps do not nest.
-
-        Args:
-            description: Name of the step.
 
         Yields:
             A function of the number of items done and the number of all items.
@@ -115,11 +105,7 @@ class Display:
             yield self._progress_lines(_clean(description))
 
     def header(self, pairs: Mapping[str, str]) -> None:
-        """Prints what will run, one line a fact.
-
-        Args:
-            pairs: Name and value of each line: method, task, data, clients, backbone and weights, seed, ...
-        """
+        """Prints what will run, one line a fact."""
         width = max(map(len, pairs), default=0)
         for name, value in pairs.items():
             self._print(Text.assemble((f"{name:<{width}}", "bold"), f"  {_clean(value)}"))
@@ -143,16 +129,8 @@ class Display:
         goes to the time left, the bytes up and down, and the time of the round, in this order. Columns never
         become narrower, and a metric that is measured only in some rounds keeps its place in the others.
 
-        Args:
-            round: Number of the round from 1; set-up exchanges have numbers up to 0.
-            rounds: Number of rounds, without set-up exchanges.
-            loss: Mean training loss, shown from the first on; None if nothing was trained.
-            metrics: Value of each metric; empty in rounds without evaluation.
-            bytes_up: Bytes that all clients sent in this round.
-            bytes_down: Bytes that all clients received in this round.
-            seconds: Duration of the round in seconds.
-            eta_s: Estimated seconds until the end of the run; None if unknown.
-            name: Name of the exchange, shown instead of the number for a set-up exchange.
+        Set-up exchanges have numbers up to 0, and are shown by their name. Bytes are those of all clients, times in
+        seconds; `loss` and `eta_s`, until the end of the run, are None where they are not known.
         """
         digits = max(2, len(str(rounds)))
         label = f"round {round:>{digits}}/{rounds}"
@@ -181,11 +159,7 @@ class Display:
         self._print(Text.assemble((label, "bold"), rest))
 
     def closing_table(self, result: Mapping[str, Any]) -> None:
-        """Prints four metrics of the last round, each with a word, and what the detector finds.
-
-        Args:
-            result: Content of ``result.json``.
-        """
+        """Prints four metrics of the last round, each with a word, and what the detector finds."""
         self._print("")
         self.table(closing_rows(result))
         said = [*in_words(result), without_value(result["last"]), looking_at_nothing(result)]
@@ -204,23 +178,25 @@ class Display:
             metrics: Each with `mean` and `worst` (over the clients), `pooled` (all test images as one set) and, where
                 products are known, `per_product` and `product_mean`, where None or NaN means undefined.
         """
-        table, spreads = _table(), {"mean": "mean", **spread_columns(metrics)}
-        for head in spreads:
-            table.add_column(head, justify="right")
+        columns = {"mean": "mean", "worst client": "worst", "pooled": "pooled"}
+        if any("product_mean" in values for values in metrics.values()):
+            columns["mean of products"] = "product_mean"
         known = [metric for metric in METRIC_TITLES if metric in metrics]
-        for metric in _listed([*known, *metrics]):
-            cells = [_metric(metrics[metric].get(key)).strip() for key in spreads.values()]
-            table.add_row(metric_title(metric), *cells)
-        self._out.print(table)
+        # Errors of single anomaly sets are only in the files.
+        errors = ("fe", "me", "fe_calibrated", "me_calibrated")
+        listed = [name for name in dict.fromkeys([*known, *metrics]) if metric_family(name) not in errors]
+        self.table(
+            [
+                {"metric": metric_title(name)}
+                | {head: _metric(metrics[name].get(key)).strip() for head, key in columns.items()}
+                for name in listed
+            ]
+        )
         if lacking := without_value(metrics):
             self._print(lacking)
 
     def table(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Prints a table, one line a row however long; columns of numbers are aligned to the right.
-
-        Args:
-            rows: Text of each cell by its heading; at least one row, all with the same headings.
-        """
+        """Prints a table, one line a row however long; columns of numbers are aligned to the right."""
         columns = {head: [_clean(head), *(_clean(row[head]) for row in rows)] for head in rows[0]}
         padded = []
         for head, cells in columns.items():
@@ -233,30 +209,18 @@ class Display:
             self._print(line)
 
     def where_next(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Prints commands and paths to copy, each whole on a line of its own.
-
-        Args:
-            lines: Pairs (label, command or path).
-        """
+        """Prints commands and paths to copy, each whole on a line of its own."""
         width = max((len(label) for label, _ in lines), default=0)
         self._print("")
         for label, value in lines:
             self._print(Text.assemble((f"{label:<{width}}", "bold"), f"  {_clean(value)}"))
 
     def note(self, message: str) -> None:
-        """Prints a remark as one line.
-
-        Args:
-            message: The remark.
-        """
+        """Prints a remark as one line."""
         self._print(_clean(message))
 
     def warn(self, message: str) -> None:
-        """Prints a warning as one line on standard error, also when quiet.
-
-        Args:
-            message: What is wrong and what to do.
-        """
+        """Prints a warning as one line on standard error, also when quiet."""
         said = _said.get()
         if said is not None:
             if message in said:
@@ -265,21 +229,12 @@ class Display:
         self._complain("warning", "yellow", message)
 
     def unsent(self, records: int, run: Path) -> None:
-        """Warns of tracking records that wait in a run's folder, if there are any.
-
-        Args:
-            records: Their number.
-            run: The run's folder.
-        """
+        """Warns of tracking records that wait in a run's folder, if there are any."""
         if records:
             self.warn(f"{records} tracking records are kept; send them: lit-fedad sync run={run}")
 
     def error(self, message: str) -> None:
-        """Prints an error as one line on standard error, also when quiet.
-
-        Args:
-            message: What is wrong and what to do.
-        """
+        """Prints an error as one line on standard error, also when quiet."""
         self._complain("error", "bold red", message)
 
     def _print(self, text: Text | str) -> None:
@@ -324,10 +279,6 @@ def plain_warnings(display: Display, ignore: bool = False) -> Iterator[None]:
 
     Covers `warnings.warn` and `logging`. Of other libraries only logged errors are printed. Enter it before
     Lightning is imported: Lightning adds its own handlers if the root logger has none.
-
-    Args:
-        display: Prints the lines.
-        ignore: Whether to print no `warnings.warn` at all, for all processes but the first.
     """
     package = Path(lit_fedad.__file__).parent
 
@@ -365,19 +316,6 @@ class _LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.ERROR or record.name.startswith(f"{lit_fedad.__name__}."):
             self.display.warn(record.getMessage())
-
-
-def _listed(names: Iterable[str]) -> list[str]:
-    """Metrics of the closing tables, once each: errors of single anomaly sets are only in the files."""
-    errors = ("fe", "me", "fe_calibrated", "me_calibrated")
-    return [name for name in dict.fromkeys(names) if metric_family(name) not in errors]
-
-
-def _table() -> Table:
-    """Creates a table of metrics, whose titles stay on one line where it is narrow."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("metric", no_wrap=True)
-    return table
 
 
 def _clean(message: str) -> str:

@@ -31,9 +31,6 @@ def drift_figure(
         statistic: Shiryaev-Roberts statistic after each image [n].
         alarms: Numbers of the images, from 1, that raised an alarm.
         run_length: Statistic at which an alarm is raised.
-
-    Returns:
-        The figure.
     """
     figure = blank_figure(7.16, 4.6)
     share = labelled_axes(figure, "p-value in the stream", "images", (2, 1, 1))
@@ -66,17 +63,7 @@ def calibration_figure(
     intervals: Mapping[str, Sequence[tuple[float, float]]],
     missed: Mapping[str, Sequence[float]],
 ) -> Figure:
-    """Draws rates over the promised rate of false alarms, of each client's own products and of all others.
-
-    Args:
-        promised: Promised rates of false alarms, ascending.
-        seen: Rates of false alarms of all clients together, by side (``own``, ``foreign``); NaN is left out.
-        intervals: Their 95 % intervals.
-        missed: Rates of misses.
-
-    Returns:
-        The figure.
-    """
+    """Draws rates over the promised rate of false alarms, of each client's own products and of all others."""
     figure = blank_figure(7.16, 2.9)
     alarms = labelled_axes(figure, "promised false alarms", "false alarms seen", (1, 2, 1))
     misses = labelled_axes(figure, "promised false alarms", "anomalies missed", (1, 2, 2))
@@ -124,12 +111,6 @@ def client_scores_figure(clients: Mapping[int, ClientScores]) -> Figure:
     """Draws one panel a client: histograms of its scores, each as a share of its kind, and the threshold.
 
     Titles have the number of calibration images, and that of scores that are not finite, which are not drawn.
-
-    Args:
-        clients: Scores by client, at least one.
-
-    Returns:
-        The figure.
     """
     columns = min(len(clients), _COLUMNS)
     rows = math.ceil(len(clients) / columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,8 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.files import atomic
@@ -36,9 +35,6 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
     Args:
         counts: Images of each product type on each client [clients, products].
         products: Names of the product types.
-
-    Returns:
-        The figure.
 
     Raises:
         ValueError: `counts` is not of the shape [clients, products], or holds no image.
@@ -65,9 +61,6 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
     Args:
         counts: For every client the images of each of its stages and each class [stages, classes].
         products: Names of the classes.
-
-    Returns:
-        The figure.
 
     Raises:
         ValueError: An array is not of the shape [stages, classes], or there is no image at all.
@@ -100,14 +93,6 @@ def curves_figure(
     Up to 8 clients have a colour, line and marker each; more clients are thin and grey, with a band from the
     lowest to the highest value. Values that are not finite are gaps. The mean of a round is taken over the
     clients that have a finite value in it.
-
-    Args:
-        history: Pairs (round, value) of each client.
-        ylabel: Label of the values.
-        names: What clients are called.
-
-    Returns:
-        The figure.
 
     Raises:
         ValueError: `history` names no client.
@@ -150,15 +135,7 @@ def curves_figure(
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG atomically, with the same bytes for the same figure.
-
-    Args:
-        figure: The figure.
-        path: File to write; missing folders are created.
-
-    Returns:
-        `path`.
-    """
+    """Writes a figure as PNG atomically, with the same bytes for the same figure."""
     with atomic(path) as part:
         figure.savefig(part, format="png", metadata={"Software": None})
     return path
@@ -267,67 +244,3 @@ def _stacks(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.nda
             style = {"facecolor": style["facecolor"], "linewidth": 0}
         owners = np.flatnonzero(counts[:, product])
         yield owners, starts[owners, product], counts[owners, product], style
-
-
-_WIDE = 20  # from this ratio of the largest to the smallest on, bytes lie on a logarithmic axis
-_APART = 0.1  # between two numbers of rounds, as a share of the axis
-
-
-class Point(NamedTuple):
-    """One evaluation of a run.
-
-    Attributes:
-        round: Number of the round.
-        sent: Bytes that all clients have sent by its end.
-        value: Value of the metric.
-    """
-
-    round: int
-    sent: int
-    value: float
-
-
-def communication_figure(points: Sequence[Point], ylabel: str) -> Figure:
-    """Draws a metric over the bytes sent as one line, with the numbers of rounds as far as there is room.
-
-    Args:
-        points: At least one, rounds ascending. Those before anything was sent are left out if the axis is
-            logarithmic.
-        ylabel: Label of the values.
-
-    Returns:
-        The figure.
-    """
-    figure = blank_figure(3.5, 2.3)
-    axes = labelled_axes(figure, "sent by all clients by the end of a round (MB)", ylabel)
-    sending = [point for point in points if point.sent > 0]
-    if sending and sending[-1].sent >= _WIDE * sending[0].sent:
-        points = sending
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-    axes.plot([p.sent / 1e6 for p in points], [p.value for p in points], **line_style(0, len(points)))
-    axes.margins(x=0.06, y=0.12)
-    axes.autoscale_view()
-    _number(axes, points)
-    return figure
-
-
-def _number(axes: Axes, points: Sequence[Point]) -> None:
-    """Writes the numbers of rounds, from the last one back, where the next one is far enough away."""
-    across = axes.transData.transform([(p.sent / 1e6, p.value) for p in points])[:, 0]
-    shares = (across - axes.bbox.x0) / axes.bbox.width
-    free = math.inf
-    for share, point in zip(shares[::-1], points[::-1], strict=True):
-        if free - share >= _APART:
-            free = share
-            text = axes.annotate(
-                str(point.round),
-                (point.sent / 1e6, point.value),
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="center",
-                fontsize=FONT_SIZE - 1,
-                color=DARK,
-            )
-            text.set_path_effects([withStroke(linewidth=1.5, foreground="white")])

@@ -41,13 +41,6 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     The scale is shared so that rows can be compared; it covers `robust_range` of all maps. If no case has a
     mask, the mask column is left out. The overlay has the outline of the mask.
 
-    Args:
-        cases: Cases to show, at least one.
-        title: Heading of the sheet.
-
-    Returns:
-        The figure.
-
     Raises:
         ValueError: There is no case.
     """
@@ -102,9 +95,6 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
 
 def robust_range(maps: Iterable[np.ndarray]) -> tuple[float, float]:
     """Computes the ends of a colour scale that a few extreme pixels do not stretch.
-
-    Args:
-        maps: Anomaly maps of any size; values that are not finite are left out.
 
     Returns:
         The 2nd and the 99.5th percentile of all values (defects are small, hence the uneven pair); (0, 1) if

@@ -9,7 +9,7 @@ import base64
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, Literal
 from urllib.parse import quote
@@ -22,12 +22,7 @@ from lit_fedad.core.text import printable, printable_lines
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Writes a table in Markdown, padded so that it can also be read as it is.
 
-    Args:
-        heads: Heading of each column.
-        rows: Text of each cell, one a heading; ``|`` must be escaped.
-
-    Returns:
-        The lines of the table, without an end of line after the last.
+    In cells ``|`` must be escaped. The last line has no end.
 
     Raises:
         ValueError: A row has more or fewer cells than there are headings.
@@ -50,7 +45,6 @@ class Cell:
     """One cell of a table.
 
     Attributes:
-        text: Its text.
         url: Link to the source of the text.
     """
 
@@ -63,7 +57,6 @@ class Line:
     """One line of a table.
 
     Attributes:
-        cells: One cell a heading.
         part: Whether the line is a part of the one above, such as one seed of several.
     """
 
@@ -73,11 +66,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraphs.
-
-    Attributes:
-        lines: Text of each paragraph.
-    """
+    """Paragraphs."""
 
     kind: ClassVar[str] = "prose"
     lines: Sequence[str]
@@ -88,10 +77,6 @@ class Grid:
     """A table.
 
     Attributes:
-        title: Its title.
-        heads: Heading of each column.
-        lines: Its lines.
-        notes: Remarks under the table.
         texts: Number of columns from the left that hold text; the others hold numbers.
     """
 
@@ -108,11 +93,7 @@ class Picture:
     """One picture.
 
     Attributes:
-        data: Content of its file.
-        form: Format of its file.
         alt: Description for readers who do not see it.
-        caption: Text below it.
-        url: Link to its run.
     """
 
     data: bytes
@@ -130,12 +111,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures side by side, if there is room.
-
-    Attributes:
-        pictures: At least one.
-        title: Their common title.
-    """
+    """Pictures side by side, if there is room."""
 
     kind: ClassVar[str] = "gallery"
     pictures: Sequence[Picture]
@@ -159,12 +135,7 @@ Block = Prose | Grid | Gallery | Commands
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under a heading.
-
-    Attributes:
-        title: The heading.
-        blocks: Its content.
-    """
+    """A part of the page under a heading."""
 
     title: str
     blocks: Sequence[Block]
@@ -180,7 +151,6 @@ class Page:
     """The report.
 
     Attributes:
-        title: Its title.
         summary: One line under the title.
         sections: Its parts, with different titles.
     """
@@ -193,12 +163,6 @@ class Page:
 def render_html(page: Page) -> str:
     """Renders a report as one HTML document that loads no other file.
 
-    Args:
-        page: The report.
-
-    Returns:
-        The document.
-
     Example:
         >>> "<h1>1 &lt; 2</h1>" in render_html(Page("1 < 2", "", []))
         True
@@ -208,13 +172,6 @@ def render_html(page: Page) -> str:
 
 def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, bytes]]:
     r"""Renders a report in Markdown, with the files of its pictures.
-
-    Args:
-        page: The report.
-        folder: Name of the folder for the pictures, beside the Markdown file.
-
-    Returns:
-        The text, and the content of each picture by file name.
 
     Example:
         >>> text, files = render_markdown(Page("1 < 2", "so it is", []), "pictures")
@@ -246,15 +203,11 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"md": _escaped, "md_url": _plain_url}
+    # What would end a Markdown link is escaped in addresses.
+    environment.filters |= {"md": _escaped, "md_url": partial(quote, safe="/:#?&=%.,-_~+@")}
     return environment
 
 
 def _escaped(text: str) -> str:
     """Escapes a text for Markdown, on one line."""
     return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))
-
-
-def _plain_url(url: str) -> str:
-    """Escapes the characters of an address that would end a Markdown link."""
-    return quote(url, safe="/:#?&=%.,-_~+@")

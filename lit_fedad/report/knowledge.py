@@ -51,9 +51,6 @@ def knowledge_plane(
         labels: Class of each image [n].
         condensed: Whether each image is condensed, else real, bool [n].
         classes: Names of the classes.
-
-    Returns:
-        The figure.
     """
     place, label, made = np.asarray(places), np.asarray(labels), np.asarray(condensed, dtype=bool)
     colours = class_colours(len(classes))
@@ -88,9 +85,6 @@ def knowledge_plane(
 def class_colours(number: int) -> np.ndarray:
     """Returns one colour a class, from the common palette or, for more classes, a larger one.
 
-    Args:
-        number: Number of classes.
-
     Returns:
         Red, green, blue and opacity in [0, 1] [number, 4].
     """
@@ -119,9 +113,6 @@ def knowledge_sheet(shared: Mapping[int, tuple[np.ndarray, np.ndarray]], classes
         shared: Images uint8 of 1 or 3 channels [n, C, H, W] and labels [n] of each round, by its number; at least
             one round.
         classes: Names of the classes.
-
-    Returns:
-        The figure.
     """
     rounds = [sorted(shared)[i] for i in evenly(len(shared), _MOST_ROUNDS)]
     labels = evenly(len(classes), _MOST_CLASSES)
@@ -151,13 +142,6 @@ def knowledge_sheet(shared: Mapping[int, tuple[np.ndarray, np.ndarray]], classes
 
 def evenly(count: int, most: int) -> list[int]:
     """Chooses evenly spaced numbers below ``count``, the first and the last among them.
-
-    Args:
-        count: Number of numbers to choose from.
-        most: Largest number of numbers to choose.
-
-    Returns:
-        The numbers, ascending.
 
     Example:
         >>> evenly(3, 8), evenly(100, 5)

@@ -28,11 +28,7 @@ _ATTACK_TITLES |= {f"{name}_chance": f"{title}, chance" for name, title in _ATTA
 def metric_title(name: str) -> str:
     """Returns the title of a metric or of an attack's number; of a single anomaly set, its family's title and the set.
 
-    Args:
-        name: Name of the metric in results.
-
-    Returns:
-        The title; the name itself for a metric that has none.
+    A metric that has none is its own title.
 
     Example:
         >>> metric_title("fe"), metric_title("fe_calibrated_svhn"), metric_title("auroc_svhn")
@@ -45,13 +41,7 @@ def metric_title(name: str) -> str:
 
 
 def metric_family(name: str) -> str | None:
-    """Returns the metric of which a name stands for the value on a single anomaly set.
-
-    Args:
-        name: Name of a metric in results.
-
-    Returns:
-        Name of the metric over all sets; None for a name that is no single set's.
+    """Returns the metric of which a name stands for the value on a single anomaly set; None for any other name.
 
     Example:
         >>> metric_family("fe_calibrated_svhn"), metric_family("fe_calibrated")
@@ -63,13 +53,7 @@ def metric_family(name: str) -> str | None:
 
 
 def human_bytes(count: int) -> str:
-    """Formats a number of bytes in decimal units.
-
-    Args:
-        count: Number of bytes.
-
-    Returns:
-        Whole bytes, or two decimals of the unit that leaves less than 1,000.
+    """Formats a number of bytes: whole bytes, or two decimals of the decimal unit that leaves less than 1,000.
 
     Example:
         >>> human_bytes(999), human_bytes(22_478_848), human_bytes(999_999)
@@ -87,12 +71,6 @@ def human_bytes(count: int) -> str:
 
 def human_seconds(seconds: float) -> str:
     """Formats a duration.
-
-    Args:
-        seconds: Duration in seconds.
-
-    Returns:
-        Seconds with one decimal below a minute, else as `clock`.
 
     Example:
         >>> human_seconds(1.84), human_seconds(75), human_seconds(7384)
@@ -133,14 +111,6 @@ def promised_text(rates: Iterable[float]) -> str:
     ordered = sorted(rates)
     low, high = f"{ordered[0]:g}", f"{ordered[-1]:g}"
     return low if low == high else f"{low} to {high} by client"
-
-
-def spread_columns(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values of a metric beside its mean over clients: key by heading."""
-    spreads = {"worst\nclient": "worst", "pooled": "pooled"}
-    if any("product_mean" in values for values in metrics.values() if isinstance(values, Mapping)):
-        spreads["mean of\nproducts"] = "product_mean"
-    return spreads
 
 
 def without_value(metrics: Mapping[str, Any]) -> str | None:

@@ -102,9 +102,6 @@ def save_heatmap(
         vmax: Score at its upper end.
         caption: Short text, set as large as the width of the image allows.
 
-    Returns:
-        `path`.
-
     Raises:
         ValueError: Image and map differ in size.
     """

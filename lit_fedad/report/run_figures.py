@@ -32,9 +32,6 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
         ylabel: Label of the y axis.
         whole: Whether x is a whole number. Otherwise its axis becomes logarithmic if the largest x is at least 20
             times the smallest above 0, and points with x <= 0 are left out.
-
-    Returns:
-        The figure.
     """
     curves = [curve for group in groups.values() for curve in group]
     above = [x for curve in curves for x, _ in curve if x > 0]
@@ -57,15 +54,7 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
 
 
 def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Figure:
-    """Draws one row a run with one dot a client and a bar at the mean; the worst client is named.
-
-    Args:
-        groups: Value by what a client is called, of each run; at least one client each.
-        xlabel: Label of the values.
-
-    Returns:
-        The figure.
-    """
+    """Draws one row a run with one dot a client and a bar at the mean; the worst client is named."""
     figure = blank_figure(4.6, 0.7 + 0.26 * len(groups))
     axes = labelled_axes(figure, xlabel, "")
     axes.grid(visible=False)
@@ -100,14 +89,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def sheet(path: Path) -> bytes:
-    """Converts a picture file to WebP of at most 1,000 pixels in width.
-
-    Args:
-        path: Picture file.
-
-    Returns:
-        Content of the WebP file.
-    """
+    """Converts a picture file to WebP of at most 1,000 pixels in width."""
     with Image.open(path) as image:
         picture = image.convert("RGB")
     height = round(picture.height * _SHEET_WIDTH / picture.width)

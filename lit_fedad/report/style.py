@@ -30,11 +30,7 @@ LEGEND: dict[str, Any] = {
 
 
 def blank_figure(width: float, height: float) -> Figure:
-    """Creates an empty figure in the common style, on an Agg canvas.
-
-    Args:
-        width: Width in inches.
-        height: Height in inches.
+    """Creates an empty figure of a width and height in inches in the common style, on an Agg canvas.
 
     Returns:
         A figure with constrained layout at 200 dots an inch.
@@ -47,18 +43,7 @@ def blank_figure(width: float, height: float) -> Figure:
 def labelled_axes(
     figure: FigureBase, xlabel: str, ylabel: str, place: tuple[int, int, int] = (1, 1, 1), **shared: Any
 ) -> Axes:
-    """Adds axes in the common style to a figure.
-
-    Args:
-        figure: Figure or part of a figure.
-        xlabel: Label of the x axis.
-        ylabel: Label of the y axis.
-        place: Rows, columns and number of the axes in a grid; by default they fill the figure.
-        **shared: ``sharex`` and ``sharey``.
-
-    Returns:
-        The axes.
-    """
+    """Adds axes in the common style to a figure."""
     axes = figure.add_subplot(*place, **shared)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)
@@ -76,9 +61,6 @@ def line_style(index: int, points: int) -> dict[str, Any]:
     Args:
         index: Position of the client; colours and markers are used in turn, then again with the next line style.
         points: Number of points of the line; above 30 there are no markers.
-
-    Returns:
-        Keyword arguments for matplotlib's ``plot``.
     """
     turn, colour = divmod(index, len(_MARKERS))
     marker = _MARKERS[colour] if points <= 30 else None
@@ -87,13 +69,5 @@ def line_style(index: int, points: int) -> dict[str, Any]:
 
 
 def legend_mark(label: str, **look: Any) -> Line2D:
-    """Creates a mark without a line, for a legend.
-
-    Args:
-        label: Text beside the mark.
-        **look: Keyword arguments for matplotlib's ``Line2D``.
-
-    Returns:
-        The handle of the legend.
-    """
+    """Creates a mark without a line, for a legend."""
     return Line2D([], [], linestyle="", markersize=4, label=label, **look)

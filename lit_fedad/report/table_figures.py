@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -20,16 +19,7 @@ from lit_fedad.report.tables import Outcome, Table
 
 
 def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
-    """Draws the table's first metric in the last round: means over seeds, sample standard deviations as bars.
-
-    Args:
-        table: The table; its rows, in their order, are the points of each line.
-        columns: Label of each column, which is one line.
-        runs: Runs, from `lit_fedad.report.tables.runs_frame`.
-
-    Returns:
-        The figure.
-    """
+    """Draws the table's first metric in the last round: means over seeds, sample standard deviations as bars."""
     metric, labels = table.metrics[0], [row.label for row in table.rows]
     figure = blank_figure(3.5, 2.3)
     axes = labelled_axes(figure, table.rows_are, f"{metric_title(metric)} (%)")
@@ -45,16 +35,7 @@ def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fig
 
 
 def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
-    """Draws the table's first metric after each stage: means over seeds, sample standard deviations as bars.
-
-    Args:
-        table: The table; its rows are the lines, without those that no run belongs to.
-        columns: Label of each column, which is one panel.
-        runs: Runs, from `lit_fedad.report.tables.runs_frame`.
-
-    Returns:
-        The figure.
-    """
+    """Draws the table's first metric after each stage: means over seeds, sample standard deviations as bars."""
     metric = table.metrics[0]
     labels = [row.label for row in table.rows if row.label in set(runs["row"])]
     stages = [name for name in map(str, runs) if name.startswith(f"{metric}_task_")]
@@ -86,10 +67,6 @@ _WIDTH, _HEIGHT = 2.4, 1.8  # inches of a panel
 def rounds_frame(table: Table, outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """Lists the table's quantities by round.
 
-    Args:
-        table: The table; with the figure ``"clients"`` losses are listed by client.
-        outcomes: Its runs.
-
     Returns:
         One line for each run, quantity, client and round; ``client`` is empty for a mean over clients.
     """
@@ -105,17 +82,7 @@ def rounds_frame(table: Table, outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> Figure:
-    """Draws one line a row over the rounds: means over seeds.
-
-    Args:
-        table: The table; its rows are the lines, without those that no run belongs to.
-        columns: Label of each column.
-        frame: Values, from `rounds_frame`.
-
-    Returns:
-        The figure, with a line of panels for each quantity and one panel a column; with the figure ``"clients"`` a
-        line of panels for each column and one panel a client.
-    """
+    """Draws one line a row over the rounds: means over seeds."""
     labels = [row.label for row in (*table.rows, *table.beyond) if row.label in set(frame["row"])]
     if table.figure == "clients":
         clients = sorted(frame["client"].unique(), key=int) or ["0"]
@@ -125,25 +92,20 @@ def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> 
     high, wide = len(panels), len(panels[0])
     figure = blank_figure(max(3.5, _WIDTH * wide), _HEIGHT * high + 0.5)
     for place, (quantity, column, client) in enumerate((p for line in panels for p in line), start=1):
-        axes = labelled_axes(figure, "round", _title(quantity), (high, wide, place))
+        of_one = quantity in METRIC_TITLES
+        title = f"{metric_title(quantity)} (%)" if of_one else _TITLES.get(quantity, quantity)
+        axes = labelled_axes(figure, "round", title, (high, wide, place))
         axes.set_title(f"{column}, client {client}" if client else column, fontsize=FONT_SIZE + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         of_panel = (frame["quantity"] == quantity) & (frame["column"] == column) & (frame["client"] == client)
-        _draw(axes, frame[of_panel], labels, 100 if quantity in METRIC_TITLES else 1)
+        for index, label in enumerate(labels):
+            values = frame[of_panel & (frame["row"] == label)].groupby("round")["value"]
+            means = (100 if of_one else 1) * values.mean()
+            axes.plot(means.index, means, label=label, **line_style(index, len(means)))
     axes = figure.axes[0]
     if labels:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
     return figure
-
-
-def _draw(axes: Axes, frame: pd.DataFrame, labels: Sequence[str], scale: float) -> None:
-    for index, label in enumerate(labels):
-        means = scale * frame[frame["row"] == label].groupby("round")["value"].mean()
-        axes.plot(means.index, means, label=label, **line_style(index, len(means)))
-
-
-def _title(quantity: str) -> str:
-    return f"{metric_title(quantity)} (%)" if quantity in METRIC_TITLES else _TITLES.get(quantity, quantity)
 
 
 def _means(result: Mapping[str, Any], quantity: str, ending: str) -> Iterator[tuple[str, int, float]]:
@@ -175,16 +137,7 @@ _BLANK = 0.2  # height over width of a picture that is not there
 def sheets_figure(
     rows: Sequence[str], columns: Sequence[str], pictures: Mapping[tuple[str, str], Path]
 ) -> Figure:
-    """Draws a grid of pictures.
-
-    Args:
-        rows: Labels of the rows.
-        columns: Labels of the columns.
-        pictures: Picture files by labels of row and column.
-
-    Returns:
-        The figure; a place without a picture says so.
-    """
+    """Draws a grid of pictures."""
     held = {}
     for place, file in pictures.items():
         with Image.open(file) as image:

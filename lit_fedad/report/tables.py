@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from lit_fedad.report.html import markdown_table
 from lit_fedad.report.naming import human_bytes, human_seconds, metric_title
 
 UNKNOWN = "–"  # noqa: RUF001
@@ -27,8 +28,6 @@ class Row:
     """A row of the table.
 
     Attributes:
-        label: Its name.
-        overrides: Overrides of its runs.
         paper: The paper's numbers, one a metric, by the name of the data, or by the column's label if columns
             differ in settings. In a table of declared forms the one number is MiB.
         ending: Ending of the metrics' names in results (``"_lp"``), if one run has metrics of several classifiers.
@@ -62,16 +61,12 @@ class Table:
     """Content of a table.
 
     Attributes:
-        title: Its title.
         source: Place where the paper's numbers were printed.
         metrics: Names of metrics in results. All are shares of one, shown in per cent. None in a table of declared
             forms.
-        rows_are: Heading of the rows.
         columns: The paper's columns by label: the name of a data configuration, or data with settings.
         protocol: The paper's protocol, as overrides.
-        rows: The paper's rows.
         beyond: Rows that the paper does not have.
-        note: Remark for the reader.
         figure: Figure of the first metric: one line a column over the paper's ``"rows"``, or one line a row over
             the stages (``"tasks"``) with one panel a column. Or one line a row over the rounds, of all clients
             (``"rounds"``) or of each (``"clients"``). Or pictures that runs drew themselves (``"sheets"``).
@@ -115,10 +110,6 @@ class Outcome:
     """State and result of one run of a table.
 
     Attributes:
-        row: Label of its row.
-        column: Label of its column.
-        seed: Its seed.
-        folder: Folder of its files.
         result: Content of its ``result.json``; None if it is not complete.
         cause: Cause of its failure; None if it did not fail.
         ending: Ending of the metrics' names, as in `Row`.
@@ -168,18 +159,7 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
 def results_table(
     table: Table, rows: Sequence[Row], columns: Mapping[str, str], runs: pd.DataFrame, bold: bool = False
 ) -> pd.DataFrame:
-    """Formats metrics of the last round as mean ± sample standard deviation over seeds.
-
-    Args:
-        table: Metrics, headings, and the value in brackets.
-        rows: Rows of the table to list.
-        columns: Key of each column's numbers in `Row.paper`, by the column's label.
-        runs: Runs, from `runs_frame`.
-        bold: Whether our best value of each column is in bold, in Markdown.
-
-    Returns:
-        Texts of the cells, with the paper's numbers beside ours.
-    """
+    """Formats metrics of the last round as mean ± sample standard deviation over seeds."""
     cells: dict[str, list[str]] = {table.rows_are: [row.label for row in rows]}
     for column, key in columns.items():
         for index, metric in enumerate(table.metrics):
@@ -199,16 +179,7 @@ def results_table(
 
 
 def costs_table(table: Table, rows: Sequence[Row], runs: pd.DataFrame) -> pd.DataFrame:
-    """Formats bytes, time and settings of each row, from lowest to highest where its runs differ.
-
-    Args:
-        table: Heading of the rows.
-        rows: Rows of the table to list.
-        runs: Runs, from `runs_frame`.
-
-    Returns:
-        Texts of the cells.
-    """
+    """Formats bytes, time and settings of each row, from lowest to highest where its runs differ."""
     lines = []
     for row in rows:
         group = runs[(runs["row"] == row.label) & (runs["state"] == "complete")]
@@ -256,7 +227,7 @@ def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> 
         of_rounds = pd.DataFrame([result["metrics"][str(round)] for round in rounds], dtype=float)
         moments[f"task_{stage}"] = of_rounds.mean(skipna=False).to_dict()
     figures = {
-        f"{metric}_{moment}": _float(means.get(f"{metric}{ending}"))
+        f"{metric}_{moment}": math.nan if (mean := means.get(f"{metric}{ending}")) is None else float(mean)
         for metric in metrics
         for moment, means in moments.items()
     }
@@ -312,10 +283,6 @@ def _paper(number: PaperNumber) -> str:
     return " ± ".join(f"{part:.2f}" for part in (number if isinstance(number, Sequence) else [number]))
 
 
-def _float(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
-
-
 def _bytes(value: float) -> str:
     return human_bytes(round(value))
 
@@ -331,3 +298,70 @@ def _span(values: pd.Series, text: Callable[[float], str]) -> str:
 def distinct(values: pd.Series) -> str:
     """Lists values that differ, each once, in their order; `UNKNOWN` where there are none."""
     return "; ".join(dict.fromkeys(map(str, values.dropna()))) or UNKNOWN
+
+
+_BRACKETS = {
+    "best": "the best round, which a run chooses by its first metric on the test set",
+    "task_1": "the last round of the first task",
+}
+
+
+def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[str]:
+    """Explains the numbers, and names the data of each column."""
+    ours = (
+        "Per cent. Ours: mean over clients on the common test set after the last round, mean ± sample standard "
+        f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}."
+    )
+    if table.attack:
+        ours = (
+            "Per cent. Ours: what membership inference finds in what clients send, mean over the attacked shadow runs; "
+            "mean ± sample standard deviation over seeds."
+        )
+    lines = [
+        ours,
+        "Bytes: of one client, mean over clients; a round is the last training round, set-up exchanges count in "
+        "all. Time: median of the training rounds.",
+    ]
+    for column in columns:
+        group = runs[runs["column"] == column]
+        done = group[group["state"] == "complete"]
+        facts = [
+            f"data {distinct(done['data'])}",
+            f"{distinct(done['training_images'])} training images",
+            f"{distinct(done['image_size'])} pixels",
+            f"{len(done)} of {len(group)} runs complete",
+        ]
+        lines.append(f"{column}: {', '.join(facts)}.")
+    return lines
+
+
+def markdown(
+    table: Table,
+    chosen: Sequence[str],
+    columns: Mapping[str, str],
+    runs: pd.DataFrame,
+    constants: tuple[Sequence[Row], pd.DataFrame] | None = None,
+) -> str:
+    """Writes the table with costs and caption in Markdown."""
+    blocks = [
+        ("", [row for row in table.rows if row.label in chosen]),
+        ("## Beyond the paper", [row for row in table.beyond if row.label in chosen]),
+    ]
+    parts = [f"# {table.title}", f"The paper's numbers: {table.source}."]
+    for head, rows in blocks:
+        if rows:
+            parts += [head, _markdown_of(results_table(table, rows, columns, runs, bold=True))]
+            parts += [_markdown_of(costs_table(table, rows, runs))]
+    if constants is not None:
+        parts += [
+            "## Predictions that look at no image",
+            _markdown_of(results_table(table, constants[0], columns, constants[1])),
+        ]
+    lines = [*caption(table, list(columns), runs), "Bold: our best of a column."]
+    parts.append("\n".join(f"- {line}" for line in lines))
+    parts.append(" ".join(table.note.split()))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _markdown_of(frame: pd.DataFrame) -> str:
+    return markdown_table(list(frame.columns), frame.to_numpy().tolist())

@@ -19,12 +19,12 @@ from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import decide_apart
-from lit_fedad.experiment.build import Model, build_model
+from lit_fedad.experiment.build import Model, Record, build_model
 from lit_fedad.experiment.decisions import ship
 from lit_fedad.experiment.evaluators import TestsElsewhere, build_evaluator_of_answers
 from lit_fedad.experiment.federations import build_federation
+from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_data import Record
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
@@ -120,8 +120,8 @@ def coordinate(
             clients.plan = replace(clients.plan, names=[names[client] for client in sorted(names)])
 
 
-class SiteClients(RunCallback):
-    """The sites of a run (`Participants`), and the end of its rounds when others come; made as by `coordinate`."""
+class SiteClients(Participants, RunCallback):
+    """The sites of a run, and the end of its rounds when others come; made as by `coordinate`."""
 
     fabric: Mapping[str, Any] = {"devices": 1, "num_nodes": 1}
 

@@ -138,7 +138,7 @@ class OwnReport:
         """
         if not predicted.maps or not isinstance(self.data.images, ImageSet) or not find_spec("matplotlib"):
             return False
-        from lit_fedad.experiment.figures.anomaly import drawn_cases
+        from lit_fedad.experiment.figures.predictions import drawn_cases
         from lit_fedad.report.figures import save_figure
         from lit_fedad.report.heatmaps import heatmap_sheet
 

@@ -13,10 +13,9 @@ from lightning.fabric import Fabric
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
-from lit_fedad.federation.checkpoint import read_meta
-from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.federation.checkpoint import read_meta, read_state, write_state
 from lit_fedad.federation.client_runner import ClientResult
-from lit_fedad.federation.state_file import read_state, write_state
+from lit_fedad.federation.evaluator import ClientQuery
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.sites.messages import LONGEST_START, Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.client_pool import State, detached
-from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.sites.refusals import Code, RefusalError
 
 

@@ -25,8 +25,7 @@ from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.results import best_so_far, show, write_results
 from lit_fedad.sweep.storage import open_storage, standing
-from lit_fedad.sweep.trial import DEFAULT, play_trial
-from lit_fedad.sweep.worker import Play, Registry, Worker, refuse_failures
+from lit_fedad.sweep.worker import DEFAULT, Play, Registry, Worker, play_trial, refuse_failures
 from lit_fedad.tracking.sender import Delivery
 from lit_fedad.tracking.tracker import Tracker
 
@@ -72,11 +71,6 @@ class SweepOptions:
 
 def sweep(options: Sequence[str], display: Display, play: Play | None = None) -> None:
     """Joins a study, or begins it; any number of processes may do so.
-
-    Args:
-        options: Those of `SweepOptions`; any other overrides the configuration of every trial.
-        display: Shows what happens.
-        play: Plays one trial; by default an ordinary run.
 
     Raises:
         UserError: For bad input, before anything runs; and if all trials fail.

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
 from optuna.trial import create_trial
@@ -81,7 +76,6 @@ class Dimension:
     """One searched key of the configuration.
 
     Attributes:
-        type: Kind of its values.
         low: Least value of a number.
         high: Largest value of a number.
         log: Search the number's logarithm.
@@ -116,7 +110,6 @@ class Plan:
     """A study: the experiment that its trials run, the keys that they vary, and the objectives.
 
     Attributes:
-        base: The experiment's overrides.
         objectives: Direction by metric. A metric is a mean over clients after the last round (``pro``), ``pro/worst``,
             ``pro/pooled``, over products (``pro/product_mean``), or ``bytes``: bytes sent in a round, up and down.
         space: Searched keys, each with its `Dimension`.
@@ -186,10 +179,6 @@ def sweeps_folder() -> Path:
 def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
     """Reads a study file and checks it against the configuration that it searches.
 
-    Args:
-        study: Name of a file in ``sweeps/``, or the path of another one.
-        overrides: Overrides for every trial.
-
     Raises:
         UserError: If the study does not exist, or something in its file is wrong.
     """
@@ -224,7 +213,9 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
     """
     for key, value in section.items():
         for name in _targets(value) if key in _CALLED else ():
-            if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not _is_optuna(name):
+            if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not (
+                inspect.isclass(found := locate(name)) and issubclass(found, (BaseSampler, BasePruner))
+            ):
                 raise UserError(
                     f"{where}: {key} names {name}; a study names Optuna's samplers and pruners alone"
                 )
@@ -241,11 +232,6 @@ def _targets(value: Any) -> Iterator[str]:
         value = list(value.values())
     for part in value if isinstance(value, list) else ():
         yield from _targets(part)
-
-
-def _is_optuna(name: str) -> bool:
-    found = locate(name)
-    return inspect.isclass(found) and issubclass(found, (BaseSampler, BasePruner))
 
 
 def _check(plan: Plan, where: str) -> None:

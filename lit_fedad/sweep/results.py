@@ -21,19 +21,11 @@ from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import attempts, standing
-from lit_fedad.sweep.trial import DEFAULT
+from lit_fedad.sweep.worker import DEFAULT
 
 
 def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
-    """Builds the table of trials, one line a trial, each as its last attempt.
-
-    Args:
-        study: The study.
-        plan: Its file.
-
-    Returns:
-        Number, state, objectives, searched keys, and what became of each trial.
-    """
+    """Builds the table of trials, one line a trial, each as its last attempt."""
     rows = []
     for name, trial in standing(study).items():
         values = trial.values or [None] * len(plan.objectives)
@@ -57,16 +49,7 @@ def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
 
 
 def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
-    """Writes the table of trials, and those figures that the study has enough trials for.
-
-    Args:
-        study: The study.
-        plan: Its file.
-        out: The study's folder.
-
-    Returns:
-        The files: ``trials.csv``, and PNGs in ``figures``.
-    """
+    """Writes the table of trials, and those figures that the study has enough trials for."""
     table = out / "trials.csv"
     with atomic(table) as part:
         trials_frame(study, plan).map(csv_cell).to_csv(part, index=False)
@@ -111,11 +94,7 @@ def show(study: Study, plan: Plan, display: Display) -> None:
 
 
 def best_so_far(study: Study, plan: Plan) -> dict[int, float]:
-    """Computes the best value of a study's one objective after each complete trial.
-
-    Returns:
-        Value by trial; nothing where there are several objectives.
-    """
+    """Computes the best value of a study's one objective after each complete trial."""
     better = max if study.directions[0] == StudyDirection.MAXIMIZE else min
     curve: dict[int, float] = {}
     for name, trial in standing(study).items():
@@ -126,12 +105,11 @@ def best_so_far(study: Study, plan: Plan) -> dict[int, float]:
 
 def _row(plan: Plan, name: int, trial: FrozenTrial, rank: str) -> dict[str, str]:
     values = {m: f"{v:.6g}" for m, v in zip(plan.objectives, trial.values, strict=True)}
-    params = {key: _shown(value) for key, value in trial.params.items()}
+    params = {
+        key: f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
+        for key, value in trial.params.items()
+    }
     return {"": rank, "trial": str(name), **values, **params}
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
 
 
 def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
@@ -140,7 +118,7 @@ def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
     metrics = list(plan.objectives)
     for number, metric in enumerate(metrics):
         ending = f"_{metric.replace('/', '_')}" if len(metrics) > 1 else ""
-        of_metric = {"target": partial(_objective, number), "target_name": metric}
+        of_metric = {"target": lambda trial, number=number: trial.values[number], "target_name": metric}
         figures[f"importance{ending}"] = partial(drawn.plot_param_importances, study, **of_metric)
         figures[f"slices{ending}"] = partial(drawn.plot_slice, study, **of_metric)
     if len(metrics) > 1:
@@ -149,10 +127,6 @@ def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
         figures["history"] = partial(drawn.plot_optimization_history, study, target_name=metrics[0])
         figures["rounds"] = partial(drawn.plot_intermediate_values, study)
     return figures
-
-
-def _objective(number: int, trial: FrozenTrial) -> float:
-    return trial.values[number]
 
 
 def _whole(axes: Any) -> Figure:

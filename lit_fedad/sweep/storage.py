@@ -68,19 +68,8 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
     raise UserError(f"storage={redact(scheme)}: give one of {_FORMS}")
 
 
-def has_heartbeats(storage: BaseStorage) -> bool:
-    """Tells whether a storage records heartbeats of trials: databases do, journals and the proxy do not."""
-    return isinstance(storage, RDBStorage)
-
-
 def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:
-    """Records that a trial's worker lives, where the storage records heartbeats.
-
-    Args:
-        storage: The study's storage.
-        study: The study.
-        trial: Number of the trial.
-    """
+    """Records that a trial's worker lives, where the storage records heartbeats."""
     if isinstance(storage, RDBStorage):
         study_id = storage.get_study_id_from_name(study.study_name)
         storage.record_heartbeat(storage.get_trial_id_from_study_id_trial_number(study_id, trial))
@@ -89,10 +78,7 @@ def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:
 def pass_on(study: Study, trial: FrozenTrial) -> None:
     """Queues a trial that was lost with its worker, or given back by it, with the same parameters and folder.
 
-    Args:
-        study: The study.
-        trial: Ended as failed. One that has been lost more than `RETRIES` times is not queued again: it may be what
-            stops its workers.
+    One that has been lost more than `RETRIES` times is not queued again: it may be what stops its workers.
     """
     trial = copy.deepcopy(trial)
     trial.user_attrs.pop(WORKER, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,23 @@ import psutil
 from filelock import FileLock
 from optuna import Study, Trial
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage, fail_stale_trials
+from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import redact
+from lit_fedad.experiment.track import RunStoppedError
+from lit_fedad.experiment.train import train
+from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import clock
-from lit_fedad.sweep.plan import Plan
+from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
 from lit_fedad.sweep.storage import (
     GIVEN_BACK,
     WORKER,
     attempts,
-    has_heartbeats,
     pass_on,
     record_heartbeat,
     standing,
@@ -95,15 +100,8 @@ class Worker:
     """A process that plays trials until the study has as many as it should.
 
     Args:
-        study: The study, shared with the other workers.
-        storage: Its storage.
-        plan: Its file.
-        out: Its folder, shared with the other workers.
         trials: How many trials the study should have; one that is passed on counts once.
-        registry: All its workers, this one among them.
         lock: Held while a trial is claimed.
-        play: Plays one trial.
-        display: Shows what happens.
     """
 
     def __init__(
@@ -135,8 +133,12 @@ class Worker:
                 trial = self.claim()
                 if trial is not None:
                     self.perform(trial)
-                    self._refuse_failing_study()
-                elif self._states().isdisjoint({TrialState.RUNNING, TrialState.WAITING}):
+                    ended = [one for one in standing(self.study).values() if one.state in _ENDED]
+                    if len(ended) >= min(_MOST_FAILURES, self.trials):
+                        refuse_failures(ended)
+                elif not self.study.get_trials(
+                    deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)
+                ):
                     return
                 else:
                     if not said:
@@ -162,7 +164,7 @@ class Worker:
     def reap(self) -> None:
         """Passes on the trials of lost workers; the study's lock must be held."""
         fail_stale_trials(self.study)
-        heartbeats = has_heartbeats(self.storage)
+        heartbeats = isinstance(self.storage, RDBStorage)  # journals and the proxy have none
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             worker = trial.user_attrs.get(WORKER)
             # One without a worker was being claimed when its worker died, because no other worker holds the lock now.
@@ -225,15 +227,6 @@ class Worker:
         eta = f", about {clock(statistics.median(took) * left / workers)} left" if left and took else ""
         return f"{len(ended)} of {self.trials} trials ended{eta}"
 
-    def _states(self) -> set[TrialState]:
-        return {trial.state for trial in self.study.get_trials(deepcopy=False)}
-
-    def _refuse_failing_study(self) -> None:
-        """Ends a study whose first trials all failed."""
-        ended = [trial for trial in standing(self.study).values() if trial.state in _ENDED]
-        if len(ended) >= min(_MOST_FAILURES, self.trials):
-            refuse_failures(ended)
-
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
         over = threading.Event()
@@ -275,9 +268,6 @@ class Worker:
 def refuse_failures(ended: Sequence[FrozenTrial]) -> None:
     """Refuses a study of which every trial failed.
 
-    Args:
-        ended: Its trials that have ended.
-
     Raises:
         UserError: If all failed, with the cause of the last.
     """
@@ -286,3 +276,62 @@ def refuse_failures(ended: Sequence[FrozenTrial]) -> None:
         raise UserError(
             f"all {len(ended)} trials so far failed; the last: {(causes or ['lost with its worker'])[-1]}"
         )
+
+
+DEFAULT = "default"
+
+
+def play_trial(
+    trial: Trial, plan: Plan, folder: Path, leaving: Callable[[], bool], tracking: Mapping[str, Any]
+) -> list[float]:
+    """Runs a trial, or what is left of it.
+
+    Raises:
+        PrunedError: If the study's pruner ends it.
+        GivenBackError: If the worker leaves.
+        UserError: If the configuration is refused, or a value is undefined.
+    """
+    config = plan.config(trial.params)
+    config["out"] = str(folder)
+    config["tracking"] = {**config["tracking"], **tracking}
+    watch = _Watch(trial, plan, leaving)
+    try:
+        result = train(config, quiet=True, callbacks=[watch])
+    except RunStoppedError as stop:
+        raise (GivenBackError if leaving() and not watch.pruned else PrunedError)(str(stop)) from stop
+    return [_value(metric, objective_value(result, metric), result["rounds"]) for metric in plan.objectives]
+
+
+class _Watch(FederationCallback):
+    """A callback that reports each round to Optuna once its checkpoint is written."""
+
+    def __init__(self, trial: Trial, plan: Plan, leaving: Callable[[], bool]) -> None:
+        self.trial, self.metrics, self.leaving = trial, list(plan.objectives), leaving
+        self.pruned = False
+
+    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
+        """Judges the round."""
+        self.trial.set_user_attr("round", report.round)  # refused where another worker has the trial by now
+        if report.metrics is not None:
+            self._judge(report.round, report.metrics)
+        if self.leaving():
+            raise RunStoppedError(f"round {report.round}, its worker was asked to stop")
+
+    def _judge(self, round: int, metrics: Mapping[str, Any]) -> None:
+        try:
+            values = [None if metric == BYTES else metric_value(metrics, metric) for metric in self.metrics]
+        except UserError as error:
+            raise PlanError(str(error)) from None
+        if len(self.metrics) > 1 or self.metrics[0] == BYTES:
+            return
+        self.trial.report(_value(self.metrics[0], values[0], round), round)
+        # The default runs to its end: how far it is from the best must be known.
+        if not self.trial.user_attrs.get(DEFAULT) and self.trial.should_prune():
+            self.pruned = True
+            raise RunStoppedError(f"round {round}")
+
+
+def _value(metric: str, value: float | None, round: int) -> float:
+    if value is None or not math.isfinite(value):
+        raise UserError(f"{metric} is undefined after round {round}")
+    return value

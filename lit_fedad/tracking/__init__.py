@@ -13,7 +13,6 @@ it to the tracking server in order. The journal is therefore the queue, the memo
 A record may be sent twice and is stored once: records carry their own time, and a run is found again by a tag that
 names its journal. A crash at any point therefore costs a repetition and loses nothing.
 
-Data flows one way, from `tracker` (what a run logs) through `records` (values that MLflow accepts), `journal` (the
-file) and `sender` (the thread) to `server` (the only module that imports MLflow). `reading` returns what a server
-knows of runs.
+Data flows one way, from `tracker` (what a run logs) through `journal` (the file, of values that MLflow accepts) and
+`sender` (the thread) to `server` (the only module that imports MLflow). `reading` returns what a server knows of runs.
 """

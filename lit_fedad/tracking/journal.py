@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +12,69 @@ from typing import Any, BinaryIO
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.stored_files import check_stored
-from lit_fedad.tracking.records import MAX_ITEMS, Record
+from lit_fedad.core.text import redact
+
+Record = dict[str, Any]
+"""One line of a journal: ``{"kind", "scope", "values", "time"}``, its time in milliseconds."""
+
+MAX_ITEMS = {"metrics": 1000, "params": 100, "tags": 100}
+"""Number of values that one MLflow request takes, by the kind of record, so that one record is one request."""
+
+_MAX_NAME = 250
+_MAX_TEXT = 6000
+_MAX_DIGEST = 36
+
+
+def metric_values(values: Mapping[str, float]) -> dict[str, float]:
+    """Returns metrics under names that MLflow accepts, without values that are not finite.
+
+    Example:
+        >>> metric_values({"pixel_auroc@0.3": 0.25, "loss": math.nan})
+        {'pixel_auroc_0.3': 0.25}
+    """
+    return {_name(name): float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def text_values(values: Mapping[str, object]) -> dict[str, str]:
+    """Returns parameters or tags as texts of 6,000 characters at most, without passwords, under names MLflow accepts.
+
+    Example:
+        >>> text_values({"federation.lr": 1e-3, "layers": ["a", "b"]})
+        {'federation.lr': '0.001', 'layers': "['a', 'b']"}
+    """
+    return {_name(name): _text(value) for name, value in values.items()}
+
+
+def artifact_values(path: Path, folder: Path) -> dict[str, str]:
+    """Returns the name of a file or directory with a fingerprint of its current state.
+
+    Returns:
+        One item: the name, and number, total bytes and latest change of the files.
+    """
+    path, folder = path.resolve(), folder.resolve()
+    name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    stats = [file.stat() for file in files if file.is_file()]
+    size, latest = sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
+    return {name: f"{len(stats)} files, {size} bytes, {latest}"}
+
+
+def dataset_values(
+    name: str, source: str, digest: str, profile: Mapping[str, object]
+) -> dict[str, dict[str, str]]:
+    """Returns a data set's description by its name."""
+    profile_text = json.dumps(profile, default=str)
+    return {name: {"source": redact(source), "digest": digest[:_MAX_DIGEST], "profile": profile_text}}
+
+
+def _name(text: str) -> str:
+    """Replaces the characters that MLflow does not allow in a name."""
+    return re.sub(r"[^\w.\-/ ]", "_", text)[:_MAX_NAME]
+
+
+def _text(value: object) -> str:
+    text = redact(str(value))
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
 def tracking_folder(folder: Path) -> Path:
@@ -46,11 +110,8 @@ def complete_lines(file: BinaryIO) -> Iterator[bytes]:
 class Journal:
     """The append-only file of one run's records, and an index of what it holds.
 
-    The values of a record are named. A name is known within its kind and scope (the step of metrics, the folder of
-    an artifact, the context of a data set).
-
-    Args:
-        folder: The run's folder; a journal that lies there is continued.
+    A journal that lies in the run's folder is continued. The values of a record are named. A name is known within its
+    kind and scope (the step of metrics, the folder of an artifact, the context of a data set).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,14 +131,7 @@ class Journal:
     def append_new(self, kind: str, values: Mapping[str, Any], scope: str | int | None) -> bool:
         """Appends those values that the journal does not hold yet.
 
-        Args:
-            kind: Kind of record.
-            values: Named values. A metric or parameter that is known keeps its value; others are appended again
-                if their value changed.
-            scope: Scope of the names.
-
-        Returns:
-            Whether anything was appended.
+        A metric or parameter that is known keeps its value; others are appended again if their value changed.
         """
         # MLflow would draw a second value of a metric at its step, and refuse that of a parameter.
         once = kind in ("metrics", "params")
@@ -93,13 +147,7 @@ class Journal:
         return bool(new)
 
     def append(self, kind: str, values: Mapping[str, Any], scope: str | int | None = None) -> None:
-        """Appends one record with the current time, and returns when it is on the disk.
-
-        Args:
-            kind: Kind of record.
-            values: Named values.
-            scope: Scope of the names.
-        """
+        """Appends one record with the current time, and returns when it is on the disk."""
         record = {"kind": kind, "scope": scope, "values": values, "time": time.time_ns() // 1_000_000}
         self._remember(record)
         self._file.write(json.dumps(record).encode() + b"\n")

@@ -21,14 +21,8 @@ class TrackedRun:
     """A run as MLflow knows it.
 
     Attributes:
-        run_id: Its id.
-        experiment_id: Id of its experiment.
-        experiment: Name of its experiment.
-        name: Its name.
         status: ``FINISHED``, ``RUNNING``, ``FAILED`` or ``KILLED``.
         started: Time of its start, in milliseconds since 1970.
-        tags: Its tags.
-        params: Its parameters.
         metrics: The last value of each metric.
     """
 
@@ -58,9 +52,6 @@ def find_run_folder(run_id: str) -> Path:
 
     A database file is the user's own. What another server says of a folder is believed only of ``outputs`` in the
     working directory: whoever may write to the server could name any folder.
-
-    Args:
-        run_id: Id of the MLflow run, on the server that ``MLFLOW_TRACKING_URI`` names.
 
     Raises:
         UserError: The server does not know the run, the folder is not on this machine, or elsewhere.
@@ -137,11 +128,6 @@ def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> lis
 def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tuple[int, float]]:
     """Returns the values of one metric of a run over its steps.
 
-    Args:
-        run_id: Id of the MLflow run.
-        metric: Name of the metric.
-        uri: Tracking URI, as for `lit_fedad.tracking.tracker.Tracker`.
-
     Returns:
         Pairs (step, value), steps ascending; of several values at a step the last that was logged.
     """
@@ -150,17 +136,7 @@ def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tup
 
 
 def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | None = None) -> Path:
-    """Copies some of a run's artifacts from the server; folders with all that they hold.
-
-    Args:
-        run_id: Id of the MLflow run.
-        names: Names of files or folders at the top of the run's artifacts; those it does not have are left out.
-        into: An existing folder.
-        uri: Tracking URI, as for `lit_fedad.tracking.tracker.Tracker`.
-
-    Returns:
-        ``into``.
-    """
+    """Copies some of a run's artifacts from the server; folders with all that they hold."""
     client = connect(destination(uri))
     for artifact in client.list_artifacts(run_id):
         if artifact.path in names:

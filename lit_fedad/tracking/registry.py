@@ -6,20 +6,12 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import redact
-from lit_fedad.tracking.server import (
-    connect,
-    connect_existing,
-    destination,
-    fetch_file,
-    list_files,
-    one_line,
-)
+from lit_fedad.tracking.server import connect, connect_existing, destination, fetch_file, list_files, one_line
 
 SCHEME = "models:/"
 """How the address of a registered version begins."""
@@ -35,16 +27,8 @@ def register_files(
 ) -> str:
     """Registers files as the next version of a model, which is made with its first version.
 
-    The files are logged to a run of their own, whose artifacts nothing changes later.
-
-    Args:
-        files: The files.
-        name: Name of the model.
-        alias: Alias that names this version from now on; None for none.
-        tags: Tags of the version.
-
-    Returns:
-        Number of the version.
+    The files are logged to a run of their own, whose artifacts nothing changes later. An alias names this version from
+    now on.
 
     Raises:
         UserError: If the server does not answer, or refuses a name.
@@ -77,9 +61,6 @@ def fetch_version(address: str, names: Collection[str], into: Path) -> Path:
         names: Names of the files; others, and folders, stay there.
         into: Folder in which the version gets one of its own.
 
-    Returns:
-        The version's folder, with those of the files that the version has.
-
     Raises:
         UserError: If the address is none, the registry has no such version or none of the files, a file is larger than
             2 GiB, or the server does not answer.
@@ -90,7 +71,12 @@ def fetch_version(address: str, names: Collection[str], into: Path) -> Path:
     uri = destination(None)
     client = connect_existing(uri, address)
     try:
-        found = _version(client, **wanted.groupdict())
+        name, alias, version = wanted["name"], wanted["alias"], wanted["version"]
+        found = (
+            client.get_model_version_by_alias(name, alias)
+            if alias
+            else client.get_model_version(name, version)
+        )
         source = client.get_model_version_download_uri(found.name, found.version)
         identity = repr((redact(uri), found.name, found.version, found.creation_timestamp, source))
         folder = into / hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -108,12 +94,6 @@ def fetch_version(address: str, names: Collection[str], into: Path) -> Path:
     except Exception as cause:
         raise _failure(address, cause, uri) from None
     return folder
-
-
-def _version(client: Any, name: str, alias: str | None, version: str | None) -> Any:
-    if alias:
-        return client.get_model_version_by_alias(name, alias)
-    return client.get_model_version(name, version)
 
 
 def _check(address: str, sizes: Mapping[str, int]) -> None:

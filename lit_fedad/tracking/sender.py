@@ -45,12 +45,6 @@ def deliver(folder: Path) -> Delivery:
     The records go to the server that the user has configured: ``MLFLOW_TRACKING_URI``, or MLflow's own default. The
     folder may name another one; nothing is sent there. A server that does not have the run receives all records.
 
-    Args:
-        folder: The run's folder.
-
-    Returns:
-        State of the delivery.
-
     Raises:
         UserError: The folder holds no journal.
     """
@@ -67,12 +61,7 @@ def deliver(folder: Path) -> Delivery:
 
 
 class Sender:
-    """Reader of one journal that sends its records in order and keeps account of what was delivered.
-
-    Args:
-        folder: The run's folder, absolute.
-        uri: Tracking URI, from `lit_fedad.tracking.server.destination`.
-    """
+    """Reader of one journal that sends its records in order and keeps account of what was delivered."""
 
     def __init__(self, folder: Path, uri: str) -> None:
         self._appended = threading.Event()  # there may be new records
@@ -103,9 +92,6 @@ class Sender:
 
         Args:
             timeout_s: Longest wait in seconds; what is not sent by then stays in the journal.
-
-        Returns:
-            State of the delivery.
         """
         self._closing.set()
         self._appended.set()
@@ -114,24 +100,13 @@ class Sender:
         return self._delivery()
 
     def drain(self) -> Delivery:
-        """Delivers the journal in the caller's thread.
-
-        Returns:
-            State of the delivery.
-        """
+        """Delivers the journal in the caller's thread."""
         self._closing.set()
         self._deliver()
         return self._delivery()
 
     def wait(self, why: str) -> Delivery:
-        """Leaves all records in the journal.
-
-        Args:
-            why: What hinders their delivery.
-
-        Returns:
-            State of the delivery.
-        """
+        """Leaves all records in the journal."""
         self._error = why
         return self._delivery()
 

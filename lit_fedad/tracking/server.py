@@ -1,6 +1,7 @@
 """The MLflow server: its address, a client for it, and a run there that takes records.
 
-This is the only module that imports MLflow, and it does so only when a function is called.
+This is the only module that imports MLflow, and it does so only when a function is called. Where a server does not
+answer, or refuses, MLflow's exceptions are raised as they are.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.stored_files import within
 from lit_fedad.core.text import HIDDEN, redact
-from lit_fedad.tracking.records import Record
+from lit_fedad.tracking.journal import Record
 
 _logger = logging.getLogger(__name__)
 
@@ -68,29 +69,23 @@ _ENVIRONMENT = {
 }
 
 
-def destination(uri: str | None, fallback: str | None = None) -> str:
-    """Returns the tracking URI; that of a database file does not depend on the working directory.
+def destination(uri: str | None) -> str:
+    """Returns the tracking URI: the given one, ``MLFLOW_TRACKING_URI``, or MLflow's own default ``sqlite:///mlflow.db``.
 
-    Args:
-        uri: Tracking URI; None for ``MLFLOW_TRACKING_URI``.
-        fallback: URI for the case that neither is set; None for MLflow's own default ``sqlite:///mlflow.db``.
-
-    A URI read from a run's files has no user any more: MLflow takes it from the environment.
+    That of a database file does not depend on the working directory. A URI read from a run's files has no user any
+    more: MLflow takes it from the environment.
     """
+    stored = None
     if uri and f"{HIDDEN}@" in uri:
-        uri, fallback = None, uri
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or fallback or _DEFAULT_URI
+        uri, stored = None, uri
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or stored or _DEFAULT_URI
     uri = uri.replace(f"{HIDDEN}@", "")
     database = _database(uri)
     return f"{_SQLITE}{database.resolve()}" if database else uri
 
 
 def connect(uri: str) -> Any:
-    """Returns an MLflow client that prints nothing; creates the database of an SQLite URI if there is none.
-
-    Args:
-        uri: Tracking URI, from `destination`.
-    """
+    """Returns an MLflow client that prints nothing; creates the database of an SQLite URI if there is none."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from filelock import FileLock
@@ -147,10 +142,6 @@ def _within_seconds(uri: str) -> Any:
 def connect_existing(uri: str, what: str) -> Any:
     """Returns an MLflow client for a server or database that exists.
 
-    Args:
-        uri: Tracking URI, from `destination`.
-        what: What is wanted of it, for the message.
-
     Raises:
         UserError: There is no such database.
     """
@@ -165,7 +156,6 @@ class ServerRun:
     """A run on the tracking server.
 
     Attributes:
-        client: MLflow client.
         run_id: Id of the MLflow run.
     """
 
@@ -174,10 +164,6 @@ class ServerRun:
 
     def send(self, record: Record, folder: Path) -> None:
         """Sends one record in one request.
-
-        Args:
-            record: Record of a journal.
-            folder: The run's folder, to which names of artifacts are relative.
 
         Raises:
             Exception: The server did not answer, or refused the record.
@@ -222,27 +208,15 @@ class ServerRun:
                 raise ValueError(f"unknown kind of record: {kind}")
 
     def probe(self) -> None:
-        """Sends a request that every working server accepts.
-
-        Raises:
-            Exception: The server did not answer.
-        """
+        """Sends a request that every working server accepts."""
         self.client.set_tag(self.run_id, _PROBE_TAG, str(time.time_ns()))
 
 
 def open_run(uri: str, run_id: str | None, start: Record) -> ServerRun:
     """Opens the run of a journal on the server, and creates it if the server does not have it.
 
-    Args:
-        uri: Tracking URI, from `destination`.
-        run_id: Id under which the run was opened before; None if it was not.
-        start: The first record of the journal.
-
     Returns:
         The run; under another id if the former one was deleted.
-
-    Raises:
-        Exception: The server did not answer.
     """
     client = connect(uri)
     if run_id is None or not _is_active(client, run_id):
@@ -277,15 +251,7 @@ def _find_or_create(client: Any, start: Record) -> str:
 
 
 def list_files(place: str, uri: str) -> dict[str, int]:
-    """Returns the sizes in bytes of the files directly at a place of artifacts, by name.
-
-    Args:
-        place: URI of the artifacts.
-        uri: Tracking URI, from `destination`.
-
-    Raises:
-        Exception: The server did not answer.
-    """
+    """Returns the sizes in bytes of the files directly at a place of artifacts, by name."""
     from mlflow.artifacts import list_artifacts
 
     found = list_artifacts(artifact_uri=place, tracking_uri=uri)
@@ -293,16 +259,7 @@ def list_files(place: str, uri: str) -> dict[str, int]:
 
 
 def fetch_file(place: str, into: Path, uri: str) -> None:
-    """Copies an artifact into a folder, which is made.
-
-    Args:
-        place: URI of the artifact.
-        into: The folder.
-        uri: Tracking URI, from `destination`.
-
-    Raises:
-        Exception: The server did not answer, or has no such artifact.
-    """
+    """Copies an artifact into a folder, which is made."""
     from mlflow.artifacts import download_artifacts
 
     into.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.config import flatten
-from lit_fedad.tracking.journal import Journal, journal_file
-from lit_fedad.tracking.records import artifact_values, dataset_values, metric_values, text_values
+from lit_fedad.tracking.journal import (
+    Journal,
+    artifact_values,
+    dataset_values,
+    journal_file,
+    metric_values,
+    text_values,
+)
 from lit_fedad.tracking.sender import Delivery, Sender, deliver
 from lit_fedad.tracking.server import FOLDER_TAG, destination
 
@@ -65,28 +71,17 @@ class Tracker:
         return self._sender.run_id if self._delivery is None else self._delivery.run_id
 
     def params(self, params: Mapping[str, object]) -> None:
-        """Logs the configuration.
-
-        Args:
-            params: Parameters; nested mappings become dotted names. A name keeps its first value.
-        """
+        """Logs the configuration, nested mappings under dotted names; a name keeps its first value."""
         self._log("params", text_values(flatten(params)))
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Logs the metrics of one step in one request.
-
-        Args:
-            values: Value of each metric; values that are not finite are left out.
-            step: Step, for example the number of a round.
-        """
+        """Logs the metrics of one step in one request, without values that are not finite."""
         self._log("metrics", metric_values(values), step)
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Logs a file, or all files in a directory; logged again it is sent again only if it changed.
 
-        Args:
-            path: File or directory. It is not copied and must stay until it is sent.
-            folder: Folder among the run's artifacts; the top by default.
+        It is not copied and must stay until it is sent.
         """
         if self._delivery is None:
             self._log("artifact", artifact_values(path, self._folder), folder)
@@ -94,23 +89,13 @@ class Tracker:
     def dataset(
         self, name: str, source: str, digest: str, profile: Mapping[str, object], context: str
     ) -> None:
-        """Logs a data set as an input of the run.
-
-        Args:
-            name: Name of the data set.
-            source: Its path or URL.
-            digest: Hash of its content; MLflow keeps the first 36 characters.
-            profile: Facts about it (number of images, classes, ...).
-            context: What it is used for (``training``, ``testing``, ...).
-        """
+        """Logs a data set as an input of the run, with facts about it, and what it is used for (``training``)."""
         self._log("dataset", dataset_values(name, source, digest, profile), context)
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Sets tags of the run.
+        """Sets tags of the run; a later value replaces an earlier one.
 
-        Args:
-            tags: Value of each tag, in which `RUN_ID` stands for the id of the MLflow run; a later value replaces
-                an earlier one.
+        In values `RUN_ID` stands for the id of the MLflow run.
         """
         self._log("tags", text_values(tags))
 
@@ -143,19 +128,7 @@ def log_files(
     uri: str | None,
     enabled: bool,
 ) -> Delivery:
-    """Logs files as the artifacts of a run that holds nothing else; logged again, they replace those before.
-
-    Args:
-        files: Files to log.
-        folder: Folder of the journal; the run has its name.
-        experiment: Name of the MLflow experiment.
-        tags: Tags of the run.
-        uri: Tracking URI, as for `Tracker`.
-        enabled: With False nothing is logged.
-
-    Returns:
-        State of the delivery.
-    """
+    """Logs files as the artifacts of a run that holds nothing else; logged again, they replace those before."""
     tracker = Tracker(folder, experiment, folder.name, tags, uri, enabled)
     for file in files:
         tracker.artifact(file)
@@ -167,15 +140,7 @@ def amend(
 ) -> Delivery:
     """Adds metrics and artifacts to a run that has ended; does nothing for one that was not tracked.
 
-    Args:
-        folder: The run's folder.
-        metrics: Further metrics; where one is known at this step, the new value stands beside the old one.
-        step: Their step.
-        files: Further artifacts; one of the same name replaces the old one.
-        place: Their folder among the artifacts.
-
-    Returns:
-        State of the delivery.
+    Where a metric is known at its step, the new value stands beside the old one; a file of a known name replaces it.
     """
     if not journal_file(folder).is_file():
         return Delivery(None, 0, None)

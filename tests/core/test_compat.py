@@ -28,7 +28,8 @@ assert not heavy & {*sys.modules}, heavy & {*sys.modules}
 """
 
 
-@pytest.mark.parametrize("script", [_SCRIPT, pytest.param(_IMPORTS, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [_SCRIPT, _IMPORTS])
 def test_torchvision_and_what_commands_need_alone_are_imported(script):
     outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr

@@ -25,7 +25,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate

@@ -27,7 +27,7 @@ from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.watch import WatchOptions, watch
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.finished_run import reopen
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.papers.page import report_runs
 from lit_fedad.report.console import Display

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from lit_fedad.contracts import Client
 from lit_fedad.core.building import locate
 from lit_fedad.core.config import compose
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.train import train
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.robust.aggregation import RobustAggregation
 
@@ -70,19 +71,22 @@ def test_clients_work_with_the_images_of_their_task_alone(lab, tmp_path, monkeyp
     client = locate(lab.config(tmp_path / "run", *settings)["method"]["client"]["_target_"])
     seen = {}
 
-    def watch(owner, name, live):
+    def watch(owner, name):
         original = getattr(owner, name)
 
         def watched(*given, **named):
-            context, loader = live(*given).context, next(arg for arg in given if isinstance(arg, DataLoader))
+            live = next(one for one in given if isinstance(one, Client))
+            context, loader = live.context, next(one for one in given if isinstance(one, DataLoader))
             seen.setdefault((name, context.client, context.stage), set()).update(loader.dataset.indices)
             return original(*given, **named)
 
         monkeypatch.setattr(owner, name, watched)
 
-    watch(client, "refresh", lambda client, loader: client)
-    watch(Train, "train", lambda exchange, client, loader, fabric: client)
-    watch(client, "send", lambda client, loader: client)
+    watch(client, "refresh")
+    train = Train.train
+    monkeypatch.setattr(Train, "train", lambda exchange, *given: train(*given))
+    watch(Train, "train")
+    watch(client, "send")
     lab.train(tmp_path / "run", *settings)
     stages = json.loads((tmp_path / "run" / "partition.json").read_text())["stages"]
     assert seen == {

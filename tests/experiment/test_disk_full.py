@@ -8,7 +8,7 @@ import torch
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
-from lit_fedad.federation.state_file import write_state
+from lit_fedad.federation.checkpoint import write_state
 
 
 class FullDisk:

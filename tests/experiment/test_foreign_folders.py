@@ -10,8 +10,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.stored_files import stored_bytes, within
 from lit_fedad.experiment.manifest import read_manifest
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.checkpoint import read_meta
-from lit_fedad.federation.state_file import read_state
+from lit_fedad.federation.checkpoint import read_meta, read_state
 from lit_fedad.sweep.plan import read_plan
 from lit_fedad.tracking.journal import Journal
 from lit_fedad.tracking.sender import deliver

@@ -11,8 +11,7 @@ from lit_fedad.contracts import Exchanges, Free, TensorSpec
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation import local_training as loop_training
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.sampling import ClientSampler
 
 
@@ -88,7 +87,7 @@ def test_exchanges_are_numbered_and_clients_train_in_the_first(spread, monkeypat
     federation = spread(rounds=2, evaluate_every=2)
     fitted = []
     monkeypatch.setattr(
-        loop_training, "fit", lambda client, *rest: fitted.append(client.context.exchange) or {"loss": 0.0}
+        Heard, "train", lambda self, client, *rest: fitted.append(client.context.exchange) or {"loss": 0.0}
     )
     federation.run()
     names = [(0, "train"), (1, "spread")]

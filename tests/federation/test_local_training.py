@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lit_fedad.federation.local_training import resume_optimizer
+from lit_fedad.federation.client_runner import resume_optimizer
 
 
 def stepped(optimizer, weight, times=1):

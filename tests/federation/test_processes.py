@@ -6,7 +6,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import BatchSampler, DataLoader
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.processes import launch, make_fabric
+from lit_fedad.federation.processes import launched, make_fabric
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "with an error"])
@@ -25,8 +25,8 @@ def test_a_launched_function_leaves_loaders_as_they_were(fails):
 
     if fails:
         with pytest.raises(UserError, match="as planned"):
-            launch(fabric, play, 2)
+            launched(fabric, play)(2)
     else:
-        launch(fabric, play, 2)
+        launched(fabric, play)(2)
     assert seen == [2]
     assert (DataLoader.__init__, BatchSampler.__init__) == before

@@ -7,7 +7,7 @@ from safetensors.torch import save
 from lit_fedad.contracts import Context, Exchange, Exchanges
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fedad.contracts import Server
-from lit_fedad.federation.server_snapshot import ServerSnapshot
+from lit_fedad.federation.receiver import ServerSnapshot
 
 
 class Sums(Server):

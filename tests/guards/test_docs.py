@@ -6,7 +6,6 @@ import pkgutil
 import re
 import shlex
 from collections.abc import Sequence
-from functools import wraps
 from pathlib import Path
 from typing import get_origin, get_type_hints
 
@@ -15,7 +14,7 @@ import pytest
 from lit_fedad.cli.help import listed_keys
 from lit_fedad.cli.main import COMMANDS
 from lit_fedad.core.config import RENAMED, choices, compose, conf_folder
-from lit_fedad.core.options import run
+from lit_fedad.core.options import bind
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
@@ -134,8 +133,7 @@ def test_commands_take_the_keys_that_they_are_given(page):
         command = COMMANDS[name]
         function = pkgutil.resolve_name(f"lit_fedad.{command.function}")
         if get_origin(next(iter(get_type_hints(function).values()), None)) is not Sequence:
-            # Keys, types and what must be given are checked; nothing is done.
-            run(wraps(function)(lambda *args, **options: None), words, name, display=None)
+            bind(function, words, name, display=None)  # checks keys, types and what must be given
             continue
         form = next(
             (f for word, f in command.forms.items() if word and word.replace("NAME", "") in " ".join(words)),

@@ -21,7 +21,7 @@ from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.calibration import calibration_scores
-from lit_fedad.experiment.local_clients import LocalClients
+from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
@@ -128,7 +128,7 @@ class OwnHere(AnomalyEvaluator):
         return self.unpack(self.pack(self.judges[number].score(client, number)))
 
 
-class OwnTests(LocalClients):
+class OwnTests(Participants):
     """Clients of one process that are called like sites, and scored on their own test images."""
 
     def __init__(self, evaluator):

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from lit_fedad.contracts import Client, Exchanges, Prediction, Predictors, Server, Task, TensorSpec
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.client_runner import Train
 
 KINDS, TESTS = 4, 30
 # Images of each class in each task of each client; client 2 has fewer tasks.

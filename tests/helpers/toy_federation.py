@@ -19,8 +19,8 @@ from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.local_training import Train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
 

@@ -11,7 +11,7 @@ from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import check, elements
-from lit_fedad.federation.local_training import fit
+from lit_fedad.federation.client_runner import fit
 from lit_fedad.memory.merge import KMeansAggregation, MeanAggregation, agreement
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, FirstMemory

@@ -6,7 +6,7 @@ import torch
 from conftest import TinyPyramid
 from torch.utils.data import DataLoader, Subset
 
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.methods.federated_padim import FederatedPaDiMClient, FederatedPaDiMServer
 from lit_fedad.privacy.image_privacy import ImagePrivacy
 from lit_fedad.privacy.secure_aggregation import SecureSum

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import fit
+from lit_fedad.federation.client_runner import fit
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedrep import FedRepClient
 

@@ -17,8 +17,8 @@ from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.client_runner import fit
 from lit_fedad.federation.evaluator import Evaluation, Evaluator
-from lit_fedad.federation.local_training import fit
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods import gldp
 from lit_fedad.methods.fedavg import FedAvgServer

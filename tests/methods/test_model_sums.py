@@ -8,7 +8,7 @@ from helpers.summed_bank import summed_bank
 from torch.utils.data import DataLoader, Subset
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer

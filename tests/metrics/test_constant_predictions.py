@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_fedad.metrics.classification import CONSTANTS, constant_accuracies
-from lit_fedad.report.constant_predictions import CONSTANT_LABELS
+from lit_fedad.report.closing import CONSTANT_LABELS
 
 
 def test_against_counting_image_by_image():

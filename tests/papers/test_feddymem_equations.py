@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from lit_fedad.contracts import Context, Update
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.federation.local_training import fit
+from lit_fedad.federation.client_runner import fit
 from lit_fedad.memory.merge import KMeansAggregation
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer

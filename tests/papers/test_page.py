@@ -11,9 +11,8 @@ from PIL import Image
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.papers import page as module
-from lit_fedad.papers.links import Links
 from lit_fedad.papers.page import build_page, report_runs, write_page
-from lit_fedad.papers.runs import complete_runs
+from lit_fedad.papers.runs import Links, complete_runs
 from lit_fedad.papers.sections import figures as curves
 from lit_fedad.papers.sections.overview import format_parameter
 from lit_fedad.report.console import Display

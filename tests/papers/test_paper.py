@@ -1,7 +1,5 @@
 """Complete runs in the papers' tables, and the commands for those that are missing."""
 
-import shlex
-
 from lit_fedad.papers.paper import fill, missing
 from lit_fedad.papers.plan import read_table
 
@@ -13,29 +11,12 @@ def test_a_paper_table_shows_ours_beside_the_papers(make_run):
     assert filled.columns == {"MPDD": "mpdd"}
     assert [run.tracked.run_id for run in filled.runs["FedDyMem", "MPDD"]] == ["a", "b"]
     assert filled.exact == {("FedDyMem", "MPDD", 0), ("FedDyMem", "MPDD", 1)}
-    assert filled.notes == []
     assert len(filled.table.rows) == len(read_table("feddymem_1")[1].rows)  # the paper's, ours or not
 
 
-def test_what_differs_from_the_paper_is_said(make_run):
-    filled = fill("feddymem_1", [make_run("a", "paper", [0.7, 0.8], rounds=5)])
-    assert filled.columns == {"MPDD (a)": "mpdd"}
-    assert filled.notes == ["(a) MPDD with rounds=5."]
-    assert filled.exact == frozenset()
-
-
-def test_data_that_no_paper_has_is_shown_where_methods_compare(make_run):
-    runs = [make_run("a", "feddymem", [0.5, 0.7]), make_run("b", "fedavg", [0.4, 0.2])]
-    assert fill("feddymem_1", runs[:1]) is None
-    filled = fill("feddymem_1", runs)
-    assert [label.partition(" ")[0] for label in filled.columns] == ["textures"]
-    ((_, command),) = filled.missing_beside
-    arguments = shlex.split(command)
-    assert arguments[:3] == ["lit-fedad", "report", "table=feddymem_1"]
-    assert {"rounds=2", "data=textures", "seeds=0"} <= set(arguments)
-    assert "FedDyMem" not in next(option for option in arguments if option.startswith("rows=")).split("=")[
-        1
-    ].split(",")
+def test_runs_of_other_settings_or_data_have_no_place(make_run):
+    others = [make_run("a", "paper", [0.7, 0.8], rounds=5), make_run("b", "feddymem", [0.5, 0.7])]
+    assert fill("feddymem_1", others) is None
 
 
 def test_the_command_of_what_is_missing_makes_just_that():

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from lit_fedad.report.closing import constant_predictions
 from lit_fedad.report.console import Display
-from lit_fedad.report.constant_predictions import constant_predictions
 
 
 def metrics(*predicted):

@@ -2,11 +2,10 @@
 
 import pytest
 
-from lit_fedad.papers.results import constant_outcomes, constant_rows
-from lit_fedad.report.constant_predictions import CONSTANT_LABELS as LABELS
-from lit_fedad.report.constant_predictions import looking_at_nothing
-from lit_fedad.report.table_markdown import markdown
-from lit_fedad.report.tables import Outcome, Row, Table, results_table, runs_frame
+from lit_fedad.papers.results import constant_rows
+from lit_fedad.report.closing import CONSTANT_LABELS as LABELS
+from lit_fedad.report.closing import looking_at_nothing
+from lit_fedad.report.tables import Outcome, Row, Table, markdown, results_table, runs_frame
 
 TABLE = Table(
     "Title", "Table 1", ["accuracy"], "method", {"A": "a"}, [], [Row("Local", ()), Row("Pooled", ())]
@@ -45,11 +44,10 @@ def test_they_come_from_a_run_with_most_clients_of_each_seed():
         Outcome("Local", "A", 1, "m", result(0.6), ending="_lp"),
         Outcome("Local", "B", 0, "n"),
     ]
-    found = constant_outcomes(outcomes)
-    assert {(o.row, o.column, o.seed, o.folder, o.ending) for o in found} == {
-        (label, "A", seed, folder, "") for label in LABELS.values() for seed, folder in ((0, "l"), (1, "m"))
-    }
     rows, frame = constant_rows(outcomes, TABLE.metrics)
+    assert set(frame[["row", "column", "seed", "folder"]].itertuples(index=False, name=None)) == {
+        (label, "A", seed, folder) for label in LABELS.values() for seed, folder in ((0, "l"), (1, "m"))
+    }
     cells = results_table(TABLE, rows, {"A": "a"}, frame)
     # Means of .2 and .3, .3 and .4, .4 and .5, after the last and, in brackets, the best round.
     assert cells["A"].tolist() == ["25.00 ± 7.07 [25.00]", "35.00 ± 7.07 [35.00]", "45.00 ± 7.07 [45.00]"]

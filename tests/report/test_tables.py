@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 
 from lit_fedad.report.table_figures import rows_figure, tasks_figure
-from lit_fedad.report.table_markdown import caption, markdown
 from lit_fedad.report.tables import (
     Outcome,
     Row,
     Table,
+    caption,
     costs_table,
+    markdown,
     results_table,
     runs_frame,
 )

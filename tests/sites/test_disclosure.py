@@ -6,7 +6,7 @@ import torch
 from lit_fedad.contracts import Client, Exchange, TensorSpec, disclosed_by
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, DisclosedBy, Kind
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.federation.evaluator import ClientQuery
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedmix import SendAverages
 

@@ -14,7 +14,7 @@ from lit_fedad.contracts import Context, Exchange, TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256
 from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.client_query import ClientQuery, LocalQuery
+from lit_fedad.federation.evaluator import ClientQuery, LocalQuery
 from lit_fedad.federation.transport import Pose
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of

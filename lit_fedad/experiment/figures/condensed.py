@@ -14,7 +14,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.parts.condensed_images import Knowledge
 from lit_fedad.methods.parts.condensed_server import CondensedServer
@@ -37,12 +37,6 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
     """Draws condensed images by class and round, and their features among test images; nothing if there are none.
 
     Features are those of the first client, as it predicts after the last round, laid out with t-SNE.
-
-    Args:
-        federation: A federation after its last round, of a method whose clients condense images.
-        data: The test images.
-        fabric: Moves batches and sets precision.
-        folder: The run's folder, for ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
     shared = cast("CondensedServer", federation.server).images_by_round()
     count = len(data.images.categories)

@@ -10,15 +10,9 @@ from pathlib import Path
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.report.figures import (
-    Point,
-    communication_figure,
-    curves_figure,
-    partition_figure,
-    save_figure,
-    stages_figure,
-)
+from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
 from lit_fedad.report.naming import METRIC_TITLES, metric_title
+from lit_fedad.report.run_figures import lines_figure
 
 _NOT_DRAWN = ("f1_max", "p_ap", "pro_05", "spro", "aupimo")
 """Metrics that follow the course of others."""
@@ -66,16 +60,13 @@ def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
 
 
 def draw_communication(history: Sequence[RoundReport], metric: str, folder: Path) -> None:
-    """Draws a metric over the bytes sent so far; nothing where no client sends anything.
-
-    Args:
-        history: One report per round.
-        metric: Name of the metric whose mean over clients is drawn.
-        folder: The run's folder.
-    """
+    """Draws a metric over the bytes sent so far; nothing where no client sends anything."""
     sent = list(accumulate(sum(report.bytes_up.values()) for report in history))
     values = [(report.metrics or {}).get(metric, {}).get("mean", math.nan) for report in history]
-    points = [Point(r.round, s, v) for r, s, v in zip(history, sent, values, strict=True) if math.isfinite(v)]
-    if points and points[-1].sent:
-        figure = communication_figure(points, metric_title(metric))
+    curve = [
+        (bytes_ / 1e6, value) for bytes_, value in zip(sent, values, strict=True) if math.isfinite(value)
+    ]
+    if curve and curve[-1][0]:
+        sending = "sent by all clients by the end of a round (MB)"
+        figure = lines_figure({"mean over clients": [curve]}, sending, metric_title(metric), whole=False)
         save_figure(figure, folder / "figures" / "communication.png")

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-from lit_fedad.papers.links import Links
-from lit_fedad.papers.runs import CompleteRun, GroupsByData
+from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
 from lit_fedad.papers.sections.overview import format_metric
 from lit_fedad.report.figures import curves_figure
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
@@ -22,14 +21,6 @@ def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> I
     """Draws the first metric of all runs over the rounds, then each client's loss and metric.
 
     The figures by client are those of FedDyMem Fig. 6 and FedDyMem Fig. 7.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-        uri: Tracking URI, for the histories of clients.
-
-    Yields:
-        Figures, one block a data set and one for its clients.
     """
     for name, groups in data.items():
         first = groups[0].first.first_metric
@@ -50,14 +41,7 @@ def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> I
 
 
 def accuracy_over_bytes(data: GroupsByData) -> Iterator[Block]:
-    """Draws the first metric of all runs over the bytes that their clients sent.
-
-    Args:
-        data: The runs.
-
-    Yields:
-        One block with a figure for each data set.
-    """
+    """Draws the first metric of all runs over the bytes that their clients sent."""
     pictures = []
     for name, groups in data.items():
         first = groups[0].first.first_metric
@@ -107,15 +91,7 @@ _FIGURES = {
 
 
 def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates the rates of each run's decisions beside the promised rate, and shows the figures of the first runs.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        A table for each data set with decisions, and one block of pictures, if there are any.
-    """
+    """Tabulates the rates of each run's decisions beside the promised rate, and shows the figures of the first runs."""
     heads = ["run, product", "promised", *map(metric_title, _RATES)]
     for name, groups in data.items():
         lines = [
@@ -167,15 +143,7 @@ _SHEETS = {"heatmaps": "Heatmaps", "knowledge": "Condensed images", "representat
 
 
 def partitions(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Shows each distinct partition once.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        One block of pictures, if there are any.
-    """
+    """Shows each distinct partition once."""
     pictures: dict[str, Picture] = {}
     for name, groups in data.items():
         for group in groups:
@@ -192,15 +160,7 @@ def partitions(data: GroupsByData, links: Links) -> Iterator[Block]:
 
 
 def run_sheets(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Shows heatmaps, condensed images and representations of the first run of each group.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        One block of pictures, if there are any.
-    """
+    """Shows heatmaps, condensed images and representations of the first run of each group."""
     yield from _gallery(data, links, _SHEETS)
 
 
@@ -210,25 +170,17 @@ def _gallery(data: GroupsByData, links: Links, titles: Mapping[str, str]) -> Ite
         picture
         for name, groups in data.items()
         for group in groups
-        for picture in run_pictures(group.first, f"{group.label} on {name}", links, titles)
+        for picture in run_pictures(
+            group.first, f"{group.label} on {name}, seed {group.first.seed}", links, titles
+        )
     ]
     if pictures:
         yield Gallery(pictures)
 
 
 def run_pictures(run: CompleteRun, label: str, links: Links, titles: Mapping[str, str]) -> Iterator[Picture]:
-    """Yields the figures that a run has drawn.
-
-    Args:
-        run: The run.
-        label: What the run is called.
-        links: Addresses of the runs.
-        titles: Title by name of the figure's file.
-
-    Yields:
-        A picture for each that is there.
-    """
+    """Yields the figures that a run has drawn."""
     for stem, title in titles.items():
         if (file := run.files / "figures" / f"{stem}.png").is_file():
-            caption = f"{title}: {label}, seed {run.seed}"
+            caption = f"{title}: {label}"
             yield Picture(sheet(file), "webp", caption, caption, links.run(run.tracked))

@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.papers.links import Links
 from lit_fedad.papers.paper import FilledTable, missing
-from lit_fedad.papers.runs import CompleteRun, GroupsByData
+from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
 from lit_fedad.papers.sections.figures import run_pictures
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
 from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
 from lit_fedad.report.naming import metric_title
 from lit_fedad.report.run_figures import sheet
-from lit_fedad.report.table_markdown import caption
-from lit_fedad.report.tables import UNKNOWN, costs_table, results_table
+from lit_fedad.report.tables import UNKNOWN, caption, costs_table, results_table
 from lit_fedad.sites.status import status_rows
 from lit_fedad.sweep.plan import objective_value
 from lit_fedad.tracking.reading import TrackedRun
@@ -28,25 +26,15 @@ _FIGURES = {
 
 
 def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates the results of attacks on runs, and shows their figures.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        A table and a block of pictures, if a run was attacked.
-    """
+    """Tabulates the results of attacks on runs, and shows their figures."""
     lines, pictures = list[Line](), list[Picture]()
-    for name, groups in data.items():
-        for group in groups:
-            for run in group.runs:
-                label, url = f"{group.label} on {name}, seed {run.seed}", links.run(run.tracked)
-                for attack, values in _results(run).items():
-                    for key, value in values.items():
-                        text = f"{value:.4g}" if isinstance(value, float) else str(value)
-                        lines.append(Line([Cell(label, url), Cell(attack), Cell(key), Cell(text, url)]))
-                pictures += run_pictures(run, f"{group.label} on {name}", links, _FIGURES)
+    for label, run in each_run(data):
+        url = links.run(run.tracked)
+        for attack, values in _results(run).items():
+            for key, value in values.items():
+                text = f"{value:.4g}" if isinstance(value, float) else str(value)
+                lines.append(Line([Cell(label, url), Cell(attack), Cell(key), Cell(text, url)]))
+        pictures += run_pictures(run, label, links, _FIGURES)
     if lines:
         yield Grid("", ["run", "attack", "figure", "value"], lines, texts=3)
     if pictures:
@@ -66,28 +54,15 @@ def _results(run: CompleteRun) -> dict[str, dict[str, Any]]:
 
 
 def site_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates the sites of each federation, and its failures and refusals with their causes.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        A table of sites, and one of troubles, if there are any.
-    """
+    """Tabulates the sites of each federation, and its failures and refusals with their causes."""
     sites, troubles, heads = [], [], list[str]()
-    for name, groups in data.items():
-        for group in groups:
-            for run in group.runs:
-                label, url = f"{group.label} on {name}, seed {run.seed}", links.run(run.tracked)
-                status = run.result.get("status") or {}
-                for row in status_rows(status):
-                    heads = list(row)
-                    sites.append(Line([Cell(text, url) for text in (label, *row.values())]))
-                for site, own in status.items():
-                    troubles += [
-                        Line([Cell(text) for text in (label, site, line)]) for line in own["troubles"]
-                    ]
+    for label, run in each_run(data):
+        url, status = links.run(run.tracked), run.result.get("status") or {}
+        for row in status_rows(status):
+            heads = list(row)
+            sites.append(Line([Cell(text, url) for text in (label, *row.values())]))
+        for site, own in status.items():
+            troubles += [Line([Cell(text) for text in (label, site, line)]) for line in own["troubles"]]
     if sites:
         notes = ["Time: from order to answer. Bytes: of messages that were merged."]
         yield Grid("", ["run", *heads], sites, notes, texts=3)
@@ -99,22 +74,14 @@ _OBJECTIVE = "objectives."  # prefix among the parameters of a study
 
 
 def sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: Links) -> Iterator[Block]:
-    """Tabulates the trials of each study with their parameters and objectives, and shows the study's figures.
-
-    Args:
-        tracked: All runs, studies and trials among them.
-        trials: The complete trials.
-        links: Addresses of the runs.
-
-    Yields:
-        For each study a table, and a block of pictures if it has any.
-    """
+    """Tabulates the trials of each study with their parameters and objectives, and shows the study's figures."""
     results = {trial.tracked.run_id: trial.result for trial in trials}
     for study in tracked:
         if "study" not in study.tags:
             continue
         own = [run for run in tracked if run.parent == study.run_id]
-        parameters = _differing(own)
+        keys = sorted({key for run in own for key in run.params})
+        parameters = [key for key in keys if len({run.params.get(key) for run in own}) > 1]
         objectives = [key.removeprefix(_OBJECTIVE) for key in study.params if key.startswith(_OBJECTIVE)]
         lines = []
         for run in own:
@@ -135,18 +102,8 @@ def sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: 
             yield Gallery(pictures)
 
 
-def _differing(runs: Sequence[TrackedRun]) -> list[str]:
-    """Names the parameters that are not the same in all runs."""
-    keys = sorted({key for run in runs for key in run.params})
-    return [key for key in keys if len({run.params.get(key) for run in runs}) > 1]
-
-
 def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]:
     """Tabulates each paper's numbers beside those of our runs, and what our runs cost.
-
-    Args:
-        tables: Tables that have at least one run.
-        links: Addresses of the runs.
 
     Yields:
         For the rows of each paper, and for rows beyond it: a table of results and one of costs. A table without a
@@ -158,24 +115,12 @@ def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]
 
 
 def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterator[Block]:
-    """Lists the commands for all runs that tables lack.
-
-    Args:
-        names: Names of all tables.
-        tables: Those that have at least one run.
-
-    Yields:
-        A line of explanation and the commands, if a run is missing.
-    """
+    """Lists the commands for all runs that tables lack."""
     exact = {table.name: table.exact for table in tables}
-    pairs = [pair for table in tables for pair in table.missing_beside]
-    for name in names:
-        pairs += missing(name, exact.get(name, ()))
+    pairs = [pair for name in names for pair in missing(name, exact.get(name, ()))]
     if pairs:
         yield Prose(
-            [
-                "DIR stands for the folder of the data. A command runs what is missing and resumes what was begun."
-            ]
+            ["DIR is the folder of the data. A command runs what is missing and resumes what was begun."]
         )
         yield Commands(pairs)
 
@@ -190,7 +135,6 @@ def _paper_table(filled: FilledTable, links: Links) -> Iterator[Block]:
     notes = [
         f"The paper's numbers: {table.source}.",
         *caption(table, list(filled.columns), frame),
-        *filled.notes,
         " ".join(table.note.split()),
     ]
     with_runs = {row for row, _ in filled.runs}

@@ -6,8 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from lit_fedad.papers.links import Links
-from lit_fedad.papers.runs import CompleteRun, GroupsByData
+from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
 from lit_fedad.report.naming import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.run_figures import spread_figure, svg
@@ -17,9 +16,6 @@ from lit_fedad.tracking.reading import TrackedRun
 
 def format_metric(value: float) -> str:
     """Formats shares with four decimals, and counts with as many digits as they need.
-
-    Args:
-        value: A metric.
 
     Example:
         >>> [format_metric(value) for value in (0.5, 12.0, 2_000_500.0)]
@@ -32,9 +28,6 @@ def format_metric(value: float) -> str:
 
 def format_parameter(text: str) -> str:
     """Shortens a number with many digits to four; leaves any other text as it is.
-
-    Args:
-        text: A parameter of a run.
 
     Example:
         >>> [format_parameter(text) for text in ("0.0013525517894", "2.66e-05", "median")]
@@ -52,15 +45,7 @@ _NOTE = (
 
 
 def product_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates each metric of each product after the last round, as tables of MVTec AD have it.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        A table for each data set with products: one line a metric of each group of runs.
-    """
+    """Tabulates each metric of each product after the last round, as tables of MVTec AD have it."""
     for name, groups in data.items():
         products = list(
             dict.fromkeys(
@@ -98,21 +83,17 @@ def _product_texts(runs: Sequence[CompleteRun], metric: str, products: Sequence[
 
 
 def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates and draws the first metric of each client after the last round.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        A table and a figure for each data set on which the metric is defined for a client.
-    """
+    """Tabulates and draws the first metric of each client after the last round."""
     heads = ["run", "clients", "mean", "deviation", "worst client", "best client", "between them"]
     for name, groups in data.items():
         first = groups[0].first.first_metric
         title = metric_title(first)
         runs = {f"{group.label}, seed {run.seed}": run for group in groups for run in group.runs}
-        values = {label: clients for label, run in runs.items() if (clients := _labelled(run, first))}
+        values = {
+            label: {run.names.title(int(client)): value for client, value in clients.items()}
+            for label, run in runs.items()
+            if (clients := run.per_client(first))
+        }
         if not values:
             continue
         lines = []
@@ -123,11 +104,6 @@ def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:
         alt = f"{title} of each client on {name}: one row a run, one dot a client, the worst client named"
         caption = f"{name}: one dot a client; bar: mean; name: worst client"
         yield Gallery([Picture(svg(spread_figure(values, title)), "svg", alt, caption)])
-
-
-def _labelled(run: CompleteRun, metric: str) -> dict[str, float]:
-    """Returns a metric after the last round by what clients are called."""
-    return {run.names.title(int(client)): value for client, value in run.per_client(metric).items()}
 
 
 def _client_texts(clients: Mapping[str, float]) -> list[str]:
@@ -145,15 +121,7 @@ def _client_texts(clients: Mapping[str, float]) -> list[str]:
 
 
 def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates complete runs, one table a data set: one line a configuration, and under it one line a seed.
-
-    Args:
-        data: The runs.
-        links: Addresses of the runs.
-
-    Yields:
-        The tables.
-    """
+    """Tabulates complete runs, one table a data set: one line a configuration, and under it one line a seed."""
     for name, groups in data.items():
         runs = [run for group in groups for run in group.runs]
         first = groups[0].first.first_metric
@@ -176,16 +144,7 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
 def incomplete_table(
     tracked: Sequence[TrackedRun], runs: Sequence[CompleteRun], links: Links
 ) -> Iterator[Block]:
-    """Tabulates runs that are not complete, without studies and their trials.
-
-    Args:
-        tracked: All runs.
-        runs: The complete ones.
-        links: Addresses of the runs.
-
-    Yields:
-        The table, if there are such runs.
-    """
+    """Tabulates runs that are not complete, without studies and their trials."""
     complete = {run.tracked.run_id for run in runs}
     lines = [
         Line(

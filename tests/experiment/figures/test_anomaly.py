@@ -17,7 +17,6 @@ from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import build_data, build_model, build_partition
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation
-from lit_fedad.experiment.figures import anomaly
 from lit_fedad.experiment.figures import history as history_figures
 from lit_fedad.experiment.figures import predictions as calibration
 from lit_fedad.experiment.run import Run
@@ -34,13 +33,13 @@ def drawn(monkeypatch):
     """What is handed to the figures, by the name of the figure."""
     calls = {}
     figures = ("partition_figure", "stages_figure", "curves_figure", "heatmap_sheet")
-    for name in (*figures, "communication_figure"):
-        module = anomaly if hasattr(anomaly, name) else history_figures
+    for name in (*figures, "lines_figure"):
+        module = calibration if hasattr(calibration, name) else history_figures
         original = getattr(module, name)
 
-        def record(*given, name=name, original=original):
+        def record(*given, name=name, original=original, **named):
             calls.setdefault(name, []).append(given)
-            return original(*given)
+            return original(*given, **named)
 
         monkeypatch.setattr(module, name, record)
     return calls
@@ -136,7 +135,9 @@ def test_accuracy_is_drawn_over_all_that_was_sent(drawn, tmp_path):
         report(3, {}, 0.75),
     ]
     history_figures.draw_communication(history, "accuracy", tmp_path)
-    assert drawn["communication_figure"] == [([(1, 311, 0.5), (3, 361, 0.75)], "accuracy")]
+    assert [given[0] for given in drawn["lines_figure"]] == [
+        {"mean over clients": [[(0.000311, 0.5), (0.000361, 0.75)]]}
+    ]
     assert pictures(tmp_path) == {"communication.png"}
 
 
@@ -156,7 +157,7 @@ def test_the_largest_clients_cases_with_their_p_values(restored, drawn, tmp_path
     federation, data, fabric = restored
     sizes = data.partition.sizes
     largest = int(np.argmax(sizes))
-    anomaly.draw_heatmaps(
+    calibration.draw_heatmaps(
         run_of(federation, data, fabric, tmp_path, 2, limits({largest: 5.25, 1 - largest: 99.0}))
     )
     cases, title = drawn["heatmap_sheet"][0]
@@ -178,7 +179,7 @@ def test_a_task_that_does_not_localise_has_no_heatmaps(restored, monkeypatch, tm
         federation.client, "predict_step", lambda batch: Prediction(batch["image"].flatten(1).mean(1))
     )
     federation.evaluate(federation.rounds)
-    anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, limits({})))
+    calibration.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, limits({})))
     monkeypatch.undo()
     federation.evaluate(federation.rounds)
     assert not (tmp_path / "figures").exists()
@@ -210,5 +211,5 @@ def test_scores_of_the_largest_clients_beside_what_they_ship(restored, monkeypat
 def test_a_process_that_is_not_the_first_draws_nothing(restored, drawn, tmp_path):
     federation, data, fabric = restored
     elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, predictions=lambda round: {})
-    anomaly.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, limits({})))
+    calibration.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, limits({})))
     assert drawn == {}

@@ -39,7 +39,7 @@ from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
 from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.methods.fadngs import LastMerge
 from lit_fedad.report.console import Display

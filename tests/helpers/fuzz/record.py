@@ -14,7 +14,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.message_check import outliers
-from lit_fedad.federation.processes import launch, make_fabric
+from lit_fedad.federation.processes import launched, make_fabric
 from lit_fedad.federation.receiver import Receiver
 from lit_fedad.report.console import Display
 
@@ -137,5 +137,5 @@ def record(name: str, given: list[str]) -> Recording:
         federation.receiver, federation.collecting = receiver, collecting
         found.append(recording)
 
-    launch(fabric, play)
+    launched(fabric, play)()
     return found[0]
