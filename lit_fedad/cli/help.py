@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import yaml
@@ -89,8 +88,7 @@ def listed_keys(paths: Iterable[str]) -> list[Key]:
     """Lists the keys that several paths in the package declare together, those first that must be given."""
     listed: dict[str, Key] = {}
     for path in paths:
-        module, _, declared = path.rpartition(".")
-        listed |= {key.name: key for key in keys(getattr(import_module(f"lit_fedad.{module}"), declared))}
+        listed |= {key.name: key for key in keys(f"lit_fedad.{path}")}
     return sorted(listed.values(), key=lambda key: key.default is not None)
 
 

@@ -85,6 +85,9 @@ class Client(Discloses, L.LightningModule):
     def check_task(cls, task: type[Task]) -> None:
         """Checks that the method supports a class of task.
 
+        Args:
+            task: The class of task.
+
         Raises:
             UserError: If the method does not support it.
         """
@@ -123,7 +126,11 @@ class Client(Discloses, L.LightningModule):
         return self.task.configure_optimizers()
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the message to the server after training, by the client's training batches in a fixed order."""
+        """Returns the message to the server after training.
+
+        Args:
+            loader: The client's training batches in a fixed order.
+        """
         raise NotImplementedError
 
     def upload_spec(self) -> MessageSpec:

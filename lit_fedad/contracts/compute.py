@@ -16,7 +16,16 @@ T = TypeVar("T")
 def map_batches(
     module: L.LightningModule, loader: Iterable[Any], function: Callable[[Mapping[str, Any]], T]
 ) -> Iterator[T]:
-    """Applies a function to every batch of a loader, moved to a module's device."""
+    """Applies a function to every batch of a loader, moved to a module's device.
+
+    Args:
+        module: Module that defines the device.
+        loader: Batches.
+        function: Called with each batch.
+
+    Yields:
+        The function's values, in the order of the batches.
+    """
     for batch in loader:
         yield function(module.transfer_batch_to_device(batch, module.device, 0))
 
@@ -34,6 +43,9 @@ def one_thread() -> Iterator[None]:
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """Disables autocast on a tensor's device for a block; tensors that are in half precision already stay so.
+
+    Args:
+        tensor: A tensor that the block computes with.
 
     Example:
         >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.eye(2)):

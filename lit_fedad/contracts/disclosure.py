@@ -70,7 +70,13 @@ def counted(what: str) -> Disclosure:
 
 
 def summed(what: str, images: int | None = None, by_product: bool = False) -> Disclosure:
-    """Declares sums or means over images."""
+    """Declares sums or means over images.
+
+    Args:
+        what: Of what.
+        images: See `Disclosure`.
+        by_product: See `Disclosure`.
+    """
     return Disclosure(Kind.SUMS, what, images, by_product=by_product)
 
 

@@ -69,14 +69,25 @@ class Exchange(Discloses, Generic[C, S]):
             cast("Client", client).receive(message)
 
     def train(self, client: C, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the client by its batches in random order, and returns means of the scalars to track.
+        """Trains the client, where the exchange includes training. Runs on the client.
 
-        Runs on the client, where the exchange includes training.
+        Args:
+            client: The live client.
+            loader: Its training batches, in random order.
+            fabric: Device and precision.
+
+        Returns:
+            Means of the scalars to track.
         """
         return {}
 
     def send(self, client: C, loader: DataLoader) -> Message:
-        """Returns the message to the server, by training batches in a fixed order. Runs on the client."""
+        """Returns the message to the server. Runs on the client.
+
+        Args:
+            client: The live client.
+            loader: Its training batches in a fixed order.
+        """
         return cast("Client", client).send(loader) if self.up else {}
 
     def upload_spec(self, client: C) -> MessageSpec:
@@ -84,7 +95,12 @@ class Exchange(Discloses, Generic[C, S]):
         return cast("Client", client).upload_spec() if self.up else {}
 
     def validate(self, server: S, client_id: int, update: Update) -> None:
-        """Checks what the declared form of a client's message, which it has, cannot say. Runs on the server.
+        """Checks what the declared form of a client's message cannot say. Runs on the server.
+
+        Args:
+            server: The server.
+            client_id: The client that sent it.
+            update: Its message, of the declared form.
 
         Raises:
             UserError: If the message cannot be that of a client with so many images.
@@ -93,7 +109,12 @@ class Exchange(Discloses, Generic[C, S]):
             cast("Server", server).validate(client_id, update)
 
     def aggregate(self, server: S, updates: Mapping[int, Update]) -> None:
-        """Merges the clients' messages, which are in client order and never empty. Runs on the server."""
+        """Merges the clients' messages. Runs on the server.
+
+        Args:
+            server: The server.
+            updates: By client, in client order; never empty.
+        """
         if self.up:
             cast("Server", server).aggregate(updates)
 
@@ -142,6 +163,10 @@ class LeaveOut(Exchange[C, S]):
 
     def leave_out(self, client: C, loader: DataLoader) -> None:
         """Takes images out of the model in the task's buffers, as if nobody had seen them. Runs on the client.
+
+        Args:
+            client: The live client, which has received the message.
+            loader: Some of its images.
 
         Raises:
             UserError: If no model remains without them.

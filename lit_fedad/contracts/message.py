@@ -87,7 +87,11 @@ def senders(updates: Mapping[int, Update]) -> list[int]:
 
 
 def class_list(classes: int) -> TensorSpec:
-    """Declares a list of different classes, int64 [number of listed classes]."""
+    """Declares a list of different classes, int64 [number of listed classes].
+
+    Args:
+        classes: Number of classes K; those listed lie in [0, K).
+    """
     return TensorSpec((Free("classes", classes),), torch.int64, low=0, high=classes - 1, distinct=True)
 
 

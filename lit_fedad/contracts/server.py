@@ -45,7 +45,10 @@ class Server:
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Registers all clients that hold images before rounds are played, be it the first or, with its state, others.
 
-        They come with their numbers of training images. Not called where a finished run only predicts.
+        Not called where a finished run only predicts.
+
+        Args:
+            sizes: Training images by client.
 
         Raises:
             UserError: If the server lacks what rounds need, such as public images.
@@ -58,6 +61,10 @@ class Server:
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what the declared form of a client's message after training cannot say.
 
+        Args:
+            client_id: The client that sent it.
+            update: Its message, of the declared form.
+
         Raises:
             UserError: If the message cannot be that of a client with so many images.
         """
@@ -65,8 +72,11 @@ class Server:
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the messages that clients sent after training.
 
-        They are in client order, and never empty. Tensors of ``state_names`` are replaced, never changed in place:
-        where merging fails, the server returns to those that it had.
+        Tensors of ``kept`` are replaced, never changed in place: where merging fails, the server returns to those that
+        it had.
+
+        Args:
+            updates: By client, in client order; never empty.
         """
         raise NotImplementedError
 

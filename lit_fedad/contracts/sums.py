@@ -48,15 +48,33 @@ class MessageSums(Protocol):
     """
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
-        """Declares the form of the sum, by that of messages and all clients that were asked."""
+        """Declares the form of the sum.
+
+        Args:
+            spec: The declared form of messages.
+            asked: All clients that were asked.
+        """
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
-        """Computes what a client's message, of the declared form, adds to the sum, of the form `sum_spec`."""
+        """Computes what a client adds to the sum, of the form `sum_spec`.
+
+        Args:
+            message: The client's message, of the declared form.
+            client: The client.
+            asked: All clients that were asked.
+        """
 
     def from_sums(
         self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
-        """Computes the message that stands for all clients in a sum; sums are in float64, of whole numbers in int64."""
+        """Computes the message that stands for all clients in a sum.
+
+        Args:
+            sums: Sums by name, in float64; whole numbers in int64.
+            spec: The declared form of messages.
+            answered: The clients in the sum.
+            asked: All clients that were asked.
+        """
 
 
 class ImageSums(Protocol):
@@ -70,7 +88,11 @@ class ImageSums(Protocol):
         """Declares the sizes of the sums by name; none where nothing of an image is sent."""
 
     def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
-        """Yields what the images of each batch add: float64 ``[images, *sizes]`` by name, on the CPU."""
+        """Yields what the images of each batch add: float64 ``[images, *sizes]`` by name, on the CPU.
+
+        Args:
+            loader: The client's training batches.
+        """
 
     def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes the message that one client with the images of all would have sent.

@@ -107,7 +107,12 @@ class Task(L.LightningModule):
         return self(batch)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores the images of a batch by the `embedding` of the whole batch."""
+        """Scores the images of a batch.
+
+        Args:
+            features: The `embedding` of the whole batch.
+            batch: The batch.
+        """
         raise NotImplementedError
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:

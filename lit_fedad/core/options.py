@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 
 from lit_fedad.core.building import call, check_arguments
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.usage import keys, usage
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def bind(
         given = {**given, "overrides": others} if takes_overrides else given
         return partial(function, chosen, **given)
     values, others = parse(function, options, command, takes_overrides, {*given, "overrides", "return"})
-    _require_all(function, values, command)
+    _require_all(function, values, command, {*given, "overrides"})
     given = {**given, "overrides": others} if takes_overrides else given
     check_arguments(function, command, values, given)
     return partial(function, **values, **given)
@@ -168,15 +168,18 @@ def separate(declared: type, options: Sequence[str], command: str) -> tuple[list
     return own, others
 
 
-def _require_all(declared: Callable[..., Any], values: Mapping[str, Any], command: str) -> None:
+def _require_all(
+    declared: Callable[..., Any], values: Mapping[str, Any], command: str, leave: Collection[str] = ()
+) -> None:
     """Refuses options in which a key is missing, and says how the command is typed."""
-    listed = keys(declared)
-    missing = [key.name for key in listed if key.default is None and key.name not in values]
-    misspelt = values.keys() - {key.name.removesuffix(".NAME") for key in listed}  # is told of instead
-    if missing and not misspelt:
-        raise UserError(
-            f"{command} needs '{missing[0]}': {usage(declared, command)}; all keys: lit-fedad {command} --help"
-        )
+    known = {name: one for name, one in inspect.signature(declared).parameters.items() if name not in leave}
+    needed = [name for name, one in known.items() if one.default is inspect.Parameter.empty]
+    missing = [name for name in needed if name not in values]
+    if missing and values.keys() <= known.keys():  # a misspelt key is told of instead
+        kinds = typing.get_type_hints(declared)
+        typed = [f"{name}={'|'.join(typing.get_args(kinds[name])) or name.upper()}" for name in needed]
+        words = " ".join(["lit-fedad", command, *typed, *["[key=value ...]"][: len(known) > len(needed)]])
+        raise UserError(f"{command} needs '{missing[0]}': {words}; all keys: lit-fedad {command} --help")
 
 
 def _is_mapping(kind: Any) -> bool:

@@ -1,15 +1,21 @@
-"""The keys of a command, as the signature and the docstring of what declares them tell."""
+"""The keys of a command, as the signature and the docstring of what declares them tell: read and not imported.
+
+What a command needs (torch, Lightning, MLflow) takes seconds to import, and its help is asked for by who waits for it.
+"""
 
 from __future__ import annotations
 
-import inspect
+import ast
 import re
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
-_GIVEN = ("display", "overrides", "return")  # parameters of a command's function that are no keys
+import lit_fedad
+
+_GIVEN = ("display", "overrides")  # parameters of a command's function that are no keys
+_Declared = ast.FunctionDef | ast.ClassDef
 
 
 class Key(NamedTuple):
@@ -33,76 +39,138 @@ class Key(NamedTuple):
         return f"{self.name}={'|'.join(self.choices) or self.name.rpartition('.')[2].upper()}"
 
 
-def keys(declared: Callable[..., Any]) -> list[Key]:
+def keys(path: str) -> list[Key]:
     """Lists the keys of a command: fields of a dataclass, or parameters of a function (`lit_fedad.core.options`).
 
     There are none of a function that takes a sequence of words as they are.
 
+    Args:
+        path: Place of what declares them, such as ``lit_fedad.deployment.watch.watch``.
+
+    Raises:
+        ValueError: If there is no such function or class.
+
     Example:
-        >>> def attack(run: str, steps: int = 500) -> None:
-        ...     '''Attacks a run.
-        ...
-        ...     Args:
-        ...         run: The run's folder; None for
-        ...             the newest.
-        ...         steps: Number of steps.
-        ...     '''
-        >>> keys(attack)
-        [Key(name='run', default=None, meaning="The run's folder; null for the newest.", choices=()), \
-Key(name='steps', default='500', meaning='Number of steps.', choices=())]
+        >>> [key.syntax for key in keys("lit_fedad.cli.completion.completion")]
+        ['shell=SHELL']
     """
-    kinds = typing.get_type_hints(declared)
-    first = next(iter(kinds), "")
-    if typing.get_origin(kinds.get(first)) is Sequence and not is_dataclass(declared):
+    module, node = _find(*path.rpartition(".")[::2])
+    if not isinstance(node, _Declared):
+        raise ValueError(f"{path}: no function or class of the package")
+    return _keys(module, node)
+
+
+def _keys(module: str, node: _Declared) -> list[Key]:
+    parameters = list(_parameters(module, node))
+    if not parameters:
         return []
-    meanings = _meanings(declared)
+    first, kind, _ = parameters[0]
+    if isinstance(node, ast.FunctionDef) and _of(kind) == "Sequence":
+        return []
+    meanings = _meanings(node)
     if first == "options":
-        listed = keys(kinds["options"])
+        assert isinstance(kind, ast.Name)
+        options_module, options = _find(module, kind.id)
+        assert isinstance(options, _Declared)
+        listed = _keys(options_module, options)
     else:
         listed = [
-            Key(f"{name}.NAME", "", meanings.get(name, ""))
-            if typing.get_origin(kind := kinds[name]) is Mapping
-            else Key(
-                name,
-                None if default is inspect.Parameter.empty else _text(default),
+            Key(
+                f"{name}.NAME" if _of(kind) == "Mapping" else name,
+                "" if _of(kind) == "Mapping" else _default(module, default),
                 meanings.get(name, ""),
-                typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else (),
+                _choices(module, kind),
             )
-            for name, default in _defaults(declared).items()
+            for name, kind, default in parameters
             if name not in _GIVEN
         ]
-    if "overrides" in kinds:
+    if any(name == "overrides" for name, _, _ in parameters):
         listed.append(Key("SECTION.KEY", "", meanings.get("overrides", "")))
     return listed
 
 
-def usage(declared: Callable[..., Any], command: str) -> str:
-    """Returns the line that a user types: the keys that must be given, and whether there are others."""
-    listed = keys(declared)
-    needed = [key.syntax for key in listed if key.default is None]
-    more = ["[key=value ...]"] if len(needed) < len(listed) else []
-    return " ".join(["lit-fedad", command, *needed, *more])
+def _parameters(module: str, node: _Declared) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
+    """Yields name, type and default of each parameter or field, bases first."""
+    if isinstance(node, ast.ClassDef):
+        for base in node.bases:
+            if isinstance(base, ast.Name) and isinstance((found := _find(module, base.id))[1], ast.ClassDef):
+                yield from _parameters(*found)
+        for line in node.body:
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                yield line.target.id, line.annotation, line.value
+    else:
+        plain, named = node.args.args, node.args.kwonlyargs
+        defaults = [
+            *[None] * (len(plain) - len(node.args.defaults)),
+            *node.args.defaults,
+            *node.args.kw_defaults,
+        ]
+        for one, default in zip([*plain, *named], defaults, strict=True):
+            assert one.annotation is not None
+            yield one.arg, one.annotation, default
 
 
-def _defaults(declared: Callable[..., Any]) -> dict[str, Any]:
-    """Returns default by key; `inspect.Parameter.empty` where there is none."""
-    defaults = {name: one.default for name, one in inspect.signature(declared).parameters.items()}
-    if isinstance(declared, type) and is_dataclass(declared):
-        made = {one.name: one.default_factory for one in fields(declared)}
-        defaults |= {name: make() for name, make in made.items() if make is not MISSING}
-    return defaults
+def _of(kind: ast.expr) -> str:
+    """Name of a generic type."""
+    return kind.value.id if isinstance(kind, ast.Subscript) and isinstance(kind.value, ast.Name) else ""
 
 
-def _text(value: Any) -> str:
-    """Writes a value as a user gives it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _choices(module: str, kind: ast.expr) -> tuple[str, ...]:
+    if isinstance(kind, ast.Name):
+        kind = _find(module, kind.id)[1]
+    if not isinstance(kind, ast.Subscript) or _of(kind) != "Literal":
+        return ()
+    values = ast.literal_eval(kind.slice)
+    return values if isinstance(values, tuple) else (values,)
 
 
-def _meanings(declared: Callable[..., Any]) -> dict[str, str]:
+def _default(module: str, node: ast.expr | None) -> str | None:
+    """Writes a default as a user gives it; None where there is none."""
+    match node:
+        case None:
+            return None
+        case ast.Constant(value=None | bool() as value):
+            return {None: "null", True: "true", False: "false"}[value]
+        case ast.Constant(value=value):
+            return str(value)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return ",".join(str(_default(module, part)) for part in parts)
+        case ast.Name(id=name):
+            module, found = _find(module, name)
+            return name if isinstance(found, ast.Name) else _default(module, found)
+        case ast.Call(func=ast.Name(id="field"), keywords=given):
+            (made,) = (one.value for one in given if one.arg in ("default", "default_factory"))
+            return _default(module, made.body if isinstance(made, ast.Lambda) else made)
+    return ast.unparse(node)
+
+
+def _find(module: str, name: str) -> tuple[str, Any]:
+    """Finds module and node of what a name stands for, through the package's own imports; a name of none as it is."""
+    for line in _parsed(module).body:
+        match line:
+            case ast.FunctionDef() | ast.ClassDef() if line.name == name:
+                return module, line
+            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
+                return module, value
+            case ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as value) if found == name:
+                return module, value
+            case ast.ImportFrom(module=str() as source, names=names):
+                for one in names:
+                    if (one.asname or one.name) == name and source.startswith("lit_fedad."):
+                        return _find(source, one.name)
+    return module, ast.Name(id=name)
+
+
+@cache
+def _parsed(module: str) -> ast.Module:
+    place = Path(lit_fedad.__file__).parent.joinpath(*module.split(".")[1:])
+    file = place.with_suffix(".py")
+    return ast.parse((file if file.is_file() else place / "__init__.py").read_text(encoding="utf-8"))
+
+
+def _meanings(node: _Declared) -> dict[str, str]:
     """Reads the entries of ``Args`` or ``Attributes`` in a docstring, in the words of the command line."""
-    text = inspect.getdoc(declared) or ""
+    text = ast.get_docstring(node) or ""
     section = re.search(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)+)", text, re.M)
     entries = re.findall(r"^ {4}\**(\w+): (.*(?:\n {8}.*)*)", section[1] if section else "", re.M)
     words = {"None": "null", "True": "true", "False": "false"}

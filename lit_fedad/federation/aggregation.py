@@ -52,7 +52,12 @@ def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message
 
 
 def mean_scalars(scalars: Mapping[int, Mapping[str, float]], sizes: Mapping[int, int]) -> dict[str, float]:
-    """Averages the clients' scalars by name, weighted by their numbers of images."""
+    """Averages the clients' scalars by name, weighted by their numbers of images.
+
+    Args:
+        scalars: Scalars by client and name; clients without a name are left out of its mean.
+        sizes: Training images by client.
+    """
     means = {}
     for name in dict.fromkeys(name for own in scalars.values() for name in own):
         known = {client: own[name] for client, own in scalars.items() if name in own}

@@ -27,4 +27,9 @@ class FederationCallback:
         """Receives the report when the round's checkpoint is complete; a run that an exception ends can be resumed."""
 
     def on_client_end(self, done: int, total: int) -> None:
-        """Receives the progress after each turn of a client, in training or evaluation; called in every process."""
+        """Receives the progress after each turn of a client, in training or evaluation; called in every process.
+
+        Args:
+            done: Number of turns that this process has finished.
+            total: Number of turns of this process in the whole run.
+        """

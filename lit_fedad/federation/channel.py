@@ -27,13 +27,23 @@ class Codec(Protocol):
     """An encoding of messages before they are serialised, and its inverse."""
 
     def encode(self, message: Message, context: Context) -> Message:
-        """Encodes a message before it is serialised."""
+        """Encodes a message before it is serialised.
+
+        Args:
+            message: The message.
+            context: Round and client, for codecs that draw random numbers.
+        """
 
     def decode(self, message: Message) -> Message:
         """Decodes a received message."""
 
     def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Computes how many bytes an encoded tensor takes."""
+        """Computes how many bytes an encoded tensor takes.
+
+        Args:
+            shape: Its shape before.
+            dtype: Its type before.
+        """
 
 
 class Plain:
@@ -187,6 +197,9 @@ class Link:
     def largest(self, spec: MessageSpec) -> int:
         """Computes how many bytes a message of a declared form has at most, so that more need not be read.
 
+        Args:
+            spec: The declared form.
+
         Returns:
             The number of bytes; `LARGEST_BLOB` where the form leaves a size open.
 
@@ -227,6 +240,10 @@ class Channel:
 
     Only bytes are sent: a message is checked against its declared form, encoded, serialised (safetensors) and counted,
     and on receipt rebuilt and checked once more. Exactly the sent bytes are counted.
+
+    Args:
+        up: Codec of client messages; None sends them as they are.
+        down: Codec of server messages; None sends them as they are.
     """
 
     def __init__(self, up: Codec | None = None, down: Codec | None = None) -> None:

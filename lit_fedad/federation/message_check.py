@@ -19,6 +19,11 @@ TINY = 1e-2
 def check(message: Message, spec: MessageSpec, sender: str) -> None:
     """Checks a message against its declared form.
 
+    Args:
+        message: The message.
+        spec: Its declared form.
+        sender: Name of the sender in errors.
+
     Raises:
         UserError: If names, sizes, types, devices or values differ from the declared form.
     """
@@ -87,6 +92,15 @@ def outliers(
     An entry is far larger if its largest magnitude or its root mean square exceeds `factor` times the median of the
     other clients, and the same of the server's last message where it holds an entry of this name and shape. Without
     either, nothing can be compared. Counts are not: a client may have a thousand times the images of another.
+
+    Args:
+        updates: Updates by client, of the declared form.
+        previous: The server's last message.
+        factor: Largest ratio.
+        spec: The declared form.
+
+    Returns:
+        One line by client that is far off.
     """
     found: dict[int, str] = {}
     for name in (name for name, form in spec.items() if not form.counted):

@@ -41,6 +41,13 @@ class ClientSampler:
     def sample(self, clients: Sequence[int], context: Context) -> list[int]:
         """Samples the clients of a round.
 
+        Args:
+            clients: All clients that hold data.
+            context: Seed and round.
+
+        Returns:
+            Client numbers, ascending.
+
         Raises:
             UserError: If there are fewer clients than `min_clients`.
         """
@@ -53,7 +60,12 @@ class ClientSampler:
         return sorted(self._order(clients, context)[: self._count(clients)])
 
     def spares(self, clients: Sequence[int], context: Context) -> list[int]:
-        """Lists the clients that are not sampled, in the order in which they replace clients that fail."""
+        """Lists the clients that are not sampled, in the order in which they replace clients that fail.
+
+        Args:
+            clients: All clients that hold data.
+            context: Seed and round.
+        """
         return [] if context.round <= 0 else self._order(clients, context)[self._count(clients) :]
 
     def _count(self, clients: Sequence[int]) -> int:
@@ -72,6 +84,10 @@ class ClientSampler:
     def check_failures(self, failures: Mapping[str, str], round: int) -> None:
         """Checks whether a run continues when clients fail.
 
+        Args:
+            failures: Causes by name of client, as it stands in a sentence.
+            round: Round number, for the message.
+
         Raises:
             UserError: If the policy is to fail.
         """
@@ -81,6 +97,11 @@ class ClientSampler:
 
     def check_finished(self, finished: int, left_out: Mapping[str, str], round: int) -> None:
         """Checks whether enough clients finished an exchange.
+
+        Args:
+            finished: Number of clients whose messages can be merged.
+            left_out: Causes by name of client that did not finish.
+            round: Round number, for the message.
 
         Raises:
             UserError: If there are fewer than `min_clients`.
