@@ -29,6 +29,7 @@ def test_pictures_suit_the_data(lab, settings, expected):
     assert all(path.stat().st_size > 1000 for path in (out / "figures").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_no_pictures_are_drawn_where_none_are_wanted(lab):
     out, _ = lab.finished("method=federated_bank")
     assert not list(out.rglob("*.png"))

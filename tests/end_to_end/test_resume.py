@@ -24,7 +24,7 @@ class PowerCut(BaseException):
 @pytest.mark.parametrize(
     ("method", "owner", "step", "round"),
     [
-        pytest.param("federated_bank", Federation, "play", 2, id="between-rounds"),
+        pytest.param("federated_bank", Federation, "play", 2, id="between-rounds", marks=pytest.mark.slow),
         pytest.param(
             "federated_bank",
             Checkpoints,

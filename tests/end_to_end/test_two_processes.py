@@ -30,7 +30,7 @@ class Meanwhile(FederationCallback):
     "own",
     [
         pytest.param([], id="same", marks=pytest.mark.slow),
-        pytest.param(["seed=1"], id="other"),
+        pytest.param(["seed=1"], id="other", marks=pytest.mark.slow),
         pytest.param(["fresh=true"], id="fresh", marks=pytest.mark.slow),
     ],
 )

@@ -37,7 +37,7 @@ def alive(pid):
 @pytest.mark.parametrize(
     ("session", "headless"),
     [
-        ("same", False),
+        pytest.param("same", False, marks=pytest.mark.slow),
         pytest.param("same", True, marks=pytest.mark.slow),
         pytest.param("own", False, marks=pytest.mark.slow),
     ],

@@ -74,6 +74,7 @@ def wait_for(condition, seconds=60):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_one_worker_plays_the_default_first_and_shows_the_best(
     options, tmp_path, opened, capsys, monkeypatch
 ):

@@ -37,6 +37,7 @@ def test_run_deleted_on_the_server_is_sent_anew(tmp_path, client, history):
     assert history(again.run_id, "loss") == [(1, 1.0)]
 
 
+@pytest.mark.slow
 def test_hanging_server_never_holds_training_up(
     tmp_path, client, journal, history, hanging_server, monkeypatch
 ):
