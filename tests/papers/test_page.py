@@ -107,6 +107,14 @@ def test_curves_spread_and_partitions(make_run, page_of):
     assert not [part for part in page.sections if part.title == "Privacy"]
 
 
+def test_without_defects_to_test_on_no_empty_axes_are_drawn(make_run, page_of):
+    run = make_run("a", "feddymem", [0.5, 0.7])
+    run.result["metrics"] = {key: {"i_auroc": None} for key in run.result["metrics"]}
+    page = page_of([run])
+    galleries = [block for part in page.sections for block in part.blocks if isinstance(block, Gallery)]
+    assert not [p for gallery in galleries for p in gallery.pictures if "one line a run" in p.caption]
+
+
 def with_products(run, false_alarms):
     own = {"nut": 0.5, "bolt": None, "cap": 0.75}
     run.result["last"] = {

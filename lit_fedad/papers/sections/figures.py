@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
@@ -25,6 +25,8 @@ def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> I
     for name, groups in data.items():
         first = groups[0].first.first_metric
         curves = {group.label: [_over_rounds(run, first) for run in group.runs] for group in groups}
+        if not any(chain(*curves.values())):
+            continue  # without a defect to test on there is nothing to draw
         figure = lines_figure(curves, "round", metric_title(first), whole=True)
         alt = f"{metric_title(first)} over the rounds on {name}, one line a run: {', '.join(curves)}"
         yield Gallery([Picture(svg(figure), "svg", alt, "Mean over clients, one line a run.")], name)
@@ -46,6 +48,8 @@ def accuracy_over_bytes(data: GroupsByData) -> Iterator[Block]:
     for name, groups in data.items():
         first = groups[0].first.first_metric
         curves = {group.label: [_over_bytes(run, first) for run in group.runs] for group in groups}
+        if not any(chain(*curves.values())):
+            continue
         figure = lines_figure(curves, "sent by all clients so far (MB)", metric_title(first), whole=False)
         alt = f"{metric_title(first)} over bytes sent on {name}, one line a run: {', '.join(curves)}"
         silent = [group.label for group in groups if not any(group.first.result["bytes_up"])]
