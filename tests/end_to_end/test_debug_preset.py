@@ -22,10 +22,10 @@ PARTS = {
     "elsa": [
         "tasks.contrastive_losses.SimCLR.forward",
         "tasks.elsa.Elsa.cluster",
-        "methods.elsa.ElsaClient.centres",
+        "methods.elsa.Centres.send",
     ],
     "deep_svdd": ["tasks.deep_svdd.DeepSVDD.reconstructing", "tasks.deep_svdd.DeepSVDD.distances"],
-    "dbe": ["methods.dbe.DBEClient.first_period", "methods.dbe.DBEServer.broadcast"],
+    "dbe": ["methods.dbe.FeatureMean.train", "methods.dbe.DBEServer.broadcast"],
     "fedavg task=one_class_svm experiment=semantic_small": [
         "tasks.deep_svdd.Bottleneck.errors",  # trained together
         "tasks.one_class_svm.OneClassSVM.trains_svm_alone",
