@@ -14,6 +14,7 @@ author = "the authors of lit_fedad"
 version = release = re.findall(r'__version__ = "(.+)"', (ROOT / "lit_fedad" / "__init__.py").read_text())[0]
 html_theme = "furo"
 html_title = f"lit_fedad {release}"
+html_search_scorer = str(Path(__file__).parent / "search_order.js")
 exclude_patterns = ["_build", "notebooks"]
 
 extensions = ["myst_parser", "sphinx.ext.apidoc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

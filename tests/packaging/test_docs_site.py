@@ -42,3 +42,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert "FedAvgClient" in (tmp_path / "site/reference/lit_fedad.methods.fedavg.html").read_text()
     # Links to the package's files lead to the reference.
     assert "reference/lit_fedad.federation.loop.html" in (tmp_path / "site/architecture.html").read_text()
+    # The search lists guides before the reference.
+    order = (ROOT / "docs/search_order.js").read_text()
+    assert order in (tmp_path / "site/_static/language_data.js").read_text()
