@@ -246,9 +246,22 @@ class LiveDetector:
             image = Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image)
         if not isinstance(image, Image.Image):
             raise UserError(f"{type(image).__name__}: give a path, a PIL image, an array or a tensor")
+        _load(image)
         full = 65535 if image.mode.startswith(("I", "F")) else 255
         upright = Picture(ImageOps.exif_transpose(image), full)
         return self._opened.transform.tensor(to_rgb(upright, Path("image in memory")))
+
+
+def _load(image: Image.Image) -> None:
+    """Decodes an image that was only opened; of one with a name Pillow maps turned TIFF by its turned size."""
+    name = getattr(image, "filename", None)
+    if name:
+        image.filename = ""  # type: ignore[attr-defined]
+    try:
+        image.load()
+    finally:
+        if name:
+            image.filename = name  # type: ignore[attr-defined]
 
 
 def _array(image: Tensor) -> np.ndarray:

@@ -74,6 +74,11 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
         assert one.p_value == pytest.approx(float(row["p_value"]), rel=1e-5)
         assert one.decision == row["decision"]
         assert one.map.ndim == 2
+    turned, exif = tmp_path / "turned.tif", Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    picture.convert("L").crop((0, 0, 20, 31)).save(turned, exif=exif)
+    from_file, opened = detector([turned, Image.open(turned)])
+    assert opened.score == pytest.approx(from_file.score, rel=1e-5)
     for odd, message in ((array / 255, "give uint8"), (tensor * 2.0, "from 0 to 1"), (7, "int: give a path")):
         with pytest.raises(UserError, match=message):
             detector([odd])
