@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from lit_fedad.core.building import call, check_arguments
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.usage import Key
 
 T = TypeVar("T")
 
@@ -177,9 +178,13 @@ def _require_all(
     missing = [name for name in needed if name not in values]
     if missing and values.keys() <= known.keys():  # a misspelt key is told of instead
         kinds = typing.get_type_hints(declared)
-        typed = [f"{name}={'|'.join(typing.get_args(kinds[name])) or name.upper()}" for name in needed]
+        typed = [Key(name, None, "", _choices(kinds[name])).syntax for name in needed]
         words = " ".join(["lit-fedad", command, *typed, *["[key=value ...]"][: len(known) > len(needed)]])
         raise UserError(f"{command} needs '{missing[0]}': {words}; all keys: lit-fedad {command} --help")
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
 
 
 def _is_mapping(kind: Any) -> bool:

@@ -65,7 +65,7 @@ class _Message:
                     f"{cls.sender} has another version of lit_fedad: install the same at all sites"
                 )
             message = cls(**_checked(cls, header), payload=blob[start + length :])  # type: ignore[call-arg]
-        except (struct.error, ValueError, TypeError, RecursionError) as error:
+        except (struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(
                 f"{cls.sender} sent bytes that hold no message ({type(error).__name__})"
             ) from error

@@ -32,6 +32,18 @@ def test_types_defaults_and_the_keys_of_the_configuration():
     assert overrides == {"data.root": "/x"}
 
 
+def test_a_key_of_two_types_that_is_missing_is_told():
+    @dataclass
+    class Chosen:
+        client: int | str
+        mode: Literal["on", "off"]
+
+    with pytest.raises(
+        UserError, match=r"^attack needs 'client': lit-fedad attack client=CLIENT mode=on\|off; all"
+    ):
+        read(Chosen, [], "attack")
+
+
 def test_several_keys_of_a_mapping():
     options, overrides = read(Options, ["run=a", "root.mpdd=/a", "root.x.y=/b=c"], "attack")
     assert options.root == {"mpdd": "/a", "x.y": "/b=c"}
