@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Exchange, Message, MessageSpec, TensorSpec
-from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.methods.parts.noised_subspace import (
     CONSTANT,
     ImageMeans,
@@ -23,6 +22,7 @@ from lit_fedad.methods.parts.noised_subspace import (
     Projected,
     ProjectedSums,
     held_frame,
+    weight_of,
     whitener,
 )
 from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer
@@ -70,9 +70,7 @@ class ImageCells(ProjectedSums):
         Raises:
             HiddenByNoiseError: If the weight of all images lies within three deviations of the noise.
         """
-        weight = float(sums["weight"])
-        if weight <= 3 * noise:
-            raise HiddenByNoiseError
+        weight = weight_of(sums, noise)
         squares = sums["cells"].square().sum(1, keepdim=True).clamp(min=1e-300)
         known = (1 - noise**2 * self.directions / squares).clamp(min=0)
         return {"cells": known * sums["cells"] * len(sums["cells"]) ** 0.5 * CONSTANT / weight}

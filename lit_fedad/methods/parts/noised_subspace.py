@@ -134,6 +134,18 @@ class ProjectedSums(ABC):
             yield {name: part / lengths.reshape(-1, *[1] * (part.ndim - 1)) for name, part in parts.items()}
 
 
+def weight_of(sums: Mapping[str, Tensor], noise: float) -> float:
+    """Returns the weight of all images: the sum of `CONSTANT` over the length of each.
+
+    Raises:
+        HiddenByNoiseError: If it lies within three deviations of the noise.
+    """
+    weight = float(sums["weight"])
+    if weight <= 3 * noise:
+        raise HiddenByNoiseError
+    return weight
+
+
 class ImageMeans(ProjectedSums):
     """The sums ``weight`` [1] and ``mean`` [k]: ``h = (1/2, mean of projected features)`` of images, at length 1."""
 
@@ -150,10 +162,7 @@ class ImageMeans(ProjectedSums):
         Raises:
             HiddenByNoiseError: If the weight of all images lies within three deviations of the noise.
         """
-        weight = float(sums["weight"])
-        if weight <= 3 * noise:
-            raise HiddenByNoiseError
-        return {"mean": CONSTANT * sums["mean"] / weight}
+        return {"mean": CONSTANT * sums["mean"] / weight_of(sums, noise)}
 
     @staticmethod
     def merge(server: MomentsServer, found: Message) -> None:
