@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import shlex
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_origin, get_type_hints
@@ -184,3 +185,11 @@ def test_stations_are_where_the_page_puts_them():
         source = (ROOT / path).read_text()
         assert re.search(rf"^ *(def|class) {method}\b", source, re.MULTILINE), f"{path} {name}"
         assert not owner or re.search(rf"^class {owner}\b", source, re.MULTILINE), f"{path} {name}"
+
+
+def test_the_picture_of_the_packages_has_the_layers_of_the_imports():
+    picture = (ROOT / "docs/images/architecture.svg").read_text().partition("<!-- One round")[0]
+    shown = [name for text in re.findall(r'class="name"[^>]*>([^<]+)<', picture) for name in text.split(", ")]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one.get("containers") == ["lit_fedad"])
+    assert shown == [name for layer in layers for name in layer.split(" | ") if not name.startswith("_")]
