@@ -118,8 +118,8 @@ def review(site: str, offer: str | None = None) -> None:
     found = reviewed(folder.settings, folder.offer(offer))
     for line in found.lines:
         display.note(line)
-    offer = f" offer={offer}" if offer else ""
-    display.where_next([("approve", f"lit-fedad site approve site={site} hash={found.digest}{offer}")])
+    same = f" offer={offer}" if offer else ""
+    display.where_next([("approve", f"lit-fedad site approve site={site} hash={found.digest}{same}")])
 
 
 def approve(site: str, hash: str, offer: str | None = None) -> None:

@@ -253,7 +253,7 @@ class LiveDetector:
 
 
 def _load(image: Image.Image) -> None:
-    """Decodes an image that was only opened; of one with a name Pillow maps turned TIFF by its turned size."""
+    """Decodes an image that was only opened; with its name Pillow would map turned TIFF wrongly into memory."""
     name = getattr(image, "filename", None)
     if name:
         image.filename = ""  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.input_files import check_regular
 
 if TYPE_CHECKING:
-    from lit_fedad.deployment.ui.reading import Scored
+    from lit_fedad.deployment.ui.reading import ScoredFile
 
 COLUMNS = ("path", "score", "p_value", "decision", "review", "run", "time")
 
@@ -24,7 +24,7 @@ Review = Literal["correct", "false alarm", "missed", "withdrawn"]
 _MOST_ROWS = 1_000_000
 
 
-def add_review(file: Path, image: Scored, review: Review, run: str) -> None:
+def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
     """Appends a line, and begins the file where there is none.
 
     Args:

@@ -70,7 +70,8 @@ def colour_ends(anomaly_map: np.ndarray, score: float, threshold: float) -> tupl
     """Computes which scores of a map have the first and the last colour, from what the image's score is.
 
     Image scores and maps may have scales of their own. The map's highest value gets the colour of the image's score,
-    on a scale from half the threshold to twice the threshold, which is the same for all images; no score is above it.
+    on a scale from half the threshold to twice the threshold, the same for all images. A higher score counts as twice
+    the threshold.
 
     Args:
         anomaly_map: Anomaly scores [H, W].

@@ -9,11 +9,11 @@ import pytest
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell
 from lit_fedad.deployment.reviews import COLUMNS, Reviews, add_review
-from lit_fedad.deployment.ui.reading import Scored
+from lit_fedad.deployment.ui.reading import ScoredFile
 
 
 def scored(path):
-    return Scored(csv_cell(str(path)), 1.5, 0.5, "normal", None)
+    return ScoredFile(csv_cell(str(path)), 1.5, 0.5, "normal", None)
 
 
 def test_reviews_are_appended_as_lines(tmp_path):

@@ -14,7 +14,7 @@ from lit_fedad.data.textures import textures
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.reviews import add_review
-from lit_fedad.deployment.ui.reading import Scored
+from lit_fedad.deployment.ui.reading import ScoredFile
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.watch import WatchOptions, watch
 from lit_fedad.experiment.run_folder import RunFolder
@@ -225,10 +225,10 @@ def test_of_reviewed_images_false_alarms_alone_are_folded_in(desk, tmp_path):
     run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15, 16, 17]})
     first, second, _ = sorted((images / "0").rglob("*.png"))
     reviews = tmp_path / "reviews.csv"
-    add_review(reviews, Scored(str(first), 1.0, 0.1, "anomalous", None), "missed", "run")
+    add_review(reviews, ScoredFile(str(first), 1.0, 0.1, "anomalous", None), "missed", "run")
     with pytest.raises(UserError, match=r"no new image that \S+reviews\.csv calls a false alarm there$"):
         fold(run, images, reviews=str(reviews))
-    add_review(reviews, Scored(str(second), 1.0, 0.1, "anomalous", None), "false alarm", "run")
+    add_review(reviews, ScoredFile(str(second), 1.0, 0.1, "anomalous", None), "false alarm", "run")
     version = fold(run, images, force=False, reviews=str(reviews))
     assert [sample.path for sample in RunFolder(version).additions()[0].images[0]] == [second.resolve()]
 

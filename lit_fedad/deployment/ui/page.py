@@ -20,7 +20,7 @@ from lit_fedad.deployment.reviews import Review, Reviews, add_review
 from lit_fedad.deployment.ui.reading import (
     Row,
     RunView,
-    Scored,
+    ScoredFile,
     drift,
     expected_alarms,
     histogram,
@@ -206,7 +206,7 @@ class OperatorPage:
             original = gr.Image(label="image", interactive=False, format="png", buttons=["fullscreen"])
             heatmap = gr.Image(label="heatmap", interactive=False, format="png", buttons=["fullscreen"])
 
-        def choose(images: list[Scored], event: gr.SelectData) -> tuple[Any, ...]:
+        def choose(images: list[ScoredFile], event: gr.SelectData) -> tuple[Any, ...]:
             image = images[event.index]
             words = f"{printable(image.path)}: {image.decision}, {p_value_text(image.p_value)}"
             drawn = str(image.heatmap) if image.heatmap and image.heatmap.is_file() else None
@@ -223,7 +223,7 @@ class OperatorPage:
                 *usable,
             )
 
-        def review(images: list[Scored], index: int, what: Review) -> str:
+        def review(images: list[ScoredFile], index: int, what: Review) -> str:
             if index < 0:
                 return "Choose an image first."
             image = images[index]
@@ -264,11 +264,11 @@ class OperatorPage:
 
         file.change(score, file, [heatmap, words])
 
-    def _scored(self, table: str) -> list[Scored]:
+    def _scored(self, table: str) -> list[ScoredFile]:
         path = self.view.tables().get(table)
         return read_scored(path) if path else []
 
-    def _pictured(self, table: str, how: str) -> list[Scored]:
+    def _pictured(self, table: str, how: str) -> list[ScoredFile]:
         """Lists images with a heatmap: the most anomalous, or of those called normal the nearest to the threshold."""
         return [
             image
@@ -338,6 +338,6 @@ def _table(title: str, rows: Sequence[Row]) -> None:
     gr.Dataframe(cells, headers=heads, label=title, interactive=False, wrap=True, max_height=360)
 
 
-def _pictures(images: Sequence[Scored]) -> list[tuple[str, str]]:
+def _pictures(images: Sequence[ScoredFile]) -> list[tuple[str, str]]:
     """Heatmaps and what is written below each."""
     return [(str(image.heatmap), f"{image.decision}, {p_value_text(image.p_value)}") for image in images]

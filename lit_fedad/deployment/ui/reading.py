@@ -233,7 +233,7 @@ class RunView:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredFile:
     """An image that was scored.
 
     Attributes:
@@ -251,7 +251,7 @@ class Scored:
     heatmap: Path | None
 
 
-def read_scored(table: Path) -> list[Scored]:
+def read_scored(table: Path) -> list[ScoredFile]:
     """Reads the images of a table that could be scored, the most anomalous first.
 
     Args:
@@ -265,7 +265,7 @@ def read_scored(table: Path) -> list[Scored]:
         with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = list(islice(csv.DictReader(file), _MOST_ROWS))
         found = [
-            Scored(
+            ScoredFile(
                 row["path"],
                 float(row["score"]),
                 float(row["p_value"]),
