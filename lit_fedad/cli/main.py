@@ -72,11 +72,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"no space is left on the disk for {error.filename or 'a file'}: make room{_continues(name)}"
             )
             return 2
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            display.error(
+                "the memory of this machine or its GPU is not enough: give a smaller image.size, grid, batch_size or"
+                f" evaluation.batch_size{_continues(name)}"
+            )
+            return 2
         except KeyboardInterrupt as stop:
             terminated = isinstance(stop, _Terminated)
             display.error(f"{'terminated' if terminated else 'interrupted'}{_continues(name)}")
             return 143 if terminated else 130
     return 0
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tells whether an error says that memory could not be had; torch has no class for that of the processor."""
+    told = ("out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in told)
 
 
 def _continues(name: str) -> str:

@@ -12,6 +12,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "batch_size": (1, math.inf),
     "simulation.workers": (0, math.inf),
     "grid": (1, 1024),
+    "data.size": (1, 8192),
     "image.size": (1, 8192),
     "image.resize": (1, 8192),
     "image.tile": (1, 8192),

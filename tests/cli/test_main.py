@@ -12,6 +12,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 import lit_fedad
@@ -322,6 +323,19 @@ def test_an_interruption_is_one_line_and_status_130(say, monkeypatch, command, h
     status, _, err = say(command, *(["run=r"] if command == "evaluate" else []))
     assert status == 130
     assert err == ["error: interrupted" + ("; the same command continues" if hint else "")]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), None])
+def test_memory_that_is_not_enough_is_one_line_and_status_2(say, monkeypatch, error):
+    def larger_than_the_memory(*_, **given):
+        if error is not None:
+            raise error
+        torch.empty(2**52)
+
+    monkeypatch.setattr(experiment, "train", larger_than_the_memory)
+    status, _, err = say("train")
+    assert status == 2
+    assert len(err) == 1 and "memory" in err[0] and "image.size" in err[0]
 
 
 def test_termination_ends_as_an_interruption_does(say, monkeypatch):
