@@ -21,8 +21,6 @@ class APFLClient(PersonalModelClient):
     plain SGD; it updates alpha in the first step of a round alone, and learns it only where asked to.
 
     Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
         alpha: Initial share of the personal model, in [0, 1].
         adaptive: Whether alpha is learnt.
         alpha_learning_rate: Step size eta of alpha; the task's own rate may be one of Adam.

@@ -30,9 +30,7 @@ class AppleClient(FedAvgClient):
     not sent.
 
     Args:
-        task: What the client learns.
         rounds: Training rounds T.
-        local_epochs: Passes over the client's data per round (E).
         relation_learning_rate: Step size of p_n, by SGD.
         relation_momentum: Momentum of p_n's SGD, which starts anew in each round.
         mu: Weight of the proximal term.

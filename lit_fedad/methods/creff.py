@@ -35,7 +35,6 @@ class CReFFClient(ServerModelClient):
 
     Args:
         task: A `Classifier`.
-        local_epochs: Passes over the client's data per round (E).
         draws: Number of draws of images over which the gradient of a class is averaged.
         batch: Images per draw; all images of a class that has fewer.
 
@@ -50,19 +49,17 @@ class CReFFClient(ServerModelClient):
         super().__init__(task, local_epochs)
         at_least("method.client", 1, draws=draws, batch=batch)
         self.draws, self.batch = draws, batch
-        self.retrained: Message = {}
         self._received: Message = {}
 
-    def receive(self, message: Message) -> None:
-        """Loads FedAvg's weights, and stores the re-trained classifier."""
-        self._received = {n: entry for n, entry in message.items() if n not in (WEIGHT, BIAS)}
-        self.retrained = {n: message[n] for n in (WEIGHT, BIAS)}
-        super().receive(self._received)
-
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares FedAvg's weights and the re-trained classifier."""
+    def facts_spec(self) -> MessageSpec:
+        """Declares the re-trained classifier."""
         classifier = self.task.classifier
-        return {**self.shared_spec(), **spec_of({WEIGHT: classifier.weight, BIAS: classifier.bias})}
+        return spec_of({WEIGHT: classifier.weight, BIAS: classifier.bias})
+
+    def receive(self, message: Message) -> None:
+        """Loads FedAvg's weights, and keeps them for the gradients."""
+        super().receive(message)
+        self._received = {name: message[name] for name in self.shared_keys()}
 
     def upload_spec(self) -> MessageSpec:
         """Declares the weights, and gradients [n, K, d + 1] of any number n of classes."""
@@ -72,7 +69,7 @@ class CReFFClient(ServerModelClient):
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Replaces FedAvg's classifier by the re-trained one; there is no other predictor."""
-        self.task.classifier.load_state_dict({"weight": self.retrained[WEIGHT], "bias": self.retrained[BIAS]})
+        self.task.classifier.load_state_dict({"weight": self.facts[WEIGHT], "bias": self.facts[BIAS]})
 
     discloses = (
         TRAINED_WEIGHTS,
@@ -105,7 +102,7 @@ class CReFFClient(ServerModelClient):
         for _ in range(self.draws):
             drawn = images[torch.randperm(len(images))[: self.batch]].to(self.device)
             features.append(task(task.view({"image": drawn, "label": label.expand(len(drawn))})))
-        classifier = torch.column_stack([self.retrained[WEIGHT], self.retrained[BIAS]]).to(self.device)
+        classifier = torch.column_stack([self.facts[WEIGHT], self.facts[BIAS]]).to(self.device)
         target = F.one_hot(label, len(classifier)).to(self.device)
         return cross_entropy_gradient(classifier, torch.cat(features), target).cpu()
 
@@ -129,7 +126,7 @@ class CReFFServer(FedAvgServer):
     """
 
     merges_sums = False
-    state_names = ("retrained", "features", "seen")
+    state_names = ("features", "seen")
 
     def __init__(
         self,
@@ -150,15 +147,11 @@ class CReFFServer(FedAvgServer):
         self.batch_size = batch_size
         self.classes, self.num_features = client.task.classes, client.task.num_features
         initial = client.task.classifier.state_dict()
-        self.retrained: Message = {
+        self.facts = {
             name: initial[own].to("cpu", copy=True) for name, own in ((WEIGHT, "weight"), (BIAS, "bias"))
         }
         self.features: Tensor | None = None
         self.seen = torch.zeros(self.classes, dtype=torch.bool)
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns the weights and the re-trained classifier."""
-        return {**self.weights, **self.retrained}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages weights, matches the features of the clients' classes, and re-trains the classifier."""
@@ -175,7 +168,7 @@ class CReFFServer(FedAvgServer):
             *(torch.cat([m[name] for m in messages]) for name in (GRADIENTS, CLASSES))
         )
         device = self.device
-        classifier = torch.column_stack([self.retrained[WEIGHT], self.retrained[BIAS]]).to(device)
+        classifier = torch.column_stack([self.facts[WEIGHT], self.facts[BIAS]]).to(device)
         own, classes, wanted = (part.to(device) for part in (self.features[held], held, gradients))
         matched, before, after = match(
             own, classes, wanted, classifier, self.matching_steps, self.matching_rate
@@ -183,7 +176,7 @@ class CReFFServer(FedAvgServer):
         self.features = self.features.index_copy(0, held, matched.cpu())
         self.seen = self.seen.index_fill(0, held, True)
         self.report = {"matching_loss_before": before, "matching_loss_after": after}
-        self.retrained = self._retrain(self.features[self.seen].to(device))
+        self.facts = self._retrain(self.features[self.seen].to(device))
 
     def _retrain(self, features: Tensor) -> Message:
         """Re-trains a classifier on the features of all classes seen so far [C, n, d]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import fit
-from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.parts.functional import pooled
 
 MEAN = "mean of features"
@@ -40,8 +38,6 @@ class DBEClient(FedAvgClient):
     Where distances alone decide, as in a memory bank, the bias moves images and bank alike and changes no prediction.
 
     Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
         kappa: Weight of the regulariser; with 0 only the personal bias remains. The authors have 50 for a small
             convolutional network.
         momentum: Share of the newest batch in r.
@@ -54,26 +50,20 @@ class DBEClient(FedAvgClient):
         self.kappa, self.momentum = kappa, momentum
         task.offset = self.offset = nn.Parameter(torch.zeros(task.num_features))
         task.register_forward_hook(shift_features)
-        self.common = self.running = torch.zeros(task.num_features)
+        self.running = torch.zeros(task.num_features)
         self.in_first_period = False
 
     def shared_keys(self) -> list[str]:
         """Lists the entries that FedAvg shares, without the bias."""
         return [name for name in super().shared_keys() if name != "offset"]
 
-    def receive(self, message: Message) -> None:
-        """Loads the weights and g."""
-        self.common = message[MEAN]
-        super().receive(message)
-
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares the weights and g."""
-        return {**super().broadcast_spec(), MEAN: TensorSpec((self.task.num_features,))}
+    def facts_spec(self) -> MessageSpec:
+        """Declares g [num_features]."""
+        return {MEAN: TensorSpec((self.task.num_features,))}
 
     def on_train_start(self) -> None:
-        """Moves g to the client's device, and begins r anew."""
-        self.common = self.common.to(self.device)
-        self.running = torch.zeros_like(self.common)
+        """Begins r anew."""
+        self.running = torch.zeros(self.task.num_features, device=self.device)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss on shifted features plus the regulariser of the features without the bias."""
@@ -85,29 +75,11 @@ class DBEClient(FedAvgClient):
         self.running = running.detach()
         if self.in_first_period:
             return outputs
-        drift = 0.5 * (running - self.common).square().mean()
+        drift = 0.5 * (running - self.facts[MEAN].to(running.device)).square().mean()
         return {**outputs, "loss": outputs["loss"] + self.kappa * drift, "drift": drift}
 
 
-class DBEServer(FedAvgServer):
-    """FedAvg's server, which also keeps the mean g of all clients' features.
-
-    Args:
-        client: A client, for the initial weights.
-    """
-
-    state_names = ("common",)
-
-    def __init__(self, client: DBEClient) -> None:
-        super().__init__(client)
-        self.common = client.common
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns the weights and g."""
-        return {**super().broadcast(client_id), MEAN: self.common}
-
-
-class FeatureMean(Exchange[DBEClient, DBEServer]):
+class FeatureMean(Exchange[DBEClient, FedAvgServer]):
     """The set-up exchange in which clients train for r and send it, which the server averages to g."""
 
     name = "feature mean"
@@ -135,14 +107,13 @@ class FeatureMean(Exchange[DBEClient, DBEServer]):
 
     def upload_spec(self, client: DBEClient) -> MessageSpec:
         """Declares one vector [num_features]."""
-        return {MEAN: TensorSpec((client.task.num_features,))}
+        return client.facts_spec()
 
-    def aggregate(self, server: DBEServer, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, server: FedAvgServer, updates: Mapping[int, Update]) -> None:
         """Averages the means to g, weighted by data size."""
-        server.common = weighted_mean(updates)[MEAN]
+        server.facts = weighted_mean(updates)
 
 
 def exchanges(client: DBEClient) -> Exchanges:
     """FedAvg's exchanges, with the mean of all clients' features as the last before round 1."""
-    common = fedavg.exchanges(client)
-    return replace(common, setup=(*common.setup, FeatureMean()))
+    return with_exchanges(client, FeatureMean())

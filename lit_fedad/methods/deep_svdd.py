@@ -28,7 +28,6 @@ class DeepSVDDClient(OneModelClient):
 
     Args:
         task: A `DeepSVDD` task.
-        local_epochs: Passes over the client's data per round (E).
         pretraining: Rounds of pre-training as an autoencoder, before round 1.
     """
 
@@ -40,27 +39,17 @@ class DeepSVDDClient(OneModelClient):
         at_least("method.client", 0, pretraining=pretraining)
         self.pretraining = pretraining
 
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares weights and centre."""
-        return {**super().broadcast_spec(), CENTRE: TensorSpec((self.task.num_features,))}
+    def facts_spec(self) -> MessageSpec:
+        """Declares the centre [D], which the task holds."""
+        return {CENTRE: TensorSpec((self.task.num_features,))}
 
 
 class DeepSVDDServer(FedAvgServer):
-    """FedAvg's server, which also keeps the centre.
-
-    Args:
-        client: A client, for the initial weights.
-    """
-
-    state_names = ("centre",)
+    """FedAvg's server, which also sends the centre."""
 
     def __init__(self, client: DeepSVDDClient) -> None:
         super().__init__(client)
-        self.centre, self.margin = client.task.centre.clone(), client.task.margin
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns weights and centre."""
-        return {**super().broadcast(client_id), CENTRE: self.centre}
+        self.facts, self.margin = {CENTRE: client.task.centre.clone()}, client.task.margin
 
 
 class Pretrain(Train):
@@ -87,11 +76,11 @@ class Centre(AfterMerger):
 
     def upload_spec(self, client: DeepSVDDClient) -> MessageSpec:
         """Declares one vector [D]."""
-        return {CENTRE: TensorSpec((client.task.num_features,))}
+        return client.facts_spec()
 
     def aggregate(self, server: DeepSVDDServer, updates: Mapping[int, Update]) -> None:
         """Averages the means, weighted by data size, and keeps the centre off 0."""
-        server.centre = off_zero(weighted_mean(updates)[CENTRE], server.margin)
+        server.facts = {CENTRE: off_zero(weighted_mean(updates)[CENTRE], server.margin)}
 
 
 def exchanges(client: DeepSVDDClient) -> Exchanges:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +25,7 @@ from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec,
 from lit_fedad.contracts.disclosure import DisclosedBy
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.feddm import FedDMClient, OwnImages
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
 from lit_fedad.methods.parts.functional import draw_weights, look
@@ -103,7 +101,6 @@ class DESAClient(FedAvgClient):
         condensation: Steps, batches and learning rate of the anchors.
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
-        local_epochs: Passes over the client's data per round (E).
         anchors: Anchors of a class.
         least: Fewest images with which a client owns a class, and condenses it.
         batch_size: Anchors of a step.
@@ -331,5 +328,4 @@ def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) ->
 
 def exchanges(client: DESAClient) -> Exchanges:
     """FedAvg's; before round 1 anchors go up, and their means over clients down."""
-    common = fedavg.exchanges(client)
-    return replace(common, setup=(*common.setup, SendAnchors(), ReceiveAnchors()))
+    return with_exchanges(client, SendAnchors(), ReceiveAnchors())

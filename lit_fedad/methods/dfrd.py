@@ -33,7 +33,6 @@ class DFRDClient(CountingClient):
 
     Args:
         task: A `Classifier` of pixels.
-        local_epochs: Passes over the client's data per round (E).
 
     Raises:
         UserError: If the encoder is frozen.
@@ -57,7 +56,6 @@ class DFRDServer(CountingServer):
     average of the generators of earlier rounds. Normalisation layers keep the averaged running statistics.
 
     Args:
-        client: A client, for the initial weights.
         image_size: S, the side of the images in pixels.
         channels: Channels of the images.
         mean: Mean of each channel in [0, 1], for the normalisation of images.

@@ -20,8 +20,6 @@ class DittoClient(PersonalModelClient):
     taken part yet has the initial weights for v.
 
     Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
         lam: Weight lambda that holds v near the received weights ``w^t``; 0 is training alone.
     """
 

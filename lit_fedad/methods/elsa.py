@@ -7,17 +7,14 @@ by these numbers, to as many prototypes, which go out with the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, FedAvgServer, OneModelClient
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, KeepingServer, LastOfEach, OneModelClient
 from lit_fedad.tasks.elsa import Elsa, spherical_kmeans
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
@@ -30,7 +27,6 @@ class ElsaClient(OneModelClient):
 
     Args:
         task: An `Elsa` task.
-        local_epochs: Passes over the client's data per round (E).
     """
 
     needs = Elsa
@@ -39,36 +35,14 @@ class ElsaClient(OneModelClient):
     def __init__(self, task: Elsa, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
 
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares weights and prototypes."""
-        return {**super().broadcast_spec(), PROTOTYPES: self.prototypes_spec()}
-
-    def prototypes_spec(self) -> TensorSpec:
-        """Declares directions [K, D]."""
-        return TensorSpec(tuple(self.task.prototypes.shape), low=-_UNIT, high=_UNIT, unordered=True)
+    def facts_spec(self) -> MessageSpec:
+        """Declares the prototypes, directions [K, D], which the task holds."""
+        form = tuple(self.task.prototypes.shape)
+        return {PROTOTYPES: TensorSpec(form, low=-_UNIT, high=_UNIT, unordered=True)}
 
 
-class ElsaServer(FedAvgServer):
-    """FedAvg's server, which also keeps the last centres of each client, and the prototypes made of them.
-
-    Args:
-        client: A client, for the initial weights.
-    """
-
-    state_names = ("centres", "prototypes")
-
-    def __init__(self, client: ElsaClient) -> None:
-        super().__init__(client)
-        self.centres: dict[int, Message] = {}
-        self.prototypes: Tensor = client.task.prototypes.detach().to("cpu", copy=True)
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns weights and prototypes."""
-        return {**super().broadcast(client_id), PROTOTYPES: self.prototypes}
-
-
-class Centres(AfterMerger):
-    """The exchange in which clients send centres under the merged weights."""
+class Centres(LastOfEach):
+    """The exchange in which clients send centres under the merged weights, from which the prototypes follow."""
 
     name = "prototypes"
 
@@ -85,10 +59,10 @@ class Centres(AfterMerger):
 
     def upload_spec(self, client: ElsaClient) -> MessageSpec:
         """Declares centres [K, D] and counts [K]."""
-        form = client.prototypes_spec()
-        return {PROTOTYPES: form, COUNTS: TensorSpec(form.shape[:1], torch.int64, low=0, counted=True)}
+        counts = TensorSpec((len(client.task.prototypes),), torch.int64, low=0, counted=True)
+        return {**client.facts_spec(), COUNTS: counts}
 
-    def validate(self, server: ElsaServer, client_id: int, update: Update) -> None:
+    def validate(self, server: KeepingServer, client_id: int, update: Update) -> None:
         """Checks that the counts are those of a client with so many images."""
         counted = int(update.message[COUNTS].sum())
         if counted != update.num_samples:
@@ -96,18 +70,12 @@ class Centres(AfterMerger):
                 f"the client's centres stand for {counted} images, and it has {update.num_samples}"
             )
 
-    def aggregate(self, server: ElsaServer, updates: Mapping[int, Update]) -> None:
-        """Replaces the centres of the round's clients, and clusters those of all clients."""
-        new = {client: update.message for client, update in updates.items()}
-        server.centres = dict(sorted({**server.centres, **new}.items()))
-        messages = server.centres.values()
-        found = spherical_kmeans(
-            torch.cat([message[PROTOTYPES] for message in messages]),
-            len(server.prototypes),
-            generator=server.context.generator("prototypes"),
-            weights=torch.cat([message[COUNTS] for message in messages]).double(),
-        )
-        server.prototypes = found.centroids.float()
+    def facts_of(self, server: KeepingServer, joined: Message) -> Message:
+        """Clusters the centres of all clients, to as many as one sends."""
+        draw, number = server.context.generator("prototypes"), len(joined[PROTOTYPES]) // len(server.last)
+        weights = joined[COUNTS].double()
+        found = spherical_kmeans(joined[PROTOTYPES], number, generator=draw, weights=weights)
+        return {PROTOTYPES: found.centroids.float()}
 
 
 def exchanges(client: ElsaClient) -> Exchanges:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -24,7 +23,7 @@ from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, Buffers, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, Buffers, FedAvgClient, KeepingServer, LastOfEach
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -75,9 +74,9 @@ class FADngsClient(FedAvgClient):
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
         self.task.load_state_dict(entries, strict=False)
 
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares the weights, and the densities of all clients where they are shared."""
-        return {**super().broadcast_spec(), **(self.densities_spec() if self.share_densities else {})}
+    def facts_spec(self) -> MessageSpec:
+        """Declares the densities of all clients, which the task holds, where they are shared."""
+        return self.densities_spec() if self.share_densities else {}
 
     def densities_spec(self) -> MessageSpec:
         """Declares any number of densities of unit vectors: means [n, D] and covariances [n, D, D]."""
@@ -119,22 +118,18 @@ class LastMerge(NamedTuple):
     local: dict[int, Message]
 
 
-class FADngsServer(FedAvgServer):
+class FADngsServer(KeepingServer):
     """The server, which keeps the clients' last densities, averages weights, and distils.
 
     Args:
-        client: A client, for the initial weights.
         distillation: Distillation (SED); None for the average alone.
         public: Public images uint8 [P, 3, S, S], or their frozen features [P, C]; required by ``distillation``.
 
     Attributes:
-        densities: Last densities of each client, in client order.
-        density_set: Densities of all clients, as broadcast.
         last_merge: The models merged in the last round, after it; not part of the state.
     """
 
     merges_sums = False
-    state_names = ("densities",)
 
     def __init__(
         self,
@@ -150,8 +145,6 @@ class FADngsServer(FedAvgServer):
             )
         self.task: Contrastive = deepcopy(client.task)
         self.distillation, self.public = distillation, public
-        self.density_set: Message = {}
-        self.densities = {}
         self.last_merge: LastMerge | None = None
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
@@ -169,23 +162,6 @@ class FADngsServer(FedAvgServer):
                 " or method.server.distillation=null"
             )
 
-    def broadcast(self, client_id: int) -> Message:
-        """Returns weights and densities, the same to every client."""
-        return {**self.weights, **self.density_set}
-
-    @property
-    def densities(self) -> dict[int, Message]:
-        """The last densities of each client, in client order."""
-        return self._densities
-
-    @densities.setter
-    def densities(self, densities: Mapping[int, Message]) -> None:
-        # Joined once: equal messages are serialised once only if they hold the same tensors.
-        self._densities = dict(sorted(densities.items()))
-        messages = self._densities.values()
-        names = (MEAN, COVARIANCE) if messages else ()
-        self.density_set = {name: torch.cat([message[name] for message in messages]) for name in names}
-
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages (FADngs Eq. 10), then distils into the average (FADngs Eq. 11, FADngs Eq. 12 and FADngs Eq. 13)."""
         super().aggregate(updates)
@@ -196,13 +172,13 @@ class FADngsServer(FedAvgServer):
         if self.distillation is None or self.public is None or self.task.warming_up:
             return
         teachers = {client: update.message for client, update in updates.items()}
-        self.task.load_state_dict(self.density_set, strict=False)
+        self.task.load_state_dict(self.facts, strict=False)
         self.weights, self.report = self.distillation(
             self.task, self.weights, teachers, self.public, self.context, self.fabric
         )
 
 
-class ShareDensities(AfterMerger):
+class ShareDensities(LastOfEach):
     """The exchange in which clients estimate densities under the merged weights, which the server keeps."""
 
     name = "densities"
@@ -228,19 +204,12 @@ class ShareDensities(AfterMerger):
         if 2 * densities > update.num_samples:
             raise UserError(f"the client sent {densities} densities of {update.num_samples} images")
 
-    def aggregate(self, server: FADngsServer, updates: Mapping[int, Update]) -> None:
-        """Replaces the densities of the round's clients; those of other clients are kept."""
-        server.densities = {
-            **server.densities,
-            **{client: update.message for client, update in updates.items()},
-        }
-
 
 def exchanges(client: FADngsClient) -> Exchanges:
     """Densities under the initial weights; then, in every round, training and densities under merged weights."""
     if not client.share_densities:
         return fedavg.exchanges(client)
     evidence = replace(
-        WEIGHTS, densities=lambda server: {c: (m[MEAN], m[COVARIANCE]) for c, m in server.densities.items()}
+        WEIGHTS, densities=lambda server: {c: (m[MEAN], m[COVARIANCE]) for c, m in server.last.items()}
     )
     return Exchanges((ShareDensities(initial=True),), (Train(MEANS), ShareDensities()), evidence=evidence)

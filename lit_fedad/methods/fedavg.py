@@ -45,6 +45,9 @@ Buffers = Literal["mean", "local"]
 MEANS = Sums(lambda client: WeightedMeans())
 """Weights add up to their mean, weighted by data size."""
 
+EQUAL_MEANS = Sums(lambda client: WeightedMeans(equal=True))
+"""The same where all clients have equal weights."""
+
 
 class FedAvgClient(Client):
     """A client that trains the received weights, on any task, and sends them back.
@@ -61,6 +64,7 @@ class FedAvgClient(Client):
     Attributes:
         own_model: Whether each client predicts with a model of its own, beside that of the server.
         shares_weights: Whether a task without weights leaves the method nothing to do.
+        facts: What was received beside the weights.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
@@ -76,6 +80,7 @@ class FedAvgClient(Client):
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
         self.aggregate_buffers = aggregate_buffers
+        self.facts: Message = {}
         self.refreshed_in = 1
         """The round of the weights that the task's bank was computed with; `Prepare` uses the initial weights."""
 
@@ -125,13 +130,18 @@ class FedAvgClient(Client):
         if entries:
             self.task.load_state_dict(entries, strict=False)
 
+    def facts_spec(self) -> MessageSpec:
+        """Declares what the server sends beside the weights, such as a centre of all clients; by default nothing."""
+        return {}
+
     def receive(self, message: Message) -> None:
-        """Loads the averaged weights."""
+        """Loads the averaged weights, and what else the task holds under a name of the message; keeps the facts."""
+        self.facts = {name: message[name] for name in self.facts_spec()}
         self.task.load_state_dict(message, strict=False)
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares the shared entries."""
-        return self.shared_spec()
+        """Declares the shared entries and the facts."""
+        return {**self.shared_spec(), **self.facts_spec()}
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Recomputes the task's bank under the weights of the last round, once per round, where it is used."""
@@ -192,10 +202,12 @@ class FedAvgServer(Server):
     Attributes:
         report: Scalars of the last round to track, of servers that do more than average.
         weights: The global model, as broadcast.
+        facts: What is broadcast beside it (`FedAvgClient.facts_spec`). New tensors are put there where a value changes,
+            for the same tensors are serialised once for all clients.
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ("weights", "statistics", "server_optimizer_state")
+    state_names: ClassVar[tuple[str, ...]] = ("weights", "facts", "statistics", "server_optimizer_state")
     merges_sums = True
 
     def __init__(
@@ -204,7 +216,7 @@ class FedAvgServer(Server):
         server_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     ) -> None:
         super().__init__()
-        self.weights = client.shared_state()
+        self.weights, self.facts = client.shared_state(), dict[str, Tensor]()
         self.server_optimizer = server_optimizer
         self.server_optimizer_state: dict[str, Any] = {}
         self.trained = [name for name in self.weights if name in trainable(client.task)]
@@ -212,8 +224,8 @@ class FedAvgServer(Server):
         self.report: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns the weights, the same to every client."""
-        return self.weights
+        """Returns the weights and the facts, the same to every client."""
+        return {**self.weights, **self.facts}
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the scalars of the round."""
@@ -277,12 +289,52 @@ class AfterMerger(Exchange[Any, Any]):
         client.task.load_state_dict(message, strict=False)
 
 
+class KeepingServer(FedAvgServer):
+    """FedAvg's server, which also keeps the last message that each client sent in a `LastOfEach`.
+
+    Attributes:
+        last: These messages by client, in client order.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("last",)
+
+    def __init__(self, client: FedAvgClient) -> None:
+        super().__init__(client)
+        self.last: dict[int, Message] = {}
+
+
+class LastOfEach(AfterMerger):
+    """An exchange after the merger whose facts follow from the last messages of all clients."""
+
+    def aggregate(self, server: KeepingServer, updates: Mapping[int, Update]) -> None:
+        """Replaces the messages of the round's clients; those of other clients are kept."""
+        new = {client: update.message for client, update in updates.items()}
+        server.last = dict(sorted({**server.last, **new}.items()))
+        messages = list(server.last.values())
+        joined = {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
+        server.facts = {**server.facts, **self.facts_of(server, joined)}
+
+    def facts_of(self, server: KeepingServer, joined: Message) -> Message:
+        """Computes the facts from all clients' last messages, each entry joined along its first dimension."""
+        return joined
+
+
 def exchanges(client: FedAvgClient) -> Exchanges:
     """Pooled statistics and local preparation where the task requires them; then training."""
+    return with_exchanges(client)
+
+
+def with_exchanges(
+    client: FedAvgClient,
+    *setup: Exchange,
+    rounds: tuple[Exchange, ...] = (Train(MEANS),),
+    evidence: Evidence | None = None,
+) -> Exchanges:
+    """Lists FedAvg's exchanges, with more at the end of the set-up, and others in a round."""
     pooled = standardised(client.task)
     statistics: tuple[Exchange, ...] = (pool_channels(client.task),) if pooled else ()
     prepare = (Prepare(pooled),) if pooled or client.task.prepares else ()
-    return Exchanges((*statistics, *prepare), (Train(MEANS),), evidence=WEIGHTS)
+    return Exchanges((*statistics, *prepare, *setup), rounds, evidence=evidence or WEIGHTS)
 
 
 def predict_with_weights(server: FedAvgServer, client: Client, update: Update) -> None:

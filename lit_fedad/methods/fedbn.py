@@ -32,11 +32,7 @@ class FedBNClient(FedAvgClient):
 
 
 class FedBNServer(FedAvgServer):
-    """FedAvg's server, which warns if the task has no normalisation layer.
-
-    Args:
-        client: A client, for the initial weights.
-    """
+    """FedAvg's server, which warns if the task has no normalisation layer."""
 
     def __init__(self, client: FedBNClient) -> None:
         super().__init__(client)

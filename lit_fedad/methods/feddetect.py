@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_moments
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, AfterMerger, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, AfterMerger, FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.autoencoder import Autoencoder, FeatureAutoencoder
 
@@ -38,14 +36,12 @@ class FedDetectClient(FedAvgClient):
     Args:
         task: An `Autoencoder` or a `FeatureAutoencoder`.
         rounds: Number of all rounds.
-        local_epochs: Passes over the client's data per round (E).
     """
 
     def __init__(self, task: Task, rounds: int, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
         at_least("method.client", 0, rounds=rounds)
         self.rounds = rounds
-        self.threshold = torch.ones(())
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
@@ -65,48 +61,31 @@ class FedDetectClient(FedAvgClient):
             group["lr"] *= (1 + math.cos(math.pi * done)) / 2
         return optimizer
 
-    def receive(self, message: Message) -> None:
-        """Loads weights and threshold."""
-        self.threshold = message[THRESHOLD]
-        super().receive(message)
-
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares weights and threshold."""
-        return {**super().broadcast_spec(), THRESHOLD: TensorSpec((), low=_SMALLEST)}
+    def facts_spec(self) -> MessageSpec:
+        """Declares the threshold."""
+        return {THRESHOLD: TensorSpec((), low=_SMALLEST)}
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Scores images by their errors over the threshold."""
         found = super().predict_step(batch, batch_idx)
-        threshold = self.threshold.to(found.image_score)
+        threshold = self.facts[THRESHOLD].to(found.image_score)
         drawn = None if found.anomaly_map is None else found.anomaly_map / threshold
         return found._replace(image_score=found.image_score / threshold, anomaly_map=drawn)
 
 
 class FedDetectServer(FedAvgServer):
-    """FedAvg's server, which also keeps the threshold.
+    """FedAvg's server, which also sends the threshold.
 
     Args:
-        client: A client, for the initial weights.
         deviations: Number a of standard deviations of a batch's mean error above the mean.
         batch_size: Images of a batch (B).
     """
-
-    state_names = ("threshold",)
 
     def __init__(self, client: FedDetectClient, deviations: float = 1.0, batch_size: int = 32) -> None:
         super().__init__(client)
         at_least("method.server", 0, deviations=deviations)
         at_least("method.server", 1, batch_size=batch_size)
         self.deviations, self.batch_size = deviations, batch_size
-        self.threshold = client.threshold
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns weights and threshold."""
-        return {**super().broadcast(client_id), THRESHOLD: self.threshold}
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the threshold."""
-        return {THRESHOLD: float(self.threshold)}
 
 
 class Errors(AfterMerger):
@@ -145,10 +124,10 @@ class Errors(AfterMerger):
         )
         mean, variance = pool_moments(counts, means, variances)
         found = mean + server.deviations * (variance / server.batch_size).sqrt()
-        server.threshold = found[0].clamp(min=_SMALLEST)
+        server.facts = {THRESHOLD: found[0].clamp(min=_SMALLEST)}
+        server.report = {THRESHOLD: float(server.facts[THRESHOLD])}
 
 
 def exchanges(client: FedDetectClient) -> Exchanges:
     """FedAvg's, and errors under the weights of each merger, the initial ones first."""
-    common = fedavg.exchanges(client)
-    return replace(common, setup=(*common.setup, Errors(initial=True)), rounds=(Train(MEANS), Errors()))
+    return with_exchanges(client, Errors(initial=True), rounds=(Train(MEANS), Errors()))

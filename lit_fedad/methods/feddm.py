@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, counte
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import with_exchanges
 from lit_fedad.methods.parts.condensed_images import (
     CLASSES,
     COUNTS,
@@ -277,4 +276,4 @@ class Condense(Train):
 
 def exchanges(client: FedDMClient) -> Exchanges:
     """One exchange a round: weights to the clients, condensed images to the server."""
-    return replace(fedavg.exchanges(client), rounds=(Condense(),), evidence=CONDENSED)
+    return with_exchanges(client, rounds=(Condense(),), evidence=CONDENSED)

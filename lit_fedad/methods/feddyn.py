@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Exchanges, Sums, Task, Update, WeightedMeans, senders
+from lit_fedad.contracts import Exchanges, Task, Update, senders
 from lit_fedad.core.bounds import above
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import EQUAL_MEANS, FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.parts.functional import trainable
 
 
@@ -22,8 +20,6 @@ class FedDynClient(FedAvgClient):
     """A client that minimises ``L(w) - <g_i, w> + alpha/2 |w - w^t|^2``, then sets ``g_i -= alpha (w_i - w^t)``.
 
     Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
         alpha: Weight of the regulariser.
 
     Attributes:
@@ -68,9 +64,6 @@ class FedDynServer(FedAvgServer):
 
     All clients have the same weight. ``h / alpha`` is kept, in which alpha cancels.
 
-    Args:
-        client: A client, for the initial weights.
-
     Attributes:
         correction: ``h / alpha`` by weight.
     """
@@ -102,5 +95,4 @@ class FedDynServer(FedAvgServer):
 
 def exchanges(client: FedDynClient) -> Exchanges:
     """FedAvg's; in their sum all clients have equal weights."""
-    equal = Sums(lambda client: WeightedMeans(equal=True))
-    return replace(fedavg.exchanges(client), rounds=(Train(equal),))
+    return with_exchanges(client, rounds=(Train(EQUAL_MEANS),))

@@ -9,7 +9,6 @@ Table 10), and does not say how generated images enter training: here from round
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, FedAvgClient
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient, with_exchanges
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
@@ -186,4 +184,4 @@ class TrainAll(Train):
 
 def exchanges(client: FedGANClient) -> Exchanges:
     """FedAvg's, with the training of all three networks."""
-    return replace(fedavg.exchanges(client), rounds=(TrainAll(MEANS),))
+    return with_exchanges(client, rounds=(TrainAll(MEANS),))

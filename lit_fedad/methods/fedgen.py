@@ -68,7 +68,6 @@ class FedGenClient(CountingClient):
 
     Args:
         task: A `Classifier`.
-        local_epochs: Passes over the client's data per round (E).
         weight: Weight of both losses; 0 gives FedAvg.
         generated: Features n that are generated in a step.
         batch_size: Images B of a full batch.
@@ -93,20 +92,17 @@ class FedGenClient(CountingClient):
         self.generator = FeatureGenerator(task.classes, task.num_features, noise, hidden).requires_grad_(
             False
         )
-        self.counts = torch.zeros(task.classes, dtype=torch.int64)
         self._epoch = 0
 
-    def receive(self, message: Message) -> None:
-        """Loads weights, generator and the classes' numbers of images."""
-        own = {n.removeprefix(GENERATOR): w for n, w in message.items() if n.startswith(GENERATOR)}
-        self.generator.load_state_dict(own)
-        self.counts = message[COUNTS]
-        super().receive(message)
+    def facts_spec(self) -> MessageSpec:
+        """Declares the generator, and the classes' numbers of images."""
+        return {**spec_of(_named(self.generator.state_dict())), COUNTS: self.counts_spec()}
 
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares weights, generator and the classes' numbers of images."""
-        own = {f"{GENERATOR}{name}": entry for name, entry in self.generator.state_dict().items()}
-        return {**super().broadcast_spec(), **spec_of(own), COUNTS: self.counts_spec()}
+    def receive(self, message: Message) -> None:
+        """Loads the weights and the generator."""
+        super().receive(message)
+        own = {n.removeprefix(GENERATOR): w for n, w in self.facts.items() if n.startswith(GENERATOR)}
+        self.generator.load_state_dict(own)
 
     def on_train_start(self) -> None:
         """Resets the count of epochs."""
@@ -119,7 +115,7 @@ class FedGenClient(CountingClient):
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss plus those of generated features."""
-        known = self.counts.nonzero()[:, 0]
+        known = self.facts[COUNTS].nonzero()[:, 0]
         if not self.weight or self.context.round < 2 or self._epoch >= _BETWEEN or not len(known):
             return self.task.training_step(batch, batch_idx)
         view = self.task.view(batch)
@@ -153,7 +149,7 @@ class FedGenServer(CountingServer):
     """
 
     merges_sums = False
-    state_names = ("generator", "optimizer_state", "counts")
+    state_names = ("generator", "optimizer_state")
 
     def __init__(
         self,
@@ -175,7 +171,8 @@ class FedGenServer(CountingServer):
             weight_decay,
         )
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
-        self.counts = torch.zeros(client.task.classes, dtype=torch.int64)
+        none = torch.zeros(client.task.classes, dtype=torch.int64)
+        self.facts = {**_named(self.generator), COUNTS: none}
         self.optimizer_state: dict[str, Any] | None = None
         first = client.generator.layers[0]
         assert isinstance(first, nn.Linear)
@@ -184,11 +181,6 @@ class FedGenServer(CountingServer):
             client.task.classes, client.task.num_features, noise, first.out_features
         )
 
-    def broadcast(self, client_id: int) -> Message:
-        """Returns weights, generator, and the last round's numbers of images by class."""
-        own = {f"{GENERATOR}{name}": entry for name, entry in self.generator.items()}
-        return {**super().broadcast(client_id), **own, COUNTS: self.counts}
-
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Trains the generator, then averages the weights."""
         counts = torch.stack([update.message[COUNTS] for update in updates.values()])
@@ -196,8 +188,8 @@ class FedGenServer(CountingServer):
             (update.message["classifier.weight"], update.message["classifier.bias"])
             for update in updates.values()
         ]
-        self.counts = counts.sum(0)
         self.learn(counts, heads)
+        self.facts = {**_named(self.generator), COUNTS: counts.sum(0)}
         super().aggregate(updates)
 
     def learn(self, counts: Tensor, heads: list[tuple[Tensor, Tensor]]) -> None:
@@ -233,6 +225,10 @@ class FedGenServer(CountingServer):
         self.generator = {name: entry.detach().cpu() for name, entry in generator.state_dict().items()}
         self.optimizer_state = optimizer.state_dict()
         self.report = {"generator_loss": float(loss.detach()), "generator_teacher": float(teacher.detach())}
+
+
+def _named(generator: Mapping[str, Tensor]) -> Message:
+    return {f"{GENERATOR}{name}": entry for name, entry in generator.items()}
 
 
 def generator_loss(

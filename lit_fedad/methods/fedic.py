@@ -32,7 +32,6 @@ class FEDICClient(ServerModelClient):
 
     Args:
         task: A `Classifier`.
-        local_epochs: Passes over the client's data per round (E).
     """
 
     needs = Classifier
@@ -51,7 +50,6 @@ class FEDICServer(FedAvgServer):
     images are not augmented, so that teachers process each image once per round.
 
     Args:
-        client: A client, for the initial weights.
         public: Unlabelled auxiliary images uint8 [P, 3, S, S].
         server_labelled: Labelled images that no client holds, the same number of each class. A trained server predicts
             without either kind of image.

@@ -7,7 +7,6 @@ those of all clients. Everything else is FedAvg.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec,
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosure, Disclosures, Kind
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
@@ -36,7 +34,6 @@ class FedMixClient(FedAvgClient):
 
     Args:
         task: A `Classifier` of pixels.
-        local_epochs: Passes over the client's data per round (E).
         weight: Share l of the averages; 0 gives FedAvg.
         group: Images of an average (M), at least; None for all of a client's. Averages of few images show them.
 
@@ -92,11 +89,7 @@ class FedMixClient(FedAvgClient):
 
 
 class FedMixServer(FedAvgServer):
-    """FedAvg's server, which also passes the averages on.
-
-    Args:
-        client: A client, for the initial weights.
-    """
+    """FedAvg's server, which also passes the averages on."""
 
     state_names = ("mixed",)
 
@@ -183,5 +176,4 @@ class ReceiveAverages(Exchange[FedMixClient, FedMixServer]):
 
 def exchanges(client: FedMixClient) -> Exchanges:
     """FedAvg's; before round 1 averages go up, and those of all clients down."""
-    common = fedavg.exchanges(client)
-    return replace(common, setup=(*common.setup, SendAverages(), ReceiveAverages()))
+    return with_exchanges(client, SendAverages(), ReceiveAverages())

@@ -14,7 +14,7 @@ from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.parts.functional import trainable
 
 
@@ -23,10 +23,6 @@ class FedNovaClient(FedAvgClient):
 
     ``a_i`` holds the weights of the gradients in ``y_i - x``. Its sum is the number of steps; with momentum rho a step
     is also moved by later ones, and counts ``1 + rho + ... + rho^(k-1)`` in step k (FedNova Sec. 4).
-
-    Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
     """
 
     def __init__(self, task: Task, local_epochs: int = 1) -> None:
@@ -63,9 +59,6 @@ class FedNovaServer(FedAvgServer):
     """The server, which goes the mean step as often as clients have on average: ``x += tau sum_i p_i (z_i - x)``.
 
     ``z_i`` are the clients' messages, ``p_i`` shares of images, and ``tau = sum_i p_i |a_i|_1`` (FedNova Eq. 7).
-
-    Args:
-        client: A client, for the initial weights.
     """
 
     merges_sums = True
@@ -103,4 +96,4 @@ def predict_with_weights(server: FedNovaServer, client: Client, update: Update) 
 
 def exchanges(client: FedNovaClient) -> Exchanges:
     """FedAvg's, with evidence of its own."""
-    return replace(fedavg.exchanges(client), evidence=replace(WEIGHTS, predict=predict_with_weights))
+    return with_exchanges(client, evidence=replace(WEIGHTS, predict=predict_with_weights))

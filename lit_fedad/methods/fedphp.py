@@ -44,10 +44,8 @@ class FedPHPClient(FedAvgClient):
     taken part in before: after its first one, p is w (the authors' code).
 
     Args:
-        task: What the client learns.
         rounds: Training rounds T.
         fraction: Share of the clients that take part in a round.
-        local_epochs: Passes over the client's data per round (E).
         mu: Largest weight of the old personal model.
         weight: Weight lambda of the discrepancy; with 0 training is FedAvg's.
     """

@@ -17,8 +17,6 @@ class FedProxClient(FedAvgClient):
     """A client that minimises ``L(w) + mu/2 |w - w^t|^2``.
 
     Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
         mu: Weight of the proximal term; 0 gives FedAvg.
     """
 

@@ -236,7 +236,6 @@ class FedVCKServer(FedDMServer):
     owns keeps its logit prototype.
 
     Args:
-        client: A client.
         training: Epochs, batches and learning rate of training in a round.
         rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16). The released code
             keeps half of all rounds, but at least ten.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +28,7 @@ from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.contracts.sums import BoundedSums, HiddenByNoiseError
 from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import with_exchanges
 from lit_fedad.methods.parts.condensed_images import Knowledge
 from lit_fedad.methods.parts.condensed_server import CONDENSED, CondensedClient, CondensedServer
 from lit_fedad.methods.parts.functional import evaluating, frozen, with_weights
@@ -191,7 +190,6 @@ class FedVCKSumsServer(CondensedServer):
     normalised by the same running statistics, those of the weights that the clients received.
 
     Args:
-        client: A client, for the initial weights.
         training: Epochs, batches and learning rate of training in a round.
         descent: Steps and learning rate of condensation.
         images: Synthetic images of a class and round.
@@ -283,4 +281,4 @@ class FedVCKSumsServer(CondensedServer):
 
 def exchanges(client: FedVCKSumsClient) -> Exchanges:
     """One exchange a round."""
-    return replace(fedavg.exchanges(client), rounds=(Embeddings(),), evidence=CONDENSED)
+    return with_exchanges(client, rounds=(Embeddings(),), evidence=CONDENSED)

@@ -97,16 +97,13 @@ class GLDPClient(FedRepClient):
         """Global prototypes, of the client's classes or of all, local ones and the head; the last two are personal."""
         return Predictors(merged=True, heads=("all", "lp", "head"))
 
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares the base, and prototypes of any number of classes."""
-        prototypes = {
-            VECTORS: TensorSpec((Free("classes"), self.task.num_features)),
-            CLASSES: class_list(self.task.classes),
-        }
-        return {**self.shared_spec(), **prototypes}
+    def facts_spec(self) -> MessageSpec:
+        """Declares prototypes of any number of classes."""
+        vectors = TensorSpec((Free("classes"), self.task.num_features))
+        return {VECTORS: vectors, CLASSES: class_list(self.task.classes)}
 
     def upload_spec(self) -> MessageSpec:
-        """Declares the base, and prototypes of any number of classes, as `broadcast_spec` does."""
+        """Declares the base and the client's prototypes, in the form of `broadcast_spec`."""
         return self.broadcast_spec()
 
     def receive(self, message: Message) -> None:
@@ -161,8 +158,7 @@ class GLDPClient(FedRepClient):
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained base, and the prototypes of the stage (GLDP Eq. 6), over all images, not augmented."""
         self.current = self._prototypes(loader)
-        vectors, classes = self.current.pack()
-        return {**super().send(loader), VECTORS: vectors, CLASSES: classes}
+        return {**super().send(loader), **packed(self.current)}
 
     @torch.no_grad()
     def _prototypes(self, loader: DataLoader) -> Prototypes:
@@ -209,47 +205,33 @@ class GLDPServer(FedAvgServer):
     """The server, which averages bases (GLDP Eq. 5) and updates the prototypes of all clients (GLDP Eq. 11).
 
     Args:
-        client: A client, for the initial weights.
         beta: Share of the older global prototypes in their moving average.
         weighted: Whether the average is weighted by data size; in GLDP Eq. 5 clients have equal weights.
     """
 
     merges_sums = False
-    state_names = ("prototypes",)
 
     def __init__(self, client: GLDPClient, beta: float = 0.5, weighted: bool = False) -> None:
         super().__init__(client)
         within("method.server", 0, 1, beta=beta)
         self.beta, self.weighted = beta, weighted
-        self.prototypes = Prototypes.none(client.task.classes, client.task.num_features)
-
-    @property
-    def prototypes(self) -> Prototypes:
-        """The prototypes of all clients."""
-        return self._prototypes
-
-    @prototypes.setter
-    def prototypes(self, prototypes: Prototypes) -> None:
-        # Packed once: equal messages are serialised once only if they hold the same tensors.
-        self._prototypes = prototypes
-        self._packed = dict(zip((VECTORS, CLASSES), prototypes.pack(), strict=True))
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns the base and the prototypes of all clients."""
-        return {**self.weights, **self._packed}
+        self.classes = client.task.classes
+        self.facts = packed(Prototypes.none(self.classes, client.task.num_features))
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Computes ``Theta = mean mu_i`` (GLDP Eq. 5) and ``C = beta C + (1 - beta) mean C_i`` (GLDP Eq. 11)."""
-        classes = len(self.prototypes.known)
         messages = [update.message for _, update in sorted(updates.items())]
         vectors, members = (torch.cat([m[name] for m in messages]) for name in (VECTORS, CLASSES))
-        mean, holders = class_means(vectors.double(), members, classes)
-        self.prototypes = self.prototypes.moved(Prototypes(mean.float(), holders > 0), self.beta)
+        mean, holders = class_means(vectors.double(), members, self.classes)
+        known = Prototypes.unpack(self.facts[VECTORS], self.facts[CLASSES], self.classes)
+        self.facts = packed(known.moved(Prototypes(mean.float(), holders > 0), self.beta))
         self.weights = self.mean_weights(updates, equal=not self.weighted)
+        self.report = {"classes_known": float(len(self.facts[CLASSES]))}
 
-    def diagnostics(self) -> dict[str, float]:
-        """Returns the number of classes with a prototype."""
-        return {"classes_known": float(self.prototypes.known.sum())}
+
+def packed(prototypes: Prototypes) -> Message:
+    """Packs prototypes for a message."""
+    return dict(zip((VECTORS, CLASSES), prototypes.pack(), strict=True))
 
 
 def local_relation(own: Tensor, counts: Tensor, old: Prototypes, temperature: float = 1.0) -> Tensor:

@@ -13,7 +13,6 @@ class LocalClient(FedAvgClient):
     """A client that trains without sharing.
 
     Args:
-        task: What the client learns.
         local_epochs: Passes over the client's data per round (E); T * E in T rounds.
         keep_optimizer: Whether the optimiser's state is kept between rounds; the server does not overwrite the weights.
     """

@@ -26,8 +26,6 @@ class MoonClient(FedAvgClient):
     too; here only the contrast does, so that the task's features do not change.
 
     Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
         mu: Weight of the contrast; 0 gives FedAvg.
         temperature: Temperature tau.
         projection: Width of the two-layer projection head; None for none.

@@ -8,6 +8,7 @@ the merger they send the centres of their features under the merged weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -22,7 +23,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, AfterMerger, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgClient, KeepingServer, LastOfEach
 from lit_fedad.tasks.panda import Panda
 
 BANK, CENTRE, FISHER = "bank", "centre", "fisher."
@@ -33,7 +34,6 @@ class PandaClient(FedAvgClient):
 
     Args:
         task: A `Panda` task.
-        local_epochs: Passes over the client's data per round (E).
         vectors: Cluster centres that a client sends, at most.
         bank: Whether scores are distances to the centres of all clients (``shared``) or to the client's ``own``
             images.
@@ -77,18 +77,15 @@ class PandaClient(FedAvgClient):
             self.task.fisher = {name: message[f"{FISHER}{name}"] for name in self.task.fisher}
         super().receive(message)
 
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares weights and centre; the bank where it is shared, Fisher information where it is used."""
-        bank = {BANK: self.bank_spec(None)} if self.shared else {}
-        return {**super().broadcast_spec(), **bank, **self.facts_spec()}
-
     def facts_spec(self) -> MessageSpec:
-        """Declares the centre and, with consolidation, Fisher information."""
-        centre = {CENTRE: TensorSpec((self.task.num_features,))}
-        if not self.task.ewc:
-            return centre
-        fisher = {f"{FISHER}{n}": TensorSpec(tuple(w.shape), low=0) for n, w in self.task.fisher.items()}
-        return {**centre, **fisher}
+        """Declares the bank where it is shared, the centre and, with consolidation, Fisher information."""
+        return {**({BANK: self.bank_spec(None)} if self.shared else {}), **self.means_spec()}
+
+    def means_spec(self) -> MessageSpec:
+        """Declares what clients send once, and the server averages."""
+        fisher = self.task.fisher if self.task.ewc else {}
+        forms = {f"{FISHER}{name}": TensorSpec(tuple(w.shape), low=0) for name, w in fisher.items()}
+        return {CENTRE: TensorSpec((self.task.num_features,)), **forms}
 
     def bank_spec(self, most: int | None) -> TensorSpec:
         """Declares at most so many vectors."""
@@ -105,43 +102,13 @@ class PandaClient(FedAvgClient):
             clip_grad_norm_([w for group in optimizer.param_groups for w in group["params"]], self.clip)
 
 
-class PandaServer(FedAvgServer):
-    """FedAvg's server, which also keeps centre, Fisher information, and the last bank of each client.
-
-    Args:
-        client: A client, for the initial weights.
-    """
-
-    state_names = ("facts", "banks")
-
-    def __init__(self, client: PandaClient) -> None:
-        super().__init__(client)
-        self.facts: Message = {}
-        self.banks = {}
-
-    @property
-    def banks(self) -> dict[int, Tensor]:
-        """The last bank of each client, in client order."""
-        return self._banks
-
-    @banks.setter
-    def banks(self, banks: Mapping[int, Tensor]) -> None:
-        # Joined once: equal messages are serialised once only if they hold the same tensors.
-        self._banks = dict(sorted(banks.items()))
-        self.bank: Message = {BANK: torch.cat(list(self._banks.values()))} if banks else {}
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns weights, bank and facts."""
-        return {**super().broadcast(client_id), **self.bank, **self.facts}
-
-
 def _disclosed(client: PandaClient) -> Disclosures:
     what = "centres of clusters of the images' features, of few images or of one"
     mean = summed("mean of the images' features, and how they depend on the weights")
     return (*((Disclosure(Kind.PATCHES, what),) if client.shared else ()), mean)
 
 
-class Banks(AfterMerger):
+class Banks(LastOfEach):
     """The exchange in which clients send cluster centres of their features under the merged weights.
 
     Before round 1 they also send the features' mean and Fisher information.
@@ -171,25 +138,26 @@ class Banks(AfterMerger):
     def upload_spec(self, client: PandaClient) -> MessageSpec:
         """Declares the form of `send`."""
         bank = {BANK: client.bank_spec(client.vectors)} if client.shared else {}
-        return {**bank, **(client.facts_spec() if self.initial else {})}
+        return {**bank, **(client.means_spec() if self.initial else {})}
 
-    def validate(self, server: PandaServer, client_id: int, update: Update) -> None:
+    def validate(self, server: KeepingServer, client_id: int, update: Update) -> None:
         """Checks that a bank has no more vectors than the client has images, and at least one."""
         if BANK in update.message and not 1 <= len(update.message[BANK]) <= update.num_samples:
             raise UserError(
                 f"the client sent {len(update.message[BANK])} vectors of {update.num_samples} images"
             )
 
-    def aggregate(self, server: PandaServer, updates: Mapping[int, Update]) -> None:
-        """Replaces the banks of the round's clients, and averages the facts."""
-        new = {c: update.message[BANK] for c, update in updates.items() if BANK in update.message}
-        server.banks = {**server.banks, **new}
+    def aggregate(self, server: KeepingServer, updates: Mapping[int, Update]) -> None:
+        """Joins the last banks of all clients, and averages what else was sent."""
+        banks, means = {}, {}
+        for client, update in updates.items():
+            means[client] = replace(update, message={n: e for n, e in update.message.items() if n != BANK})
+            if BANK in update.message:
+                banks[client] = replace(update, message={BANK: update.message[BANK]})
+        if banks:
+            super().aggregate(server, banks)
         if self.initial:
-            facts = {
-                client: Update({n: e for n, e in update.message.items() if n != BANK}, update.num_samples)
-                for client, update in updates.items()
-            }
-            server.facts = weighted_mean(facts)
+            server.facts = {**server.facts, **weighted_mean(means)}
 
 
 def exchanges(client: PandaClient) -> Exchanges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,8 +15,7 @@ from lit_fedad.contracts import Client, Exchanges, Message, Task
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.federation.client_runner import Train, fit
-from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, FedAvgClient
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient, with_exchanges
 from lit_fedad.methods.parts.functional import trainable
 
 
@@ -27,8 +26,6 @@ class PFedMeClient(FedAvgClient):
     before it first takes part it predicts with the received weights. A task that draws its views draws one a step.
 
     Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round.
         lam: Weight lambda of the distance.
         inner_steps: Steps K of theta on each batch.
         learning_rate: Learning rate eta of w.
@@ -109,4 +106,4 @@ class TrainOnRepeated(Train):
 
 def exchanges(client: PFedMeClient) -> Exchanges:
     """FedAvg's, with K steps on each batch."""
-    return replace(fedavg.exchanges(client), rounds=(TrainOnRepeated(MEANS),))
+    return with_exchanges(client, rounds=(TrainOnRepeated(MEANS),))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchanges, Message, MessageSpec, Sums, Task, Update, senders, spec_of
+from lit_fedad.contracts import Exchanges, Message, MessageSpec, Task, Update, senders, spec_of
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, summed
-from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.core.bounds import above
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import EQUAL_MEANS, FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.parts.functional import trainable
 
 CONTROL = "control/"
@@ -28,8 +25,6 @@ class ScaffoldClient(FedAvgClient):
     The correction is defined for plain SGD, which replaces the task's optimiser.
 
     Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
         learning_rate: Learning rate eta_l of SGD.
     """
 
@@ -40,7 +35,6 @@ class ScaffoldClient(FedAvgClient):
         above("method.client", 0, learning_rate=learning_rate)
         self.learning_rate = learning_rate
         self.own = {name: torch.zeros_like(p) for name, p in trainable(task).items()}
-        self.common = dict(self.own)
         self.change: Message = {}
         self._received: dict[str, Tensor] = {}
         self._steps = 0
@@ -48,11 +42,6 @@ class ScaffoldClient(FedAvgClient):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds plain SGD, without momentum and weight decay."""
         return torch.optim.SGD(trainable(self.task).values(), lr=self.learning_rate)
-
-    def receive(self, message: Message) -> None:
-        """Loads the weights x and the server's control c."""
-        super().receive(message)
-        self.common = {n.removeprefix(CONTROL): e for n, e in message.items() if n.startswith(CONTROL)}
 
     def on_train_start(self) -> None:
         """Stores x and resets the count of steps."""
@@ -63,7 +52,7 @@ class ScaffoldClient(FedAvgClient):
         """Corrects the gradient to ``g + c - c_i``."""
         for name, parameter in trainable(self.task).items():
             if parameter.grad is not None:
-                parameter.grad += self.common[name].to(parameter) - self.own[name].to(parameter)
+                parameter.grad += self.facts[CONTROL + name].to(parameter) - self.own[name].to(parameter)
         self._steps += 1
 
     def on_train_end(self) -> None:
@@ -71,7 +60,7 @@ class ScaffoldClient(FedAvgClient):
         travelled = self._steps * self.learning_rate
         renewed = {
             name: self.own[name].to(y)
-            - self.common[name].to(y)
+            - self.facts[CONTROL + name].to(y)
             + (self._received[name] - y.detach()) / travelled
             for name, y in trainable(self.task).items()
         }
@@ -84,10 +73,9 @@ class ScaffoldClient(FedAvgClient):
         """Returns the weights y and the change of the control."""
         return {**super().send(loader), **{CONTROL + name: c for name, c in self.change.items()}}
 
-    def broadcast_spec(self) -> MessageSpec:
-        """Declares weights and controls: twice the bytes of FedAvg."""
-        controls = {CONTROL + name: p for name, p in trainable(self.task).items()}
-        return {**super().broadcast_spec(), **spec_of(controls)}
+    def facts_spec(self) -> MessageSpec:
+        """Declares the server's control."""
+        return spec_of({CONTROL + name: p for name, p in trainable(self.task).items()})
 
     def upload_spec(self) -> MessageSpec:
         """Declares weights and changes of controls: twice the bytes of FedAvg."""
@@ -98,11 +86,10 @@ class ScaffoldServer(FedAvgServer):
     """The server, with ``x += eta_g mean(y - x)`` and ``c += 1/N sum (c_i+ - c_i)``; clients have equal weights.
 
     Args:
-        client: A client, for the initial weights.
         learning_rate: Learning rate eta_g of the server.
     """
 
-    state_names = ("control", "clients")
+    state_names = ("clients",)
     merges_sums = True
     admits = True
 
@@ -110,30 +97,25 @@ class ScaffoldServer(FedAvgServer):
         super().__init__(client)
         above("method.server", 0, learning_rate=learning_rate)
         self.learning_rate = learning_rate
-        self.control = {name: torch.zeros_like(p, device="cpu") for name, p in client.own.items()}
+        self.facts = {CONTROL + name: torch.zeros_like(p, device="cpu") for name, p in client.own.items()}
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Sets the number N of clients; the control is their mean, in which those that join have 0."""
         share = (self.clients or len(sizes)) / len(sizes)
-        self.control = {name: share * control for name, control in self.control.items()}
+        self.facts = {name: share * control for name, control in self.facts.items()}
         self.clients = len(sizes)
-
-    def broadcast(self, client_id: int) -> Message:
-        """Returns weights x and control c: twice the bytes of FedAvg."""
-        return {**super().broadcast(client_id), **{CONTROL + name: c for name, c in self.control.items()}}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Updates weights and control."""
         mean = weighted_mean(updates, equal=True)
         share = len(senders(updates)) / self.clients
-        for name, control in self.control.items():
+        for name in self.trained:
             self.weights[name] = torch.lerp(self.weights[name], mean.pop(name), self.learning_rate)
-            self.control[name] = control + share * mean.pop(CONTROL + name)
+            self.facts[CONTROL + name] = self.facts[CONTROL + name] + share * mean.pop(CONTROL + name)
         self.weights.update(mean)
 
 
 def exchanges(client: ScaffoldClient) -> Exchanges:
     """FedAvg's; in their sum all clients have equal weights."""
-    equal = Sums(lambda client: WeightedMeans(equal=True))
-    return replace(fedavg.exchanges(client), rounds=(Train(equal),))
+    return with_exchanges(client, rounds=(Train(EQUAL_MEANS),))

@@ -25,7 +25,7 @@ PARTS = {
         "methods.elsa.Centres.send",
     ],
     "deep_svdd": ["tasks.deep_svdd.DeepSVDD.reconstructing", "tasks.deep_svdd.DeepSVDD.distances"],
-    "dbe": ["methods.dbe.FeatureMean.train", "methods.dbe.DBEServer.broadcast"],
+    "dbe": ["methods.dbe.FeatureMean.train", "methods.dbe.FeatureMean.aggregate"],
     "fedavg task=one_class_svm experiment=semantic_small": [
         "tasks.deep_svdd.Bottleneck.errors",  # trained together
         "tasks.one_class_svm.OneClassSVM.trains_svm_alone",

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.memory.reduce import SampleReduce
-from lit_fedad.methods.dbe import MEAN, DBEClient, DBEServer
-from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.dbe import MEAN, DBEClient
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.tasks.autoencoder import Autoencoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -62,7 +62,7 @@ def dbe(federate, make_linear):
     """Plays DBE on the linear task."""
 
     def play(data, task=None, **settings):
-        return federate(DBEClient, DBEServer, task=task or make_linear(), data=data, **settings)
+        return federate(DBEClient, FedAvgServer, task=task or make_linear(), data=data, **settings)
 
     return play
 
@@ -77,7 +77,7 @@ def test_three_rounds_are_the_authors(dbe, hand, points_by_hand, clients, kappa,
     played = dbe(data, client={"kappa": kappa, "momentum": momentum})
     shared, common, bias = by_hand(hand, data, kappa, momentum)
     nearly(hand.theta(played.server.weights), shared)
-    nearly(played.server.common, common)
+    nearly(played.server.facts[MEAN], common)
     for client in data:
         nearly(played.pool.get(client)["own_entries"]["offset"], bias[client])
 
@@ -88,7 +88,7 @@ def test_one_step_in_numbers(dbe, exactly):
     data = {0: DataLoader(rows[:1] * 3, batch_size=3), 1: DataLoader(rows[1:])}
     played = dbe(data, rounds=1, client={"kappa": 0.8, "momentum": 1.0})
     # One batch a client: g = (3 * -1.375 - 0.875) / 4 and (3 * 3.75 + 1.5) / 4
-    exactly(played.server.common, torch.tensor([-1.25, 3.1875]))
+    exactly(played.server.facts[MEAN], torch.tensor([-1.25, 3.1875]))
     # Client 1: r = (-0.875, 1.5), r - g = (0.375, -1.6875); the bias moves by the error alone.
     nearly(played.pool.get(1)["own_entries"]["offset"], [0.0875, -0.15])
     drift = (0.375**2 + 1.6875**2) / 4
@@ -98,14 +98,14 @@ def test_one_step_in_numbers(dbe, exactly):
 
 def test_the_first_period_leaves_nothing_but_the_common_mean(federate, make_classifier, make_points, exactly):
     data = {c: make_points(4 + 2 * c, c) for c in range(2)}
-    played = federate(DBEClient, DBEServer, task=make_classifier(), data=data, shuffle=True, rounds=0)
+    played = federate(DBEClient, FedAvgServer, task=make_classifier(), data=data, shuffle=True, rounds=0)
     start = make_classifier().state_dict()
     exactly(played.server.weights, {name: start[name] for name in played.server.weights})
     for client in data:
         predicts = played.history[-1].metrics[client]
         exactly(predicts.pop("offset"), torch.zeros(3))
         exactly(predicts, dict(start))
-    assert played.server.common.all()
+    assert played.server.facts[MEAN].all()
 
 
 # ---------------------------------------------------------------------------------------------------- its limits
@@ -209,7 +209,7 @@ def test_the_bank_that_scores_was_made_with_the_clients_bias(federate, make_task
     # A bank that holds every patch: what it must be is simply the features.
     data = {c: make_loader(3, c) for c in range(2)}
     parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
-    played = federate(DBEClient, DBEServer, task=make_task(**parts), data=data)
+    played = federate(DBEClient, FedAvgServer, task=make_task(**parts), data=data)
     for client, loader in data.items():
         bias = played.pool.get(client)["own_entries"]["offset"]
         assert bias.all()

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.elsa import COUNTS, PROTOTYPES, Centres, ElsaClient, ElsaServer
-from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.elsa import COUNTS, PROTOTYPES, Centres, ElsaClient
+from lit_fedad.methods.fedavg import FedAvgClient, KeepingServer
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import SimCLR
 from lit_fedad.tasks.elsa import Elsa
@@ -54,7 +54,7 @@ def scores_of(client, number):
 def play(federate):
     def run(data, live=None, rounds=2, **settings):
         settings = {"question": scores_of, **settings}
-        return federate(ElsaClient, ElsaServer, task=live or task(), data=data, rounds=rounds, **settings)
+        return federate(ElsaClient, KeepingServer, task=live or task(), data=data, rounds=rounds, **settings)
 
     return run
 
@@ -66,7 +66,7 @@ def test_prototypes_are_of_all_clients_under_the_merged_weights(play, rounds):
     played = play(data, rounds=rounds)
     merged = dict(played.server.weights)
     expected = np.concatenate([projections(loader, merged) for loader in data.values()])
-    found = played.server.prototypes.numpy()
+    found = played.server.facts[PROTOTYPES].numpy()
     # Prototypes that no image has are copies of others; there are none here, as 5 + 3 = 8.
     np.testing.assert_allclose(sorted(found.tolist()), sorted(expected.tolist()), atol=1e-4)
     energies = np.log(np.exp(projections([NEW], merged) @ expected.T).sum(1))
@@ -75,21 +75,20 @@ def test_prototypes_are_of_all_clients_under_the_merged_weights(play, rounds):
 
 
 def test_centres_weigh_as_many_images_as_they_stand_for():
-    server = ElsaServer(ElsaClient(task()))
-    along, across = torch.eye(3)[:1].repeat(8, 1), torch.eye(3)[1:2].repeat(8, 1)
+    server = KeepingServer(ElsaClient(task()))
+    along, across = torch.eye(3)[:1], torch.eye(3)[1:2]
     uploads = {
-        0: Update({PROTOTYPES: along, COUNTS: torch.tensor([9, *[0] * 7])}, 9),
-        1: Update({PROTOTYPES: across, COUNTS: torch.tensor([1, *[0] * 7])}, 1),
+        0: Update({PROTOTYPES: along, COUNTS: torch.tensor([9])}, 9),
+        1: Update({PROTOTYPES: across, COUNTS: torch.tensor([1])}, 1),
     }
-    server.prototypes = torch.zeros(1, 3)
     Centres().aggregate(server, uploads)
-    np.testing.assert_allclose(server.prototypes[0].numpy(), np.array([9, 1, 0]) / 82**0.5, rtol=1e-5)
+    np.testing.assert_allclose(server.facts[PROTOTYPES][0].numpy(), np.array([9, 1, 0]) / 82**0.5, rtol=1e-5)
 
 
 def test_clients_that_take_no_part_keep_their_centres(play):
     data = {client: images(4, seed=client) for client in range(3)}
     played = play(data, fraction=0.34, rounds=1)
-    assert sorted(played.server.centres) == [0, 1, 2]
+    assert sorted(played.server.last) == [0, 1, 2]
 
 
 def test_in_the_warm_up_one_client_is_fedavg(play, federate, exactly):
@@ -117,12 +116,12 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
         play(data, folder="parts", after_round=stop, **settings)
     parts = play(data, folder="parts", **settings)
     exactly(parts.server.weights, whole.server.weights)
-    exactly(parts.server.prototypes, whole.server.prototypes)
+    exactly(parts.server.facts[PROTOTYPES], whole.server.facts[PROTOTYPES])
     exactly(parts.history[-1].metrics, whole.history[-1].metrics)
 
 
 def test_counts_that_are_not_the_client_s_are_refused():
-    server = ElsaServer(ElsaClient(task()))
+    server = KeepingServer(ElsaClient(task()))
     update = Update({PROTOTYPES: torch.zeros(8, 3), COUNTS: torch.ones(8, dtype=torch.int64)}, 4)
     with pytest.raises(UserError, match="stand for 8 images, and it has 4"):
         Centres().validate(server, 0, update)

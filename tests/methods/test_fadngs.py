@@ -241,7 +241,7 @@ def test_a_client_that_fails_at_its_densities_keeps_its_old_ones(
     assert federation.history[1].participants == [0, 2]
     assert torch.equal(federation.server.weights[WEIGHT], whole.server.weights[WEIGHT])  # its weights count
     for client, other in {0: whole, 1: first, 2: whole}.items():
-        assert torch.equal(federation.server.densities[client][MEAN], other.server.densities[client][MEAN])
+        assert torch.equal(federation.server.last[client][MEAN], other.server.last[client][MEAN])
 
 
 # --------------------------------------------------------------------------------------- who the clients are
@@ -258,7 +258,7 @@ def test_it_does_not_matter_who_holds_which_data(play, make_contrastive, make_im
     exactly(here.server.weights, there.server.weights)
     exactly(here.history[-1].metrics[0], there.history[-1].metrics[0])
     for client, holder in holders.items():
-        exactly(here.server.densities[client], there.server.densities[holder])
+        exactly(here.server.last[client], there.server.last[holder])
         exactly(here.pool.get(client), there.pool.get(holder))
 
 
@@ -267,7 +267,7 @@ def test_identical_clients_are_one_client(play, make_contrastive, make_images, e
     one = play(make_contrastive(views=nn.Identity()), {0: make_images()})
     exactly(many.server.weights, one.server.weights)
     for client in range(3):
-        exactly(many.server.densities[client], one.server.densities[0])
+        exactly(many.server.last[client], one.server.last[0])
         exactly(many.history[-1].metrics[client], one.history[-1].metrics[0])
 
 
@@ -276,15 +276,15 @@ def test_one_client_is_its_own_mean(play, make_contrastive, make_images, exactly
     server = play(make_contrastive(), {0: make_images()}, channel=tap).server
     weights, densities = [message for at, client, message in tap.sent if (at, client) == (3, 0)]
     exactly(server.weights, weights)
-    exactly(server.densities[0], densities)
+    exactly(server.last[0], densities)
 
 
 @pytest.mark.parametrize("codec", [Plain, Byte])
 def test_a_client_with_one_image_sends_no_density(play, make_contrastive, make_images, codec):
     data, channel = {0: make_images(1), 1: make_images(6, seed=1)}, Channel(codec(), codec())
     federation = play(make_contrastive(), data, sed=True, channel=channel)
-    assert len(federation.server.densities[0][MEAN]) == 0
-    assert len(federation.server.density_set[MEAN]) == 1
+    assert len(federation.server.last[0][MEAN]) == 0
+    assert len(federation.server.facts[MEAN]) == 1
     assert torch.isfinite(federation.history[-1].metrics[0]).all()
 
 

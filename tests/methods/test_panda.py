@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.panda import BANK, CENTRE, Banks, PandaClient, PandaServer
+from lit_fedad.methods.fedavg import FedAvgClient, KeepingServer
+from lit_fedad.methods.panda import BANK, CENTRE, Banks, PandaClient
 from lit_fedad.tasks.panda import Panda
 
 NEW = {"image": torch.randn(7, 3, 16, 16, generator=torch.Generator().manual_seed(9))}
@@ -45,7 +45,7 @@ def scores_of(client, number):
 def play(federate):
     def run(data, live=None, rounds=2, **settings):
         settings = {"question": scores_of, **settings}
-        return federate(PandaClient, PandaServer, task=live or task(), data=data, rounds=rounds, **settings)
+        return federate(PandaClient, KeepingServer, task=live or task(), data=data, rounds=rounds, **settings)
 
     return run
 
@@ -74,7 +74,7 @@ def test_banks_are_of_the_merged_weights(play):
     played = play(data, client={"clip": None})
     merged = dict(played.server.weights)
     expected = np.concatenate([features(loader, merged) for loader in data.values()])
-    found = played.server.bank[BANK].numpy()
+    found = played.server.facts[BANK].numpy()
     order = functools.partial(sorted, key=lambda row: tuple(np.round(row, 4)))
     np.testing.assert_allclose(order(found.tolist()), order(expected.tolist()), rtol=1e-3, atol=1e-5)
     queries = features([NEW], merged)
@@ -85,7 +85,7 @@ def test_banks_are_of_the_merged_weights(play):
 
 def test_clients_send_no_more_vectors_than_asked_for(play):
     played = play({0: images(9), 1: images(2, seed=1)}, rounds=1, client={"vectors": 3})
-    assert {client: len(bank) for client, bank in played.server.banks.items()} == {0: 3, 1: 2}
+    assert {client: len(sent[BANK]) for client, sent in played.server.last.items()} == {0: 3, 1: 2}
 
 
 def test_training_makes_features_compact(play):
@@ -176,7 +176,7 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly, bank):
 
 
 def test_more_vectors_than_images_are_refused():
-    server = PandaServer(PandaClient(task()))
+    server = KeepingServer(PandaClient(task()))
     with pytest.raises(UserError, match="5 vectors of 4 images"):
         Banks().validate(server, 0, Update({BANK: torch.zeros(5, 8)}, 4))
 

@@ -6,7 +6,7 @@ import torch
 from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.apple import AppleClient, AppleServer
-from lit_fedad.methods.dbe import DBEClient, DBEServer
+from lit_fedad.methods.dbe import DBEClient
 from lit_fedad.methods.ditto import DittoClient
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedbn import FedBNClient, FedBNServer
@@ -29,7 +29,7 @@ METHODS = {
     "fedbn": (FedBNClient, FedBNServer, {}),
     "local": (LocalClient, FedAvgServer, {}),
     "fedphp": (FedPHPClient, FedAvgServer, {"rounds": 3, "weight": 0.5}),
-    "dbe": (DBEClient, DBEServer, {}),
+    "dbe": (DBEClient, FedAvgServer, {}),
     "apfl": (APFLClient, FedAvgServer, {"alpha": 0.4}),
     "apple": (AppleClient, AppleServer, {"rounds": 3, "relation_learning_rate": 0.05}),
     "fednova": (FedNovaClient, FedNovaServer, {}),

@@ -13,12 +13,7 @@ from lit_fedad.methods.fedavg import FedAvgClient
 
 
 class PersonalModelClient(FedAvgClient):
-    """A client with two models of one form: the task's, which is shared, and a personal one.
-
-    Args:
-        task: What the client learns.
-        local_epochs: Passes over the client's data per round (E).
-    """
+    """A client with two models of one form: the task's, which is shared, and a personal one."""
 
     own_model = True
     state_names = ("personal_entries",)

@@ -39,7 +39,6 @@ class MomentsClient(Client):
 
     Args:
         task: Features, and what is made of moments.
-        local_epochs: Passes over the client's data per round (E).
         keep_optimizer: Whether the optimiser's state is kept between rounds.
 
     Attributes:

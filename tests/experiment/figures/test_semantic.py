@@ -227,12 +227,12 @@ def test_owners_decisions_and_those_of_one_client_alone(played_fadngs, drawn, tm
     torch.testing.assert_close(
         features, embed(task, data.images.test_images[laid_out(data)]), rtol=1e-4, atol=1e-5
     )
-    shared = federation.server.density_set
+    shared = federation.server.facts
     assert len(shared["densities.mean"]) == 6
     scores = raw_scores(features, zip(*shared.values(), strict=True))
     decided = (scores - 150.0).abs() > 0.2  # nearer, rounding decides
     assert decisions[decided].tolist() == (scores[decided] > 150.0).tolist()
-    own = federation.server.densities[0]
+    own = federation.server.last[0]
     own = list(zip(own["densities.mean"], own["densities.covariance"], strict=True))
     held_out = raw_scores(embed(task, data.images.train_images[list(data.partition.calibration[0])]), own)
     limit = float(held_out.sort().values[int(np.ceil((len(held_out) + 1) * 0.5)) - 1])
