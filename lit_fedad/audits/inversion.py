@@ -147,7 +147,7 @@ _ENDS = {"": "top1", "_low": "low", "_high": "high", "_chance": "chance"}
 
 
 def invert(run: FinishedRun, options: InversionOptions) -> Outcome:
-    """Attacks what a client sends; writes ``privacy/inversion.json`` and ``figures/inversion.png``.
+    """Reconstructs images from what a client sends; writes ``privacy/inversion.json`` and ``figures/inversion.png``.
 
     What is attacked is what the method shares:
 

@@ -86,7 +86,7 @@ class Finding:
 
 
 def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
-    """Attacks all messages of a run; writes ``privacy/lira.json``, ``figures/lira.png``.
+    """Infers membership from all messages of a run (LiRA); writes ``privacy/lira.json``, ``figures/lira.png``.
 
     Called again it continues where it was interrupted; shadow runs that are complete are not played again.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_fedad.cli.help import Command, configuration_keys, listed_keys
+from lit_fedad.cli.help import Command, configuration_keys
 from lit_fedad.core.config import choices, config_groups
 from lit_fedad.core.errors import UserError
 
@@ -56,8 +56,7 @@ def completion(shell: str = "bash") -> None:
 def _words(name: str, command: Command) -> Sequence[str]:
     """Lists what may follow a command: first words of its forms, keys, and key=value where values are known."""
     found = [word for word in command.forms if word]
-    declared = [path for form in command.forms.values() for path in form.declared or (command.function,)]
-    for key in listed_keys(dict.fromkeys(declared)):
+    for key in dict.fromkeys(key for form in command.forms.values() for key in form.keys):
         found += [f"{key.name}={choice}" for choice in key.choices] or [f"{key.name}="]
     if name == "train":
         groups = {group: choices(group) for group in config_groups()}

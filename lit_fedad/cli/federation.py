@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from lit_fedad.core.errors import UserError
-from lit_fedad.core.extras import require
-from lit_fedad.core.options import bind, read, separate, split
+from lit_fedad.core.options import read, separate, split
 from lit_fedad.report.console import Display
 
 
@@ -38,21 +36,8 @@ class FederationInit:
     classes: tuple[str, ...] = ()
 
 
-def federation(options: Sequence[str]) -> None:
-    """Makes, runs or shows a federation of sites, at its coordinator.
-
-    Args:
-        options: ``init``, ``start``, ``status`` or ``renew``, and its options.
-
-    Raises:
-        UserError: For bad input, or if the run fails.
-    """
-    known = {"init": init, "start": start, "status": status, "renew": renew}
-    dispatch("federation", options, known)
-
-
 def init(options: Sequence[str]) -> None:
-    """Makes a coordinator's folder, by `FederationInit`; other words are its settings."""
+    """Makes the folder of real sites' coordinator: settings, certificates and Flower's configuration."""
     declared, others = separate(FederationInit, options, "federation init")
     chosen, _ = read(FederationInit, declared, "federation init")
     from lit_fedad.flower.federation_folder import FederationFolder
@@ -140,19 +125,6 @@ def renew(fed: str) -> None:
             ("sites", "go on with the ca.crt that they have, until its own date; then give them this one"),
         ]
     )
-
-
-def dispatch(command: str, options: Sequence[str], known: Mapping[str, Callable[..., None]]) -> None:
-    """Calls one of a command's actions with its options.
-
-    Raises:
-        UserError: If there is no such action.
-    """
-    action, *rest = options or [""]
-    if action not in known:
-        raise UserError(f"the {command} command is: {', '.join(f'{command} {name}' for name in known)}")
-    require("flower", f"lit-fedad {command}")
-    bind(known[action], rest, f"{command} {action}")()
 
 
 def section_of(override: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
 
-from lit_fedad.core.usage import Key, keys
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.usage import Key, keys, summary
 
 _WIDTH = 118
 _COLUMN, _KEY_COLUMN = 28, 26
@@ -19,38 +20,57 @@ class Form(NamedTuple):
     """One of the things that a command does.
 
     Attributes:
-        purpose: What it does.
+        told_by: Path of the function in the package whose docstring says what it does.
         example: All words after the command in an example.
-        declared: Paths of the dataclasses in the package that declare its keys; none: the command's function does.
+        declared: Paths of the dataclasses in the package that declare its keys; none: that function does.
         words: Words that it takes besides, such as overrides of the configuration.
     """
 
-    purpose: str
+    told_by: str
     example: str
     declared: tuple[str, ...] = ()
     words: str = ""
+
+    @property
+    def keys(self) -> list[Key]:
+        """Its keys."""
+        return listed_keys(self.declared or (self.told_by,))
 
 
 class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        function: Path of its function in the package, bound by `lit_fedad.core.options.bind`; imported when it is
-            called: the list of commands must not wait for Lightning.
         forms: What it does, by the first word of each form; the empty word where there is one form alone.
+        function: Path of the function that takes all words of any form, bound by `lit_fedad.core.options.bind`; where
+            there is none, each form's own function takes the words after the first.
         continues: Whether the same command continues what was interrupted.
         extra: Key of `EXTRAS`: what must be installed beside the package itself.
     """
 
-    function: str
     forms: Mapping[str, Form]
+    function: str = ""
     continues: bool = False
     extra: str | None = None
 
+    def called(self, name: str, words: Sequence[str]) -> tuple[str, Sequence[str], str]:
+        """Finds the path of the function that some words call, the words that it takes, and its name in errors.
 
-def only(*form: Any, **words: Any) -> dict[str, Form]:
-    """Makes the forms of a command that has one alone."""
-    return {"": Form(*form, **words)}
+        Raises:
+            UserError: If the first word names no form.
+        """
+        if self.function or "" in self.forms:
+            return self.function or self.forms[""].told_by, words, name
+        first, *others = words or [""]
+        if first not in self.forms:
+            raise UserError(f"the {name} command is: {', '.join(f'{name} {word}' for word in self.forms)}")
+        return self.forms[first].told_by, others, f"{name} {first}"
+
+
+def only(*form: Any, words: str = "", continues: bool = False, extra: str | None = None) -> Command:
+    """Makes a command that has one form alone."""
+    made = Form(*form)
+    return Command({"": made._replace(words=words or made.words)}, continues=continues, extra=extra)
 
 
 def overview(commands: Mapping[str, Command]) -> str:
@@ -58,7 +78,7 @@ def overview(commands: Mapping[str, Command]) -> str:
     lines = ["lit-fedad COMMAND key=value ...", ""]
     for name, command in commands.items():
         for word, form in command.forms.items():
-            lines += _wrapped(form.purpose, f"  {name} {word}".rstrip(), _COLUMN)
+            lines += _wrapped(summary(f"lit_fedad.{form.told_by}"), f"  {name} {word}".rstrip(), _COLUMN)
     return "\n".join(
         [*lines, "", "Keys, defaults and an example: lit-fedad COMMAND --help. Version: lit-fedad --version"]
     )
@@ -67,17 +87,17 @@ def overview(commands: Mapping[str, Command]) -> str:
 def command_help(name: str, command: Command, first: str | None = None) -> str:
     """Writes the keys of a command, with defaults and one example for each of its forms."""
     forms = {word: form for word, form in command.forms.items() if word == first} or command.forms
-    return "\n\n".join(_form_help(name, command, word, form) for word, form in forms.items())
+    return "\n\n".join(_form_help(name, word, form) for word, form in forms.items())
 
 
-def _form_help(name: str, command: Command, word: str, form: Form) -> str:
-    listed = listed_keys(form.declared or (command.function,))
+def _form_help(name: str, word: str, form: Form) -> str:
+    listed = form.keys
     if word and "=" in word:  # the key that chooses the form is given already
         listed = [key for key in listed if key.name != word.partition("=")[0]]
     needed = [key.syntax for key in listed if key.default is None]
     more = ["[key=value ...]"] if len(needed) < len(listed) else []
     usage = " ".join(filter(None, [f"usage: lit-fedad {name}", word, *needed, *more, form.words]))
-    lines = [*_wrapped(usage, "", 0), *_wrapped(form.purpose, "", 2)]
+    lines = [*_wrapped(usage, "", 0), *_wrapped(summary(f"lit_fedad.{form.told_by}"), "", 2)]
     lines += _key_lines(listed)
     if name == "train":
         lines += _key_lines(configuration_keys())

@@ -52,10 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not _HELP.isdisjoint(given):
                 print(command_help(name, command, rest[0] if rest else None))  # noqa: T201
                 return 0
+            path, words, title = command.called(name, rest)
             if command.extra:
                 require(command.extra, f"lit-fedad {name}")
-            module, _, function = command.function.rpartition(".")
-            bind(getattr(import_module(f"lit_fedad.{module}"), function), rest, name, display=display)()
+            module, _, function = path.rpartition(".")
+            bind(getattr(import_module(f"lit_fedad.{module}"), function), words, title, display=display)()
         except UserError as error:
             display.error(str(error))
             return 2
@@ -119,250 +120,135 @@ def _terminable() -> Iterator[None]:
 
 
 _OVERRIDES = "[any.key=value ...]"
+_SAVED, _SHARED = "[data.root=DIR]", "cli.privacy.PrivacyOptions"
 
+# Functions are imported when they are called: the list of commands must not wait for Lightning.
 COMMANDS = {
-    "train": Command(
+    "train": only(
         "cli.train.train",
-        only(
-            "run an experiment; the same command again continues or shows it",
-            "method=feddymem data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
-            words=_OVERRIDES,
-        ),
+        "method=feddymem data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
+        words=_OVERRIDES,
         continues=True,
     ),
-    "evaluate": Command(
-        "deployment.predict.evaluate",
-        only(
-            "recompute a finished run's metrics from its last checkpoint",
-            "run=outputs/first data.root=/data/mvtec",
-        ),
+    "evaluate": only("deployment.predict.evaluate", "run=outputs/first data.root=/data/mvtec"),
+    "predict": only("deployment.predict.predict", "run=outputs/first images=photos"),
+    "watch": only("deployment.watch.watch", "run=outputs/first images=camera", continues=True),
+    "update": only(
+        "deployment.update.update", "run=outputs/first images=normal client=0 product=bottle", extra="train"
     ),
-    "predict": Command(
-        "deployment.predict.predict",
-        only(
-            "score new images: CSV of scores, p-values and decisions, one heatmap an image",
-            "run=outputs/first images=photos",
-        ),
+    "export": only("deployment.export.export", "run=outputs/first format=onnx"),
+    "register": only(
+        "deployment.exported.register", "run=outputs/first name=bottles alias=line_1", extra="train"
     ),
-    "watch": Command(
-        "deployment.watch.watch",
-        only(
-            "score a folder as it grows, and raise an alarm when images drift, at most one in run_length images by"
-            " chance; once=true looks once; the same command continues",
-            "run=outputs/first images=camera",
-        ),
-        continues=True,
-    ),
-    "update": Command(
-        "deployment.update.update",
-        only(
-            "add new normal images, in a folder for each client, to a detector made of sums: one more exchange of"
-            " the method, and a new version beside the old; reviews= takes its false alarms alone, alpha="
-            " changes the promised rate alone",
-            "run=outputs/first images=normal client=0 product=bottle",
-        ),
-        extra="train",
-    ),
-    "export": Command(
-        "deployment.export.export",
-        only(
-            "write a trained detector with its decision rule and model card, and check it against the live one;"
-            " also format=openvino and, by normal images, openvino_int8",
-            "run=outputs/first format=onnx",
-        ),
-    ),
-    "register": Command(
-        "deployment.exported.register",
-        only(
-            "put an exported detector into MLflow's model registry: serve run=models:/NAME@ALIAS fetches it",
-            "run=outputs/first name=bottles alias=line_1",
-        ),
-        extra="train",
-    ),
-    "serve": Command(
-        "deployment.serving.serve",
-        only(
-            "answer HTTP requests with score, p-value, decision and heatmap of an image, by an exported ONNX file",
-            "run=outputs/first port=8080",
-        ),
-        extra="serve",
-    ),
-    "ui": Command(
-        "deployment.ui.command.ui",
-        only(
-            "the operator's page: federation, thresholds and drift of a site, worst heatmaps, an image to try",
-            "run=outputs/first",
-        ),
-        extra="ui",
-    ),
+    "serve": only("deployment.serving.serve", "run=outputs/first port=8080", extra="serve"),
+    "ui": only("deployment.ui.command.ui", "run=outputs/first", extra="ui"),
     "report": Command(
-        "papers.table.report",
         {
             "": Form(
-                "one HTML page, and Markdown, of all tracked runs; experiment= takes those of some MLflow experiments",
+                "papers.page.report_runs",
                 "experiment=textures out=reports/textures",
                 ("papers.page.PageOptions",),
                 "[tracking.uri=URI]",
             ),
             "table=NAME": Form(
-                "make a paper's table: runs what is missing, resumes what was begun; other keys go to every run",
+                "papers.table.report_table",
                 "table=feddymem_1 root.mpdd=/data/mpdd seeds=0,1,2",
                 ("papers.table.TableOptions",),
                 _OVERRIDES,
             ),
         },
+        function="papers.table.report",
         continues=True,
         extra="train",
     ),
     "privacy": Command(
-        "cli.privacy.privacy",
         {
-            "attack=lira": Form(
-                "membership inference: all messages, against those of shadow runs; the same command continues",
-                "attack=lira run=outputs/first shadows=16",
-                ("cli.privacy.PrivacyOptions", "audits.membership.LiraOptions"),
-                "[data.root=DIR]",
-            ),
-            "attack=inversion": Form(
-                "images out of what a client uploads: banks, weights of classifiers, condensed images",
-                "attack=inversion run=outputs/first client=0",
-                ("cli.privacy.PrivacyOptions", "audits.inversion.InversionOptions"),
-                "[data.root=DIR]",
-            ),
-            "attack=dcor": Form(
-                "distance correlation of shared densities with the images behind them",
-                "attack=dcor run=outputs/first",
-                ("cli.privacy.PrivacyOptions",),
-                "[data.root=DIR]",
-            ),
-            "attack=report": Form(
-                "print the page: what leaves a site, what attacks found, which defences are on",
-                "attack=report run=outputs/first",
-                ("cli.privacy.PrivacyOptions",),
-                "[data.root=DIR]",
-            ),
+            f"attack={attack}": Form(told_by, f"attack={attack} run=outputs/first{more}", declared, _SAVED)
+            for attack, told_by, more, declared in (
+                (
+                    "lira",
+                    "audits.membership.infer",
+                    " shadows=16",
+                    (_SHARED, "audits.membership.LiraOptions"),
+                ),
+                (
+                    "inversion",
+                    "audits.inversion.invert",
+                    " client=0",
+                    (_SHARED, "audits.inversion.InversionOptions"),
+                ),
+                ("dcor", "audits.distance_correlation.correlate", "", (_SHARED,)),
+                ("report", "audits.page.write_page", "", (_SHARED,)),
+            )
         },
+        function="cli.privacy.privacy",
         continues=True,
         extra="train",
     ),
-    "sweep": Command(
+    "sweep": only(
         "sweep.command.sweep",
-        only(
-            "join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like",
-            "study=feddymem_th n_trials=20",
-            ("sweep.command.SweepOptions",),
-            _OVERRIDES,
-        ),
+        "study=feddymem_th n_trials=20",
+        ("sweep.command.SweepOptions",),
+        _OVERRIDES,
         continues=True,
         extra="train",
     ),
-    "pretrain": Command(
+    "pretrain": only(
         "pretraining.pretrain.command",
-        only(
-            "make a backbone from drawn scenes alone; the same command continues",
-            "out=outputs/own steps=3000",
-            ("pretraining.pretrain.PretrainOptions",),
-        ),
+        "out=outputs/own steps=3000",
+        ("pretraining.pretrain.PretrainOptions",),
         continues=True,
         extra="train",
     ),
     "federation": Command(
-        "cli.federation.federation",
         {
             "init": Form(
-                "real sites, at the coordinator: write settings, certificates and Flower's configuration",
+                "cli.federation.init",
                 "init out=fed host=fed.example.org sites=north,south method=federated_bank",
                 ("cli.federation.FederationInit",),
                 _OVERRIDES,
             ),
-            "start": Form(
-                "run it until its end; the same command continues", "start fed=fed", ("cli.federation.start",)
-            ),
-            "status": Form(
-                "rounds, bytes, false alarms and troubles of every site",
-                "status fed=fed",
-                ("cli.federation.status",),
-            ),
-            "renew": Form(
-                "issue its certificates again, in place", "renew fed=fed", ("cli.federation.renew",)
-            ),
+            "start": Form("cli.federation.start", "start fed=fed"),
+            "status": Form("cli.federation.status", "status fed=fed"),
+            "renew": Form("cli.federation.renew", "renew fed=fed"),
         },
         continues=True,
+        extra="flower",
     ),
     "site": Command(
-        "cli.sites.site",
         {
             "init": Form(
-                "real sites, at a site: write its settings and its key",
+                "cli.sites.init",
                 "init out=north name=north address=fed.example.org:9443 ca=ca.crt data=folders data.root=/data/own",
                 ("cli.sites.SiteInit",),
                 "data=NAME data.root=DIR [data.key=value ...]",
             ),
-            "start": Form(
-                "answer the coordinator's requests until the process is ended",
-                "start site=north",
-                ("cli.sites.start",),
-            ),
-            "status": Form(
-                "its fingerprint, and the runs that it takes part in",
-                "status site=north",
-                ("cli.sites.status",),
-            ),
-            "review": Form(
-                "what the offered federation would take of it, exchange by exchange",
-                "review site=north offer=offer.json",
-                ("cli.sites.review",),
-            ),
-            "approve": Form(
-                "let that federation take it, and no other",
-                "approve site=north offer=offer.json hash=HASH",
-                ("cli.sites.approve",),
-            ),
-            "log": Form(
-                "what was asked, and what was answered", "log site=north last=20", ("cli.sites.log",)
-            ),
-            "clean": Form(
-                "list or remove the states of old runs", "clean site=north runs=all", ("cli.sites.clean",)
-            ),
-            "renew": Form("make a new key, in place", "renew site=north", ("cli.sites.renew",)),
+            "start": Form("cli.sites.start", "start site=north"),
+            "status": Form("cli.sites.status", "status site=north"),
+            "review": Form("cli.sites.review", "review site=north offer=offer.json"),
+            "approve": Form("cli.sites.approve", "approve site=north offer=offer.json hash=HASH"),
+            "log": Form("cli.sites.log", "log site=north last=20"),
+            "clean": Form("cli.sites.clean", "clean site=north runs=all"),
+            "renew": Form("cli.sites.renew", "renew site=north"),
         },
         continues=True,
+        extra="flower",
     ),
-    "sync": Command(
-        "cli.train.sync",
-        only("send tracking records that MLflow could not take in time", "run=outputs/first"),
-    ),
-    "options": Command(
-        "cli.train.list_choices",
-        only("list configuration groups, or the choices in one", "method", words="[GROUP ...]"),
-    ),
+    "sync": only("cli.train.sync", "run=outputs/first"),
+    "options": only("cli.train.list_choices", "method", words="[GROUP ...]"),
     "data": Command(
-        "cli.data.data",
         {
-            "list": Form(
-                "list data configurations: what they show, their licences, where to get them", "list"
-            ),
+            "list": Form("cli.data.list_data", "list", ("cli.data.data",)),
             "check": Form(
-                "read every file of a download: broken images, wrong masks, leaks, missing images",
+                "cli.data.check_data",
                 "check mvtec_mixture root=/data/mvtec",
-                words="NAME root=DIR [any data key=value ...]",
+                ("cli.data.data",),
+                "NAME root=DIR [any data key=value ...]",
             ),
-            "init": Form(
-                "recognise how your own images are laid out, and print the command that trains on them",
-                "init photos",
-                words="DIR",
-            ),
+            "init": Form("cli.data.init_data", "init photos", ("cli.data.data",), "DIR"),
         },
+        function="cli.data.data",
     ),
-    "completion": Command(
-        "cli.completion.completion",
-        only(
-            'complete commands, keys and choices in a shell: eval "$(lit-fedad completion shell=bash)"; also zsh',
-            "shell=bash",
-        ),
-    ),
-    "doctor": Command(
-        "cli.doctor.doctor",
-        only("check this machine: versions, devices, weights, cache, disk, ports, extras", ""),
-    ),
+    "completion": only("cli.completion.completion", "shell=bash"),
+    "doctor": only("cli.doctor.doctor", ""),
 }

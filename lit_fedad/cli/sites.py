@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fedad.cli.federation import dispatch, section_of
+from lit_fedad.cli.federation import section_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read, separate
 from lit_fedad.report.console import Display
@@ -37,20 +37,6 @@ class SiteInit:
     stages: tuple[str, ...] = ()
 
 
-def site(options: Sequence[str]) -> None:
-    """Makes, runs or shows a site.
-
-    Args:
-        options: ``init``, ``start``, ``status``, ``review``, ``approve``, ``log``, ``clean`` or ``renew``, and
-            its options.
-
-    Raises:
-        UserError: For bad input, or if the coordinator refuses the site.
-    """
-    known: dict[str, Callable[..., None]] = {"init": init, "start": start, "status": status, "review": review}
-    dispatch("site", options, known | {"approve": approve, "log": log, "clean": clean, "renew": renew})
-
-
 def renew(site: str, sums: bool = False) -> None:
     """Makes a new key, in place.
 
@@ -70,7 +56,7 @@ def renew(site: str, sums: bool = False) -> None:
 
 
 def init(options: Sequence[str]) -> None:
-    """Makes a site's folder, by `SiteInit`; other words are its settings."""
+    """Makes the folder of a real site: its settings and its key."""
     declared, others = separate(SiteInit, options, "site init")
     chosen, _ = read(SiteInit, declared, "site init")
     from lit_fedad.flower.site_folder import SiteFolder

@@ -60,6 +60,18 @@ def keys(path: str) -> list[Key]:
     return _keys(module, node)
 
 
+def summary(path: str) -> str:
+    """Returns the first paragraph of a function's docstring, in one line and without marks of code and its full stop.
+
+    Example:
+        >>> summary("lit_fedad.cli.completion.completion")
+        'Prints the script that completes lit-fedad in a shell'
+    """
+    node = _find(*path.rpartition(".")[::2])[1]
+    first = (ast.get_docstring(node) or "").split("\n\n")[0]
+    return " ".join(first.split()).replace("`", "").removesuffix(".")
+
+
 def _keys(module: str, node: _Declared) -> list[Key]:
     parameters = list(_parameters(module, node))
     if not parameters:

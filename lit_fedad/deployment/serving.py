@@ -260,7 +260,7 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions, display: Display) -> None:
-    """Answers HTTP requests until it is ended.
+    """Answers HTTP requests with score, p-value, decision and heatmap of an image, until it is ended.
 
     Args:
         options: Options of the command.

@@ -56,7 +56,7 @@ class PageOptions:
 
 
 def report_runs(options: Sequence[str], display: Display) -> Path:
-    """Writes ``report.html``, ``report.md`` and their ``pictures``.
+    """Writes one page of all tracked runs, or of some experiments, as ``report.html`` and ``report.md``.
 
     Raises:
         UserError: For bad input, or if no complete run is tracked.

@@ -156,7 +156,7 @@ def report(options: Sequence[str], display: Display) -> None:
 
 
 def report_table(options: Sequence[str], display: Display) -> None:
-    """Makes a table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
+    """Makes a paper's table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
 
     Raises:
         UserError: For bad input, before anything runs; and at the end, if runs failed.

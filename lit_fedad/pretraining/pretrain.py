@@ -156,7 +156,7 @@ def pretrain(options: PretrainOptions) -> Path:
 
 
 def command(options: Sequence[str], display: Display) -> None:
-    """Runs ``lit-fedad pretrain key=value ...``.
+    """Makes a backbone from drawn scenes alone.
 
     Args:
         options: Those of `PretrainOptions`.

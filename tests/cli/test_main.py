@@ -21,7 +21,6 @@ from lit_fedad.audits import inversion, membership, page
 from lit_fedad.audits.inversion import InversionOptions
 from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli
-from lit_fedad.cli.help import listed_keys
 from lit_fedad.core.config import choices, compose
 from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
@@ -69,7 +68,7 @@ def test_help_of_a_command_tells_its_keys_and_an_example_that_reads(say, command
     for word, form in cli.COMMANDS[command].forms.items():
         assert f"example: lit-fedad {command} {form.example}".rstrip() in out
         assert form.example.startswith(word.partition("=")[0])
-        listed = listed_keys(form.declared or (cli.COMMANDS[command].function,))
+        listed = form.keys
         given = {option.partition("=")[0] for option in form.example.split() if "=" in option}
         assert {key.name for key in listed if key.default is None} <= given
         if listed and not form.words:

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from lit_fedad.cli.sites import site
+from lit_fedad.cli.sites import clean, log, review
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower.site_folder import SiteFolder
 
@@ -21,28 +21,28 @@ def test_the_log_is_shown_and_a_changed_one_is_not(folder, capsys):
         folder.log.append(
             by="localhost:9443", run=f"run{number}", round=1, asked="play", verdict="answered", told="sums: x"
         )
-    site(["log", f"site={folder.path}", "last=2"])
+    log(str(folder.path), last=2)
     shown = capsys.readouterr().out
     assert "run0" not in shown
     assert "run2" in shown
     assert "3 entries, each with the hash of the one before" in " ".join(shown.split())
     folder.log.file.write_text(folder.log.file.read_text().replace("run1", "run9"))
     with pytest.raises(UserError, match="line 2: does not follow"):
-        site(["log", f"site={folder.path}"])
+        log(str(folder.path))
 
 
 def test_old_states_are_listed_and_removed(folder, capsys):
     for run in ("a" * 16, "b" * 16):
         (folder.path / "states" / run).mkdir(parents=True)
         (folder.path / "states" / run / f"{7:012d}.pt").write_bytes(b"")
-    site(["clean", f"site={folder.path}"])
+    clean(str(folder.path))
     assert "state after step 7" in " ".join(capsys.readouterr().out.split())
-    site(["clean", f"site={folder.path}", f"runs={'a' * 16}"])
+    clean(str(folder.path), ("a" * 16,))
     assert list(folder.runs()) == ["b" * 16]
     with pytest.raises(UserError, match="the site has no states of it"):
-        site(["clean", f"site={folder.path}", "runs=../../keys"])
+        clean(str(folder.path), ("../../keys",))
 
 
 def test_nothing_to_review_is_one_line(folder):
     with pytest.raises(UserError, match=r"offer.json: holds no offer; take offer.json"):
-        site(["review", f"site={folder.path}"])
+        review(str(folder.path))

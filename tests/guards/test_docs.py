@@ -12,7 +12,6 @@ from typing import get_origin, get_type_hints
 
 import pytest
 
-from lit_fedad.cli.help import listed_keys
 from lit_fedad.cli.main import COMMANDS
 from lit_fedad.core.config import RENAMED, choices, compose, conf_folder
 from lit_fedad.core.options import bind
@@ -132,19 +131,16 @@ def test_choices_of_configuration_groups_exist(page):
 def test_commands_take_the_keys_that_they_are_given(page):
     for name, *words in calls(page):
         command = COMMANDS[name]
-        function = pkgutil.resolve_name(f"lit_fedad.{command.function}")
+        path, words, _ = command.called(name, words)
+        function = pkgutil.resolve_name(f"lit_fedad.{path}")
         if get_origin(next(iter(get_type_hints(function).values()), None)) is not Sequence:
             bind(function, words, name, display=None)  # checks keys, types and what must be given
             continue
-        form = next(
+        form = next((f for f in command.forms.values() if f.told_by == path), None) or next(
             (f for word, f in command.forms.items() if word and word.replace("NAME", "") in " ".join(words)),
-            None,
+            command.forms.get(""),
         )
-        form = form or command.forms[""]
-        keys = {
-            key.name.removesuffix(".NAME"): key.default
-            for key in listed_keys(form.declared or (command.function,))
-        }
+        keys = {key.name.removesuffix(".NAME"): key.default for key in form.keys}
         given = {word.partition("=")[0] for word in words if "=" in word}
         assert not {key for key, default in keys.items() if default is None} - given, words
         others = {key for key in given if key.partition(".")[0] not in keys and f"{key}=" not in form.words}

@@ -44,7 +44,7 @@ class UiOptions:
 
 
 def ui(options: UiOptions, display: Display) -> None:
-    """Shows the page until it is ended.
+    """Shows the operator's page until it is ended: thresholds and drift of a site, heatmaps, an image to try.
 
     Args:
         options: Options of the command.
