@@ -6,10 +6,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Task
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
+from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
@@ -90,14 +88,10 @@ class FedPHPClient(FedAvgClient):
         loss = (1 - self.weight) * outputs["loss"] + self.weight * discrepancy
         return {**outputs, "loss": loss, "discrepancy": discrepancy}
 
-    discloses = (TRAINED_WEIGHTS,)
-
-    def send(self, loader: DataLoader) -> Message:
-        """Returns the trained weights, after the update of the inherited model."""
-        message = super().send(loader)
+    def on_train_end(self) -> None:
+        """Updates the inherited model."""
         kept = self.mu * min(self.participations / self.expected, 1)
         self.participations += 1
-        for name, entry in message.items():
+        for name, entry in self.shared_state().items():
             old = self.inherited[name].to(entry.device)
             self.inherited[name] = torch.lerp(entry, old, kept) if entry.is_floating_point() else entry
-        return message

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Task
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
+from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
@@ -62,6 +60,10 @@ class MoonClient(FedAvgClient):
         self._received = {n: entry.to(self.device) for n, entry in self.shared_state().items()}
         self.previous = {n: entry.to(self.device) for n, entry in self.previous.items()}
 
+    def on_train_end(self) -> None:
+        """Stores the trained weights, for z_prev of the next round."""
+        self.previous = self.shared_state()
+
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss plus the model contrast."""
         view = self.task.view(batch)
@@ -77,10 +79,3 @@ class MoonClient(FedAvgClient):
     def _projected(self, weights: Mapping[str, Tensor], view: Any) -> Tensor:
         with evaluating(self.task):
             return with_weights(self.task, weights, lambda task: self.projection(pooled(task(view))))
-
-    discloses = (TRAINED_WEIGHTS,)
-
-    def send(self, loader: DataLoader) -> Message:
-        """Returns the trained weights, and stores them for z_prev."""
-        self.previous = super().send(loader)
-        return self.previous

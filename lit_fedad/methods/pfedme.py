@@ -11,8 +11,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Exchanges, Message, Task
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
+from lit_fedad.contracts import Client, Exchanges, Task
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.federation.client_runner import Train, fit
 from lit_fedad.methods.fedavg import MEANS, FedAvgClient, with_exchanges
@@ -63,20 +62,15 @@ class PFedMeClient(FedAvgClient):
         return {**outputs, "loss": outputs["loss"] + envelope, "envelope": envelope}
 
     def on_train_end(self) -> None:
-        """Moves w a last time, and keeps theta."""
+        """Moves w a last time, keeps theta, and leaves w in the task, with the running statistics of theta."""
         self._follow()
         self.personal_entries = self.shared_state()
+        self.task.load_state_dict(self._shared, strict=False)
 
     @torch.no_grad()
     def _follow(self) -> None:
         for name, theta in trainable(self.task).items():
             self._shared[name].lerp_(theta, self.learning_rate * self.lam)
-
-    discloses = (TRAINED_WEIGHTS,)
-
-    def send(self, loader: DataLoader) -> Message:
-        """Returns w, with the running statistics of theta."""
-        return {**super().send(loader), **{name: w.cpu() for name, w in self._shared.items()}}
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads theta into the task."""

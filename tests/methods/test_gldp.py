@@ -150,7 +150,7 @@ def outcome(federation):
         state |= {name: plain(state[name]) for name in ("old", "current")}
     server = state_of(federation.server)
     history = [(r.scalars, r.participants, r.bytes_up, r.metrics) for r in federation.history]
-    return {**server, "prototypes": plain(server["prototypes"])}, personal, history
+    return server, personal, history
 
 
 # ------------------------------------------------------------------------------------------- what it comes down to
