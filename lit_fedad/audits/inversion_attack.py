@@ -23,7 +23,7 @@ from lit_fedad.audits.statistics import evidence_of, receive
 from lit_fedad.contracts import Context, Message
 from lit_fedad.contracts.evidence import Invertible, SentBank, SentImages, SentWeights
 from lit_fedad.contracts.randomness import generator
-from lit_fedad.contracts.state import load_state
+from lit_fedad.contracts.state import detached, load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import read_images, resized
 from lit_fedad.data.datamodule import Batch
@@ -31,7 +31,6 @@ from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.public import natural, refuse_overlap
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.federation.client_pool import detached
 
 Progress = Callable[[int, int], None]
 

@@ -32,10 +32,10 @@ from lit_fedad.contracts.evidence import (
     SharedSubspace,
     Shown,
 )
+from lit_fedad.contracts.state import detached
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.federation.client_pool import detached
 from lit_fedad.federation.loop import Federation
 from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.moments import Moments

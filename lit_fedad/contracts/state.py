@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def all_state_names(holder: object) -> tuple[str, ...]:
@@ -35,3 +36,49 @@ def load_state(holder: object, state: Mapping[str, Any]) -> None:
             current.load_state_dict(value)
         else:
             setattr(holder, name, dict(value) if isinstance(value, dict) else value)
+
+
+def mapped(state: Any, function: Callable[[Any], Any]) -> Any:
+    """Applies a function to all values in nested dictionaries, lists and tuples, and builds these anew."""
+    if isinstance(state, Mapping):
+        return {key: mapped(value, function) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        values = [mapped(value, function) for value in state]
+        return type(state)(*values) if hasattr(state, "_fields") else type(state)(values)
+    return function(state)
+
+
+def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values in nested containers with their dotted names; an empty container is a value."""
+    if isinstance(state, (Mapping, list, tuple)) and state:
+        parts = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, value in parts:
+            yield from leaves(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, state
+
+
+def size_of(state: Any) -> int:
+    """Computes the size of all tensors in a nested state, in bytes."""
+    return sum(value.nbytes for _, value in leaves(state) if isinstance(value, Tensor))
+
+
+def detached(state: Any) -> Any:
+    """Copies a nested state to the CPU, without memory shared with the live model."""
+    return mapped(
+        state, lambda value: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+    )
+
+
+def same(state: Any, other: Any) -> bool:
+    """Tells whether two nested states hold the same values."""
+
+    def equal(one: Any, another: Any) -> bool:
+        if isinstance(one, Tensor) and isinstance(another, Tensor):
+            return one.dtype == another.dtype and torch.equal(one.cpu(), another.cpu())
+        return type(one) is type(another) and bool(one == another)
+
+    both = list(leaves(state)), list(leaves(other))
+    return [name for name, _ in both[0]] == [name for name, _ in both[1]] and all(
+        equal(one, another) for (_, one), (_, another) in zip(*both, strict=True)
+    )

@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.state import load_state, state_of
+from lit_fedad.contracts.state import detached, load_state, state_of
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
@@ -19,7 +19,7 @@ from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.federations import open_checkpoints
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import read_state, write_state
-from lit_fedad.federation.client_pool import ClientPool, State, detached
+from lit_fedad.federation.client_pool import ClientPool, State
 from lit_fedad.federation.client_runner import ClientRunner
 
 OWN_CLIENT = "client.pt"

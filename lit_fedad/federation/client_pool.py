@@ -10,50 +10,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from lit_fedad.contracts.state import detached, same, size_of
 from lit_fedad.core.bounds import at_least
 from lit_fedad.federation.checkpoint import read_meta, read_state, write_state
 
 State = dict[str, Any]
-
-
-def size_of(state: Any) -> int:
-    """Computes the size of all tensors in a nested state, in bytes."""
-    if isinstance(state, Tensor):
-        return state.numel() * state.element_size()
-    if isinstance(state, dict):
-        return sum(size_of(value) for value in state.values())
-    if isinstance(state, (list, tuple)):
-        return sum(size_of(value) for value in state)
-    return 0
-
-
-def detached(state: Any) -> Any:
-    """Copies a nested state to the CPU, without memory shared with the live model."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, dict):
-        return {key: detached(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(detached(value) for value in state)
-    return state
-
-
-def same(state: Any, other: Any) -> bool:
-    """Tells whether two nested states hold the same values."""
-    if isinstance(state, Tensor):
-        return (
-            isinstance(other, Tensor) and state.dtype == other.dtype and torch.equal(state.cpu(), other.cpu())
-        )
-    if type(state) is not type(other):
-        return False
-    if isinstance(state, dict):
-        return state.keys() == other.keys() and all(same(value, other[key]) for key, value in state.items())
-    if isinstance(state, (list, tuple)):
-        return len(state) == len(other) and all(map(same, state, other))
-    return bool(state == other)
 
 
 class ClientPool:

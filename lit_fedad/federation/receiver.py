@@ -21,7 +21,7 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
-from lit_fedad.contracts.state import load_state, state_of
+from lit_fedad.contracts.state import leaves, load_state, mapped, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
@@ -151,7 +151,7 @@ class ServerSnapshot:
 
     def __init__(self, server: Server) -> None:
         self.server, self.state = server, _copied(state_of(server))
-        self._versions = {name: tensor._version for name, tensor in _tensors(self.state)}
+        self._versions = dict(self._counted())
 
     def check(self) -> None:
         """Checks that no tensor has changed since.
@@ -159,8 +159,8 @@ class ServerSnapshot:
         Raises:
             TypeError: If one has, by the names of the server's class and of the attribute.
         """
-        for name, tensor in _tensors(self.state):
-            if tensor._version != self._versions[name]:
+        for name, version in self._counted():
+            if version != self._versions[name]:
                 raise TypeError(
                     f"{type(self.server).__name__}: merging changes '{name}' in place; put a new tensor there, so that"
                     " the server can return to its state before"
@@ -171,28 +171,20 @@ class ServerSnapshot:
         self.check()
         load_state(self.server, _copied(self.state))
 
+    def _counted(self) -> Iterator[tuple[str, int]]:
+        """Yields how often each tensor was changed in place."""
+        return ((name, value._version) for name, value in leaves(self.state) if isinstance(value, Tensor))
 
-def _copied(value: Any) -> Any:
+
+def _copied(state: Any) -> Any:
     """Copies containers, and values of other types; shares tensors whose changes are counted."""
-    if isinstance(value, Tensor):
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return deepcopy(value)
         return value.clone() if value.is_inference() else value
-    if isinstance(value, Mapping):
-        return {key: _copied(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        entries = [_copied(entry) for entry in value]
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-    return deepcopy(value)
 
-
-def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _tensors(entry, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, (list, tuple)):
-        for place, entry in enumerate(value):
-            yield from _tensors(entry, f"{name}.{place}")
+    return mapped(state, copied)
 
 
 class _Attempt:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_fedad.contracts.state import detached
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.federation.checkpoint import read_state, write_state
-from lit_fedad.federation.client_pool import State, detached
+from lit_fedad.federation.client_pool import State
 from lit_fedad.sites.refusals import Code, RefusalError
 
 

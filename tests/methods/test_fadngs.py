@@ -6,10 +6,9 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from lit_fedad.contracts.state import state_of
+from lit_fedad.contracts.state import size_of, state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Byte, Channel, Plain
-from lit_fedad.federation.client_pool import size_of
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer, ShareDensities
 from lit_fedad.methods.fedavg import FedAvgClient

@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.state import load_state, state_of
-from lit_fedad.federation.client_pool import detached
+from lit_fedad.contracts.state import detached, load_state, state_of
 from lit_fedad.federation.client_runner import fit
 from lit_fedad.memory.prototypes import Prototypes
 from lit_fedad.methods.gldp import CLASSES, VECTORS, GLDPClient, GLDPServer, global_relation, local_relation
