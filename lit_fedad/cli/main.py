@@ -15,8 +15,8 @@ from lit_fedad import __version__
 from lit_fedad.cli.help import Command, Form, command_help, only, overview
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import extra_of, install, require
+from lit_fedad.core.files import is_disk_full
 from lit_fedad.core.options import bind
-from lit_fedad.experiment.disk_full import is_disk_full
 from lit_fedad.report.console import Display, plain_warnings
 
 _HELP = {"-h", "--help", "help"}

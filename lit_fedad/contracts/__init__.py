@@ -6,7 +6,6 @@ the messages between clients and the server. The federation runs rounds and depe
 
 from lit_fedad.contracts.client import Client as Client
 from lit_fedad.contracts.client import Predictors as Predictors
-from lit_fedad.contracts.context import Context as Context
 from lit_fedad.contracts.evidence import Evidence as Evidence
 from lit_fedad.contracts.evidence import nothing_to_attack as nothing_to_attack
 from lit_fedad.contracts.exchange import Exchange as Exchange
@@ -26,6 +25,7 @@ from lit_fedad.contracts.message import Update as Update
 from lit_fedad.contracts.message import class_list as class_list
 from lit_fedad.contracts.message import senders as senders
 from lit_fedad.contracts.message import spec_of as spec_of
+from lit_fedad.contracts.randomness import Context as Context
 from lit_fedad.contracts.server import Server as Server
 from lit_fedad.contracts.sums import BoundedSums as BoundedSums
 from lit_fedad.contracts.sums import Cohort as Cohort

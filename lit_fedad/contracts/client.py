@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.disclosure import Discloses, Disclosures
 from lit_fedad.contracts.message import Message, MessageSpec
+from lit_fedad.contracts.randomness import Context
 from lit_fedad.contracts.task import Prediction, Task
 from lit_fedad.core.errors import UserError
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.client import Client
-from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.message import Message, MessageSpec, Update
+from lit_fedad.contracts.randomness import Context
 from lit_fedad.core.errors import UserError
 
 OfBatch = Callable[[Mapping[str, Any]], Tensor]

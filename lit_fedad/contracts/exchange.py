@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.client import Client
-from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.disclosure import DisclosedBy, Discloses, Disclosures
 from lit_fedad.contracts.evidence import Evidence
 from lit_fedad.contracts.message import Message, MessageSpec, Update
+from lit_fedad.contracts.randomness import Context
 from lit_fedad.contracts.server import Server
 from lit_fedad.contracts.sums import ImageSums, Sums
 from lit_fedad.core.errors import UserError

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.message import Message, Update
+from lit_fedad.contracts.randomness import Context
 
 
 class Server:

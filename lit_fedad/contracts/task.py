@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts.context import Context
+from lit_fedad.contracts.randomness import Context
 from lit_fedad.core.errors import UserError
 
 

@@ -1,10 +1,16 @@
-"""Files that are complete or absent."""
+"""Files that are complete or absent, files of a folder that may come from anybody, and a full disk."""
 
+from __future__ import annotations
+
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from lit_fedad.core.errors import UserError
 
 
 @contextmanager
@@ -62,3 +68,96 @@ def sha256(path: Path) -> str:
     """Computes the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+LARGEST_TEXT = 1 << 28
+"""Most bytes of a file of text, such as settings or results."""
+
+
+def check_stored(path: Path) -> None:
+    """Refuses what is no file of the folder itself: a link, pipe, socket, device or folder.
+
+    Raises:
+        UserError: If it is something else.
+        OSError: If it cannot be found.
+    """
+    mode = path.lstat().st_mode
+    if stat.S_ISREG(mode):
+        return
+    kinds = {
+        stat.S_IFLNK: "a link",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+    }
+    raise UserError(
+        f"{path}: is {kinds.get(stat.S_IFMT(mode), 'a device')} and no file; put the file itself there"
+    )
+
+
+def stored_bytes(path: Path) -> bytes:
+    """Reads a file of text.
+
+    Raises:
+        UserError: If it is no file, or a longer one than any that a run writes.
+        OSError: If it cannot be read.
+    """
+    check_stored(path)
+    if (size := path.stat().st_size) > LARGEST_TEXT:
+        raise UserError(f"{path}: has {size} bytes, more than any file of its kind")
+    return path.read_bytes()
+
+
+def stored_text(path: Path) -> str:
+    """Reads a file of text as text; raises as `stored_bytes` does, and `UnicodeDecodeError`."""
+    return stored_bytes(path).decode("utf-8")
+
+
+def within(folder: Path, name: str) -> Path:
+    """Returns a file or folder that a folder's own list names, and that lies in it.
+
+    Raises:
+        UserError: If it lies elsewhere, or holds anything but files and folders.
+        OSError: If it cannot be found.
+    """
+    path = folder / name
+    home = folder.resolve()
+    if Path(name).is_absolute() or ".." in Path(name).parts or not path.resolve().is_relative_to(home):
+        raise UserError(f"{folder}: names {name}, which is not in it")
+    for part in [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]:
+        if part.is_symlink() or not part.is_dir():
+            check_stored(part)
+    return path
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SQLITE = "database or disk is full"
+
+
+@contextmanager
+def disk_full_in_one_line(folder: Path) -> Iterator[None]:
+    """Turns the errors of a full disk in a block into one line.
+
+    Raises:
+        UserError: If an error of the block, or the cause of one, is a full disk or a used-up quota.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise UserError(
+            f"{folder}: no space is left on the disk, of this folder or of the cache; make room, and the same command"
+            " continues after the last complete round"
+        ) from error
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Tells whether an error, or one that it came from, is a full disk."""
+    while error is not None:
+        if (isinstance(error, OSError) and error.errno in _FULL) or _SQLITE in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -21,10 +21,9 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.pictures import Picture, to_rgb
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
-from lit_fedad.experiment.geometry import image_transform
+from lit_fedad.experiment.datasets import image_transform
+from lit_fedad.experiment.finished_run import complete_run, load_client, one_process, same_model
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule
 
 NORMAL, ANOMALOUS = "normal", "anomalous"

@@ -28,8 +28,7 @@ from lit_fedad.experiment.build import (
 )
 from lit_fedad.experiment.calibration import noised_run, with_calibration
 from lit_fedad.experiment.console import Progress
-from lit_fedad.experiment.data_digest import data_digest
-from lit_fedad.experiment.datasets import hashes_file
+from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation, open_checkpoints
 from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model

@@ -14,10 +14,9 @@ from lit_fedad.data.additions import Addition
 from lit_fedad.data.subset import by_product
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import Model
-from lit_fedad.experiment.finished_run import one_process
-from lit_fedad.experiment.geometry import image_transform
+from lit_fedad.experiment.datasets import image_transform
+from lit_fedad.experiment.finished_run import load_client, one_process
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.trained_client import load_client
 
 _CHANCE = 0.01
 """New images that fewer than one in so many draws of normal images would look like are called foreign."""

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
-from lit_fedad.core.stored_files import stored_bytes, stored_text
+from lit_fedad.core.files import atomic, stored_bytes, stored_text
 from lit_fedad.core.text import csv_cell, printable
 
 COLUMNS = (

@@ -24,16 +24,18 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import (
     build_datasets,
     check_form,
+    check_geometry,
+    data_digest,
     frozen_encoder,
     frozen_public,
     hashes_file,
+    image_transform,
     pooled_folder,
+    tiled,
 )
-from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_runner import ClientData

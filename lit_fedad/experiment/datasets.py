@@ -1,9 +1,12 @@
-"""Training and test images of a run, as its task sees them: pixels, feature maps, or pooled frozen features."""
+"""Images of a run as its task sees them: their shape and tiles, pixels or frozen features, and a hash of them all."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,17 +16,22 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts import Task
-from lit_fedad.core.config import Config
+from lit_fedad.core.bounds import pair
+from lit_fedad.core.building import call, locate, takes
+from lit_fedad.core.config import TILING, Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import ImageDataset, Targets
 from lit_fedad.data.feature_cache import HASHES, FeatureCache
 from lit_fedad.data.frozen_features import FrozenDataset, FrozenFeatures, features_key, frozen_features
+from lit_fedad.data.image_files import images_in
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet, LabelledTargets
+from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.federation.processes import all_cores
+from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.models.tiles import Backbone, TiledPyramid
@@ -237,3 +245,102 @@ def check_form(config: Config, images: Images) -> None:
             f"image.channels={config['image']['channels']}, but the images of {images.name} have"
             f" {images.channels}; give image.channels={images.channels}"
         )
+
+
+def image_transform(config: Config, task: Task) -> ImageTransform:
+    """Builds the transform from image files to the task's input.
+
+    Pixels are normalised as the task's frozen backbone expects them; labelled sets have their own mean and deviation,
+    and a frozen encoder undoes what its section names.
+    """
+    pooled = isinstance(getattr(task, "encoder", None), FrozenEncoder)
+    backbone = None if pooled else getattr(task, "backbone", None)
+    expected = {} if backbone is None else {"mean": backbone.mean, "std": backbone.std}
+    source = config["data"].get("normal", config["data"])
+    own = {key: source[key] for key in ("mean", "std") if key in source}
+    given = {key: value for key, value in config["image"].items() if key not in TILING}
+    return call(ImageTransform, {**expected, **own, **given}, "image")
+
+
+def check_geometry(config: Config) -> None:
+    """Checks that the task takes images that are not square, or cut into tiles, where they are.
+
+    Raises:
+        UserError: If it trains from pixels, or does not know tiles.
+    """
+    image, task = config["image"], locate(config["task"]["_target_"]).__name__
+    height, width = pair("image.size", image["size"])
+    if height != width and not takes(config["task"], "backbone"):
+        raise UserError(
+            f"image.size={image['size']}: task {task} learns from pixels, which needs square images; give one number,"
+            " or task=subspace or task=memory_bank"
+        )
+    if image.get("tile") is not None and not takes(config["task"], "tile"):
+        raise UserError(
+            f"image.tile={image['tile']}: task {task} does not look at patches of a frozen backbone; leave it out, or"
+            " give task=subspace or task=memory_bank"
+        )
+
+
+def tiled(config: Config, backbone: FeaturePyramid) -> Backbone:
+    """Returns the backbone, or one that sees images tile by tile.
+
+    Raises:
+        UserError: If the image cannot be cut so, or the backbone does not say its strides.
+    """
+    image = config["image"]
+    if image.get("tile") is None:
+        return backbone
+    if not hasattr(backbone, "strides"):
+        raise UserError(
+            f"image.tile={image['tile']}: {type(backbone).__name__} does not say its strides; give another backbone"
+        )
+    return TiledPyramid(backbone, pair("image.size", image["size"]), image["tile"], image.get("overlap"))
+
+
+def data_digest(images: Images, partition: Partition, memo: Path | None = None) -> str:
+    """Hashes a partition and its images: pixels that lie in memory; product, path and content of files and masks.
+
+    Returns:
+        32 hexadecimal digits, which do not depend on the folder of the data.
+
+    Raises:
+        UserError: If an image file is gone.
+    """
+    digest = hashlib.sha256()
+    for owner, indices in partition.index_lists():
+        digest.update(json.dumps([owner, indices]).encode())
+    digest.update(json.dumps([images.name, images.categories, partition.schedule]).encode())
+    for part in (
+        _in_memory(images) if isinstance(images, LabelledSet) else _on_disk(memo, images.train, images.test)
+    ):
+        digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def _in_memory(images: LabelledSet) -> Iterator[memoryview | bytes]:
+    for tensor in (images.train_images, images.train_labels, images.test_images, images.test_labels):
+        yield json.dumps(list(tensor.shape)).encode()
+        yield tensor.flatten().numpy().data
+
+
+def _on_disk(memo: Path | None, *parts: Sequence[Sample]) -> Iterator[bytes]:
+    by_product: dict[str, list[str]] = {}
+    for sample in chain(*parts):
+        by_product.setdefault(sample.category, []).append(str(sample.path.absolute().parent))
+    # What lies above a product's folder differs between machines.
+    home = {product: os.path.commonpath(folders) for product, folders in by_product.items()}
+    files = [file for sample in chain(*parts) for file in (sample.path, *_mask_files(sample.mask))]
+    hashes = content_hashes(files, memo)
+    for samples in parts:
+        for sample in samples:
+            place = sample.path.absolute().relative_to(home[sample.category]).as_posix()
+            content = [hashes[file].hex() for file in (sample.path, *_mask_files(sample.mask))]
+            yield json.dumps([sample.category, sample.defect, place, *content]).encode()
+
+
+def _mask_files(mask: Path | None) -> list[Path]:
+    """The files of a mask, which may be a folder with one for each region."""
+    if mask is None:
+        return []
+    return images_in(mask) if mask.is_dir() else [mask]

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
-from lit_fedad.core.stored_files import stored_bytes, stored_text
+from lit_fedad.core.files import atomic, stored_bytes, stored_text
 
 MANIFEST = "manifest.json"
 

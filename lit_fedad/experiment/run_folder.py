@@ -17,8 +17,7 @@ import yaml
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
-from lit_fedad.core.stored_files import stored_bytes
+from lit_fedad.core.files import atomic, stored_bytes
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.data.additions import Addition
 from lit_fedad.experiment.calibration import alphas

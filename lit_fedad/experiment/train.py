@@ -13,12 +13,11 @@ from lightning.fabric import Fabric
 from lit_fedad.core.building import build, call
 from lit_fedad.core.config import Config, judgement
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import disk_full_in_one_line
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import build_images
 from lit_fedad.experiment.console import Console
-from lit_fedad.experiment.data_digest import data_digest
-from lit_fedad.experiment.datasets import hashes_file
-from lit_fedad.experiment.disk_full import disk_full_in_one_line
+from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.lock import launches
 from lit_fedad.experiment.run import Run

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import sha256, sync
-from lit_fedad.core.stored_files import check_stored, stored_text
+from lit_fedad.core.files import check_stored, sha256, stored_text, sync
 from lit_fedad.federation.round_report import RoundReport
 
 _ADVICE = "restore it from a copy, or begin anew with fresh=true"

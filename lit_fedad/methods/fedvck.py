@@ -22,9 +22,9 @@ from lit_fedad.condensation.relations import (
     RelationalContrast,
     class_means,
     hard_negatives,
+    importance,
     merged_prototypes,
 )
-from lit_fedad.condensation.selection import importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind

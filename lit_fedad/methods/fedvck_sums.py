@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.condensation.batch_statistics import check_encoder
 from lit_fedad.condensation.condense import Descent
-from lit_fedad.condensation.selection import importance
+from lit_fedad.condensation.relations import importance
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Sums, TensorSpec, Update
 from lit_fedad.contracts.compute import map_batches

@@ -19,8 +19,8 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, limit_of
 from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.finished_run import TrainedClient
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 from lit_fedad.report.html import markdown_table
 

@@ -26,11 +26,10 @@ from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import build_data, build_images, build_model, tells_products
 from lit_fedad.experiment.calibration import calibration_scores, with_calibration
-from lit_fedad.experiment.data_digest import data_digest
-from lit_fedad.experiment.datasets import hashes_file
+from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.evaluators import build_evaluator
-from lit_fedad.experiment.trained_client import TrainedClient
+from lit_fedad.experiment.finished_run import TrainedClient
 from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.client_runner import ClientRunner, pose_client
 from lit_fedad.federation.evaluator import ClientQuery

@@ -21,7 +21,7 @@ from optuna.trial import create_trial
 from lit_fedad.core.building import build, call, locate, takes
 from lit_fedad.core.config import Config, compose, identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.stored_files import stored_text
+from lit_fedad.core.files import stored_text
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
 

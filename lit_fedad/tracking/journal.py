@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.stored_files import check_stored
+from lit_fedad.core.files import check_stored
 from lit_fedad.core.text import redact
 
 Record = dict[str, Any]

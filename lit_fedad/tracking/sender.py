@@ -12,8 +12,7 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
-from lit_fedad.core.files import atomic
-from lit_fedad.core.stored_files import stored_text
+from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.core.text import redact, without_user
 from lit_fedad.tracking.journal import check_journal, complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run

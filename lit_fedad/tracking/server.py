@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.stored_files import within
+from lit_fedad.core.files import within
 from lit_fedad.core.text import HIDDEN, redact
 from lit_fedad.tracking.journal import Record
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.condensation.selection import importance
+from lit_fedad.condensation.relations import importance
 
 
 def logits(n: int = 6, k: int = 4, seed: int = 0) -> torch.Tensor:

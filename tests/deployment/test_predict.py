@@ -26,9 +26,9 @@ from lit_fedad.deployment.detector import DecisionRule
 from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.experiment.build import build_model
-from lit_fedad.experiment.geometry import image_transform
+from lit_fedad.experiment.datasets import image_transform
+from lit_fedad.experiment.finished_run import load_client
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.naming import METRIC_TITLES

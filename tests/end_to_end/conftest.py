@@ -20,8 +20,7 @@ from PIL import Image
 
 from lit_fedad.core.config import Config, compose
 from lit_fedad.deployment.predict import predict
-from lit_fedad.evaluation.image_scorer import ImageScorer
-from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.evaluation.predict import ImageScorer, predict_batch
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.client_runner import ClientRunner
 from lit_fedad.federation.loop import Federation

@@ -23,8 +23,8 @@ from lit_fedad.contracts.state import state_of
 from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.experiment.finished_run import load_client
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator

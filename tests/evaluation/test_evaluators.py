@@ -11,8 +11,7 @@ from lit_fedad.contracts import Prediction, Predictors, Task
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.image_scorer import ImageScorer
-from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation.predict import ImageScorer, image_scores
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest, semantic_names
 from lit_fedad.metrics.conformal import ScoreCounts
 

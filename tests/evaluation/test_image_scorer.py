@@ -7,9 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Prediction, Predictors, Task
-from lit_fedad.evaluation import image_scorer
-from lit_fedad.evaluation.image_scorer import ImageScorer
-from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation import predict
+from lit_fedad.evaluation.predict import ImageScorer, image_scores
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 IMAGES = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
@@ -98,7 +97,7 @@ def test_a_shift_of_features_by_a_hook_is_seen(task, loader, scorer):
 
 
 def test_what_does_not_fit_is_not_kept(task, loader, scorer, monkeypatch):
-    monkeypatch.setattr(image_scorer, "_MOST_BYTES", 7 * 2 * 4 - 1)
+    monkeypatch.setattr(predict, "_MOST_BYTES", 7 * 2 * 4 - 1)
     alone = score_all(task, lambda client: image_scores(client, loader, FABRIC))
     assert torch.equal(score_all(task, scorer), alone)
     assert task.seen == 9 + 9

@@ -9,7 +9,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.datasets import data_digest
 
 PARTITION = Partition(((0, 1), (2,)))
 

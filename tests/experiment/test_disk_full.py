@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.experiment.disk_full import disk_full_in_one_line
+from lit_fedad.core.files import disk_full_in_one_line
 from lit_fedad.federation.checkpoint import write_state
 
 

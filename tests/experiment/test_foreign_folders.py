@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.stored_files import stored_bytes, within
+from lit_fedad.core.files import stored_bytes, within
 from lit_fedad.experiment.manifest import read_manifest
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import read_meta, read_state

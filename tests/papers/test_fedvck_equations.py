@@ -13,9 +13,9 @@ from lit_fedad.condensation.relations import (
     RelationalContrast,
     class_means,
     hard_negatives,
+    importance,
     merged_prototypes,
 )
-from lit_fedad.condensation.selection import importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 
 FABRIC = Fabric(accelerator="cpu", devices=1)

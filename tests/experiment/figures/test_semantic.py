@@ -35,10 +35,10 @@ from lit_fedad.experiment.federations import build_federation
 from lit_fedad.experiment.figures import capacities
 from lit_fedad.experiment.figures import predictions as semantic
 from lit_fedad.experiment.figures.predictions import Predictions
+from lit_fedad.experiment.finished_run import load_client
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
-from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.methods.fadngs import LastMerge
