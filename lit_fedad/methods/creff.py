@@ -34,7 +34,6 @@ class CReFFClient(ServerModelClient):
     The re-trained classifier predicts only; clients do not train it.
 
     Args:
-        task: A `Classifier`.
         draws: Number of draws of images over which the gradient of a class is averaged.
         batch: Images per draw; all images of a class that has fewer.
 

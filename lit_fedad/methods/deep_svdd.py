@@ -27,7 +27,6 @@ class DeepSVDDClient(OneModelClient):
     """A client that trains around the centre of all clients' images.
 
     Args:
-        task: A `DeepSVDD` task.
         pretraining: Rounds of pre-training as an autoencoder, before round 1.
     """
 

@@ -23,11 +23,7 @@ _UNIT = 1.01
 
 
 class ElsaClient(OneModelClient):
-    """A client that trains towards the prototypes of all clients, and sends centres of its own.
-
-    Args:
-        task: An `Elsa` task.
-    """
+    """A client that trains towards the prototypes of all clients, and sends centres of its own."""
 
     needs = Elsa
     task: Elsa

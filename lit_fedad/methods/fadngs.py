@@ -37,7 +37,6 @@ class FADngsClient(FedAvgClient):
     """A client that trains under the densities of all clients, and sends its own.
 
     Args:
-        task: A `Contrastive` task.
         local_epochs: Passes over the client's data per round (E_l).
         aggregate_buffers: As in `FedAvgClient`.
         share_densities: Whether densities are shared (NGDE); otherwise clients score by their own, as under FedAvg.

@@ -61,7 +61,6 @@ class FedDMClient(CondensedClient):
     sends no image. The differentially private variant is not implemented.
 
     Args:
-        task: A `Classifier`.
         condensation: Steps, batches and learning rate.
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.

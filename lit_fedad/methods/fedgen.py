@@ -67,7 +67,6 @@ class FedGenClient(CountingClient):
     be up to B times as large, and training diverges.
 
     Args:
-        task: A `Classifier`.
         weight: Weight of both losses; 0 gives FedAvg.
         generated: Features n that are generated in a step.
         batch_size: Images B of a full batch.

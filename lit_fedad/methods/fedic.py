@@ -28,11 +28,7 @@ _FROZEN_BATCH = 128
 
 
 class FEDICClient(ServerModelClient):
-    """A client that trains and sends as in FedAvg; only the server's model predicts.
-
-    Args:
-        task: A `Classifier`.
-    """
+    """A client that trains and sends as in FedAvg; only the server's model predicts."""
 
     needs = Classifier
     task: Classifier

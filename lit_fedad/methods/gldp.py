@@ -48,7 +48,6 @@ class GLDPClient(FedRepClient):
     Until there are global prototypes, it predicts by the head. A class without a prototype is never predicted.
 
     Args:
-        task: A `Classifier`.
         base_epochs: Epochs t that train the base (GLDP Eq. 3).
         head_epochs: Epochs s that train the head (GLDP Eq. 4); the paper requires t < s.
         lam: Weight lambda of the local against the global relation (GLDP Eq. 12); None for cross-entropy alone.

@@ -33,7 +33,6 @@ class PandaClient(FedAvgClient):
     """A client that draws features to the common centre, and sends centres of its own.
 
     Args:
-        task: A `Panda` task.
         vectors: Cluster centres that a client sends, at most.
         bank: Whether scores are distances to the centres of all clients (``shared``) or to the client's ``own``
             images.

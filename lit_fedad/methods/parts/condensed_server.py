@@ -25,7 +25,6 @@ class CondensedClient(ServerModelClient):
     """A client that receives weights which the server has trained, and trains none itself.
 
     Args:
-        task: A `Classifier`.
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
         quantize: Whether the server's images are bytes, or float32 in the range of pixels, not clipped.
