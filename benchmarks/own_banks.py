@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_fedad.contracts import Client
-from lit_fedad.evaluation.predict import ImageScorer
-from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation.predict import ImageScorer, image_scores
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.models.convnets import ResNetCifar

@@ -23,9 +23,8 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.deployment.live_detector import choose_client
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import build_images
-from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.datasets import image_transform
-from lit_fedad.experiment.finished_run import load_client
+from lit_fedad.experiment.finished_run import complete_run, load_client, one_process, same_model
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.drift import DriftTest
 from lit_fedad.report.console import Display, plain_warnings

@@ -43,49 +43,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     display = Display()
     with plain_warnings(display), _terminable():
         try:
-            if not name:
-                print(overview(COMMANDS))  # noqa: T201
-                return 0
-            if name not in COMMANDS:
-                raise UserError(f"no command '{name}'; one of {', '.join(COMMANDS)}")
-            command = COMMANDS[name]
-            if not _HELP.isdisjoint(given):
-                print(command_help(name, command, rest[0] if rest else None))  # noqa: T201
-                return 0
-            path, words, title = command.called(name, rest)
-            if command.extra:
-                require(command.extra, f"lit-fedad {name}")
-            module, _, function = path.rpartition(".")
-            bind(getattr(import_module(f"lit_fedad.{module}"), function), words, title, display=display)()
-        except UserError as error:
-            display.error(str(error))
-            return 2
-        except ModuleNotFoundError as error:
-            extra = extra_of(error.name or "")
-            if extra is None:
-                raise
-            display.error(f"this needs {error.name}: {install(extra)}")
-            return 2
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            display.error(
-                f"no space is left on the disk for {error.filename or 'a file'}: make room{_continues(name)}"
-            )
-            return 2
-        except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            display.error(
-                "the memory of this machine or its GPU is not enough: give a smaller image.size, grid, batch_size or"
-                f" evaluation.batch_size{_continues(name)}"
-            )
-            return 2
+            _call(name, rest, display, explain=not _HELP.isdisjoint(given))
         except KeyboardInterrupt as stop:
             terminated = isinstance(stop, _Terminated)
             display.error(f"{'terminated' if terminated else 'interrupted'}{_continues(name)}")
             return 143 if terminated else 130
+        except Exception as error:
+            if (line := _line(error, name)) is None:
+                raise
+            display.error(line)
+            return 2
     return 0
+
+
+def _call(name: str, words: Sequence[str], display: Display, explain: bool) -> None:
+    """Calls a command, or prints its help; of no command, the list of all."""
+    if not name:
+        print(overview(COMMANDS))  # noqa: T201
+        return
+    if name not in COMMANDS:
+        raise UserError(f"no command '{name}'; one of {', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    if explain:
+        print(command_help(name, command, words[0] if words else None))  # noqa: T201
+        return
+    path, words, title = command.called(name, words)
+    if command.extra:
+        require(command.extra, f"lit-fedad {name}")
+    module, _, function = path.rpartition(".")
+    bind(getattr(import_module(f"lit_fedad.{module}"), function), words, title, display=display)()
+
+
+def _line(error: Exception, name: str) -> str | None:
+    """Says in one line what the user can mend; None of an error that is the library's own."""
+    match error:
+        case UserError():
+            return str(error)
+        case ModuleNotFoundError() if extra := extra_of(error.name or ""):
+            return f"this needs {error.name}: {install(extra)}"
+        case OSError() if is_disk_full(error):
+            return (
+                f"no space is left on the disk for {error.filename or 'a file'}: make room{_continues(name)}"
+            )
+        case MemoryError() | RuntimeError() if _is_out_of_memory(error):
+            return (
+                "the memory of this machine or its GPU is not enough: give a smaller image.size, grid, batch_size or"
+                f" evaluation.batch_size{_continues(name)}"
+            )
+    return None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -334,7 +334,9 @@ def test_memory_that_is_not_enough_is_one_line_and_status_2(say, monkeypatch, er
     monkeypatch.setattr(experiment, "train", larger_than_the_memory)
     status, _, err = say("train")
     assert status == 2
-    assert len(err) == 1 and "memory" in err[0] and "image.size" in err[0]
+    assert len(err) == 1
+    assert "memory" in err[0]
+    assert "image.size" in err[0]
 
 
 def test_termination_ends_as_an_interruption_does(say, monkeypatch):
