@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Context, Exchange
+from lit_fedad.contracts import Context
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
@@ -22,7 +22,7 @@ from lit_fedad.federation.client_pool import ClientPool, State
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.federation.transport import Outcome
+from lit_fedad.federation.transport import Outcome, Sent
 from lit_fedad.report.console import Display
 
 
@@ -73,16 +73,12 @@ class RayTransport(LocalTransport):
         self._returning: dict[Any, Any] = {}
 
     def play(
-        self,
-        exchange: Exchange,
-        context: Context,
-        blobs: Mapping[int, bytes],
-        scored: Collection[int],
-        envelopes: Mapping[int, bytes] | None = None,
+        self, sent: Sent, scored: Collection[int], envelopes: Mapping[int, bytes] | None = None
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every client that a message is for; see `Transport.play`."""
         import ray
 
+        _, context, blobs = sent
         self._workers = self._workers or self._start()
         free = [worker for worker in self._workers if worker not in self._returning.values()]
         busy, waiting = dict[Any, tuple[int, Any]](), sorted(blobs)
@@ -188,9 +184,8 @@ class Worker:
         assert context.client is not None
         number = context.client
         self.transport.pool = ClientPool(state, Path(self.folder.name))
-        outcome = self.transport.play(
-            self.exchanges.at(context), context, {number: blob}, {number} if scored else ()
-        )
+        sent = Sent(self.exchanges.at(context), context, {number: blob})
+        outcome = self.transport.play(sent, {number} if scored else ())
         self.transport.settle({number})  # this worker's pool alone
         changed = self.transport.pool.get(number) if number in self.transport.pool else None
         return outcome.values.get(number), outcome.failures.get(number), changed

@@ -18,7 +18,7 @@ from lit_fedad.federation.processes import on_first
 from lit_fedad.federation.receiver import Receiver
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.transport import Outcome, Transport
+from lit_fedad.federation.transport import Outcome, Sent, Transport
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sender:
         """Forgets what was packed, as the server's state has changed."""
         self._packed.clear()
 
-    def messages(self, exchange: Exchange, clients: Collection[int], context: Context) -> dict[int, bytes]:
+    def messages(self, exchange: Exchange, clients: Collection[int], context: Context) -> Sent:
         """Serialises the server's messages by client on the first process, for every process.
 
         Raises:
@@ -58,7 +58,7 @@ class Sender:
                 known |= self.pack(exchange, missing, context)
             return {client: known[client] for client in clients}
 
-        return on_first(self.fabric, packed)
+        return Sent(exchange, context, on_first(self.fabric, packed))
 
     def pack(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client; equal messages are serialised once."""
@@ -80,6 +80,26 @@ Collected = tuple[dict[int, Update], dict[int, ClientResult]]
 """Updates to merge, and the results of the clients behind them, on the first process."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One exchange of a round with its clients.
+
+    Attributes:
+        context: Its round and index.
+        report: Has the clients; takes failures and bytes.
+        sizes: Training images by client.
+        spares: Clients that take the place of those that fail, in this order.
+        scored: Returns who of some clients is scored directly after training.
+    """
+
+    exchange: Exchange
+    context: Context
+    report: RoundReport
+    sizes: Mapping[int, int]
+    spares: list[int]
+    scored: Callable[[list[int]], set[int]]
+
+
 @dataclass
 class Collecting:
     """The server's way to clients and back, by which each upload is received for itself."""
@@ -91,58 +111,36 @@ class Collecting:
     names: ClientNames
     fabric: Fabric
 
-    def collect(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        spares: list[int],
-        scored: Callable[[list[int]], set[int]],
-    ) -> Collected:
+    def collect(self, turn: Turn) -> Collected:
         """Plays an exchange with the round's clients.
-
-        Args:
-            exchange: The exchange.
-            context: Its round and index.
-            report: Has the clients; takes failures and bytes.
-            sizes: Training images by client.
-            spares: Clients that take the place of those that fail, in this order.
-            scored: Returns who of some clients is scored directly after training.
 
         Raises:
             UserError: If a client fails and the policy is to stop.
         """
-        wanted, playing = len(report.participants), report.participants
+        report, spares, playing = turn.report, turn.spares, turn.report.participants
+        wanted = len(playing)
         updates: dict[int, Update] = {}
         results: dict[int, ClientResult] = {}
         while playing:
-            blobs = self.sender.messages(exchange, playing, context)
-            add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-            outcome = self.transport.play(exchange, context, blobs, scored(playing))
+            sent = self.sender.messages(turn.exchange, playing, turn.context)
+            add_counts(report.bytes_down, {client: len(blob) for client, blob in sent.blobs.items()})
+            outcome = self.transport.play(sent, turn.scored(playing))
             results |= outcome.values
             # The policy is applied on the first process, but a run that it ends must end all processes.
-            on_first(self.fabric, partial(self._receive, exchange, outcome, report, sizes, updates))
+            on_first(self.fabric, partial(self._receive, turn, outcome, updates))
             missing = self.fabric.broadcast(wanted - len(updates))
             playing, spares = sorted(spares[:missing]), spares[missing:]
         return updates, results
 
-    def _receive(
-        self,
-        exchange: Exchange,
-        outcome: Outcome[ClientResult],
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        updates: dict[int, Update],
-    ) -> None:
+    def _receive(self, turn: Turn, outcome: Outcome[ClientResult], updates: dict[int, Update]) -> None:
         """Checks what clients sent, and adds what can be used to the updates."""
         for client, result in outcome.values.items():
             try:
-                updates[client] = self.receiver.open(exchange, client, result.blob, sizes[client])
+                updates[client] = self.receiver.open(turn.exchange, client, result.blob, turn.sizes[client])
             except UserError as error:
-                report.refuse({client: str(error)})
-        self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
-        report.fail(outcome.failures)
+                turn.report.refuse({client: str(error)})
+        self.sampler.check_failures(self.names.titled(outcome.failures), turn.report.round)
+        turn.report.fail(outcome.failures)
 
     def catch_up(
         self, exchanges: Exchanges, context: Context, holders: Sequence[int], history: Sequence[RoundReport]
@@ -168,8 +166,7 @@ class Collecting:
             if not late or exchange.joining != "play":
                 continue
             self.sender.server.context = past
-            blobs = self.sender.messages(exchange, late, past)
-            outcome = self.transport.play(exchange, past, blobs, ())
+            outcome = self.transport.play(self.sender.messages(exchange, late, past), ())
             self.sender.forget()
             done, causes = self.fabric.broadcast((list(outcome.values), outcome.failures))
             self.transport.settle(done)

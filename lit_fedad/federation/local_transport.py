@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
-from lit_fedad.contracts import Client, Context, Exchange
+from lit_fedad.contracts import Client
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner, Mask, pose_client
 from lit_fedad.federation.evaluator import ClientQuery, Evaluator
 from lit_fedad.federation.processes import gather
-from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
+from lit_fedad.federation.transport import Outcome, Pose, Progress, Sent, SumStep
 
 GRACE_S = 5.0
 """Seconds that a client has to stop at its deadline before its process is ended."""
@@ -113,20 +113,15 @@ class LocalTransport:
         self.progress = Progress(runner.fabric, mine)
 
     def play(
-        self,
-        exchange: Exchange,
-        context: Context,
-        blobs: Mapping[int, bytes],
-        scored: Collection[int],
-        envelopes: Mapping[int, bytes] | None = None,
+        self, sent: Sent, scored: Collection[int], envelopes: Mapping[int, bytes] | None = None
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every client in its place; see `Transport.play`."""
-        data = self.data.at(context.round)
+        data = self.data.at(sent.context.round)
         answers: Answers = {}
-        for number in sorted(self.mine.intersection(blobs)):
-            with self._visit(number, exchange, context, data, blobs[number], answers) as client:
+        for number in sorted(self.mine.intersection(sent.blobs)):
+            with self._visit(number, sent, data, answers) as client:
                 mask = self.parties.mask(number, envelopes[number]) if self.parties and envelopes else None
-                result = self.runner.play(exchange, data, mask)
+                result = self.runner.play(sent.exchange, data, mask)
                 self.pool.hold(number, state_of(client))
                 if number in scored:
                     client.deploy()
@@ -149,19 +144,12 @@ class LocalTransport:
                 answers[number] = None, str(error)
         return self._gathered(answers)
 
-    def ask(
-        self,
-        query: ClientQuery[T],
-        exchange: Exchange,
-        context: Context,
-        blobs: Mapping[int, bytes],
-        pose: Pose,
-    ) -> Outcome[T]:
+    def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:
         """Asks every client in its place, set up as it predicts; see `Transport.ask`."""
         data = self.data.at(pose.round)
         answers: Answers = {}
-        for number in sorted(self.mine.intersection(blobs)):
-            with self._visit(number, exchange, context, data, blobs[number], answers) as client:
+        for number in sorted(self.mine.intersection(sent.blobs)):
+            with self._visit(number, sent, data, answers) as client:
                 pose_client(client, pose.which, pose.lent, data)
                 if pose.keep:
                     self.pool.put(number, state_of(client))
@@ -177,23 +165,15 @@ class LocalTransport:
         self.pool.restore(folder, self.mine)
 
     @contextmanager
-    def _visit(
-        self,
-        number: int,
-        exchange: Exchange,
-        context: Context,
-        data: ClientData,
-        blob: bytes,
-        answers: Answers,
-    ) -> Iterator[Client]:
+    def _visit(self, number: int, sent: Sent, data: ClientData, answers: Answers) -> Iterator[Client]:
         """Gives the live client, which has received a client's message, for a block.
 
         What goes wrong there, or takes too long, is the client's failure, and becomes its answer.
         """
-        own = replace(context, client=number, stage=data.stages[number])
+        own = replace(sent.context, client=number, stage=data.stages[number])
         try:
             with deadline(self.limit, f"client {number}"):
-                self.runner.activate(exchange, own, self.pool.get(number), blob)
+                self.runner.activate(sent.exchange, own, self.pool.get(number), sent.blobs[number])
                 yield self.runner.client
         except Exception as error:
             if not self.skips and not is_expected(error):

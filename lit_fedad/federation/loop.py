@@ -20,7 +20,7 @@ from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner
-from lit_fedad.federation.collecting import Collecting, Sender
+from lit_fedad.federation.collecting import Collecting, Sender, Turn
 from lit_fedad.federation.evaluator import ClientQuery, Evaluator, LocalQuery
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import all_cores, on_first, shard
@@ -145,11 +145,9 @@ class Federation:
             here = replace(context, exchange=number)
             self.server.context = here
             spares = self.sampler.spares(self.clients, here) if number == 0 else []
-            scored = partial(self._scored, exchange, here)
-            collecting = (
-                self.summing if self.summing and exchange.upload_spec(self.client) else self.collecting
-            )
-            updates, results = collecting.collect(exchange, here, report, sizes, spares, scored)
+            turn = Turn(exchange, here, report, sizes, spares, partial(self._scored, exchange, here))
+            collecting = (exchange.upload_spec(self.client) and self.summing) or self.collecting
+            updates, results = collecting.collect(turn)
             counted = on_first(self.fabric, partial(self._merge, exchange, here, report, updates, results))
             self.sender.forget()
             self.transport.settle(counted)
@@ -326,8 +324,7 @@ class Federation:
         self.server.context = context
         sums = self.exchanges.leave_out if pose.sums else None
         exchange = sums or self.exchanges.at(context)
-        blobs = self.sender.messages(exchange, clients, context)
-        outcome = self.transport.ask(query, exchange, context, blobs, pose)
+        outcome = self.transport.ask(query, self.sender.messages(exchange, clients, context), pose)
 
         def note(failures: dict[int, str]) -> None:
             if failures:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from lightning.fabric import Fabric
 
@@ -31,6 +31,19 @@ class Outcome(Generic[T]):
 
     values: dict[int, T]
     failures: dict[int, str]
+
+
+class Sent(NamedTuple):
+    """What the server sends in an exchange.
+
+    Attributes:
+        context: Round and exchange.
+        blobs: Its serialised messages by client.
+    """
+
+    exchange: Exchange
+    context: Context
+    blobs: Mapping[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -88,19 +101,12 @@ class Transport(Protocol):
     progress: Progress
 
     def play(
-        self,
-        exchange: Exchange,
-        context: Context,
-        blobs: Mapping[int, bytes],
-        scored: Collection[int],
-        envelopes: Mapping[int, bytes] | None = None,
+        self, sent: Sent, scored: Collection[int], envelopes: Mapping[int, bytes] | None = None
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every client that a message is for; `settle` must follow.
 
         Args:
-            exchange: The current exchange.
-            context: Round and exchange.
-            blobs: The server's serialised messages by client.
+            sent: The server's messages of the current exchange.
             scored: Clients that are scored directly after training, with the weights that they have trained.
             envelopes: Where uploads are summed securely, what each client masks its own with.
 
@@ -126,21 +132,12 @@ class Transport(Protocol):
             Answers by client; empty on all processes but the first. They are not trusted.
         """
 
-    def ask(
-        self,
-        query: ClientQuery[T],
-        exchange: Exchange,
-        context: Context,
-        blobs: Mapping[int, bytes],
-        pose: Pose,
-    ) -> Outcome[T]:
+    def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:
         """Asks every client that a message is for, set up as it predicts.
 
         Args:
             query: The query.
-            exchange: Exchange whose message they receive.
-            context: Its round and index.
-            blobs: The server's serialised messages by client.
+            sent: The messages that they receive.
             pose: How clients are set up.
 
         Returns:

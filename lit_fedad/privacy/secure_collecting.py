@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from lightning.fabric import Fabric
 from safetensors.torch import load
 
-from lit_fedad.contracts import SUM, Context, Exchange, Message, Update
+from lit_fedad.contracts import SUM, Message, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import ClientResult
-from lit_fedad.federation.collecting import Collected, Collecting
+from lit_fedad.federation.collecting import Collected, Collecting, Turn
 from lit_fedad.federation.message_check import check
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts
@@ -62,15 +62,7 @@ class Summing(Collecting):
         super().__init__(**vars(collecting))
         self.secure = secure
 
-    def collect(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        spares: list[int],
-        scored: Callable[[list[int]], set[int]],
-    ) -> Collected:
+    def collect(self, turn: Turn) -> Collected:
         """Plays an exchange with the round's clients, and sums what they send; see `Collecting.collect`.
 
         No spare client takes the place of one that fails: masks are between those that were asked.
@@ -82,36 +74,26 @@ class Summing(Collecting):
             UserError: If too few clients finish, or the policy is to stop at the first that fails.
         """
         updates: dict[int, Update] = {}
-        fabric, transport = self.fabric, self.transport
-        blobs = self.sender.messages(exchange, report.participants, context)
-        _count(report.bytes_down, blobs)
-        members = {client: sizes[client] for client in blobs}
-        invited = on_first(fabric, lambda: self._invite(exchange, context, members, report))
+        fabric, transport, report = self.fabric, self.transport, turn.report
+        sent = self.sender.messages(turn.exchange, report.participants, turn.context)
+        _count(report.bytes_down, dict(sent.blobs))
+        invited = on_first(fabric, lambda: self._invite(turn))
         offers = transport.confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
-        outcome = transport.play(
-            exchange,
-            context,
-            {client: blobs[client] for client in envelopes},
-            scored(list(envelopes)),
-            envelopes,
-        )
+        sent = sent._replace(blobs={client: sent.blobs[client] for client in envelopes})
+        outcome = transport.play(sent, turn.scored(list(envelopes)), envelopes)
         asked = on_first(fabric, lambda: self._take(outcome, report))
         shares = transport.confer("reveal", asked)
         on_first(fabric, lambda: updates.update(self._finish(shares, report)))
         return updates, outcome.values
 
-    def _invite(
-        self, exchange: Exchange, context: Context, sizes: Mapping[int, int], report: RoundReport
-    ) -> dict[int, bytes]:
+    def _invite(self, turn: Turn) -> dict[int, bytes]:
         """Begins a sum, and returns the invitations by client."""
-        self.gathering = self.secure.gather(exchange, context, sizes, self.names)
-        invitation = self.gathering.invitation
-        self.form, self.causes = (
-            SumForm.of(exchange, self.sender.client, invitation),
-            dict[int, str](),
-        )
-        return _count(report.bytes_down, dict.fromkeys(sorted(sizes), invitation.to_bytes()))
+        members = {client: turn.sizes[client] for client in turn.report.participants}
+        self.gathering = self.secure.gather(turn.exchange, turn.context, members, self.names)
+        invitation, self.causes = self.gathering.invitation, dict[int, str]()
+        self.form = SumForm.of(turn.exchange, self.sender.client, invitation)
+        return _count(turn.report.bytes_down, dict.fromkeys(sorted(members), invitation.to_bytes()))
 
     def _pass_on(self, offers: Outcome[bytes], report: RoundReport) -> dict[int, bytes]:
         """Takes offers, and returns the envelopes for each client that goes on."""

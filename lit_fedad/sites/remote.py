@@ -10,13 +10,13 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Context, Exchange
+from lit_fedad.contracts import Exchange
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.checkpoint import read_meta, read_state, write_state
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.evaluator import ClientQuery
-from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
+from lit_fedad.federation.transport import Outcome, Pose, Progress, Sent, SumStep
 from lit_fedad.sites.messages import LONGEST_START, Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of
 from lit_fedad.sites.status import Contact
@@ -122,12 +122,7 @@ class Sites:
         )
 
     def play(
-        self,
-        exchange: Exchange,
-        context: Context,
-        blobs: Mapping[int, bytes],
-        scored: Collection[int],
-        envelopes: Mapping[int, bytes] | None = None,
+        self, sent: Sent, scored: Collection[int], envelopes: Mapping[int, bytes] | None = None
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every site that a message is for; see `Transport.play`.
 
@@ -136,10 +131,10 @@ class Sites:
         """
         if scored:
             raise UserError("sites are not scored right after training: this data cannot be evaluated there")
-        if context.round != self._round:
-            self._round, self._away = context.round, {}
-        most = self.largest(exchange) * (_MASKED if envelopes else 1)
-        replies = self._send("play", context, blobs, most, envelopes=envelopes or {})
+        if sent.context.round != self._round:
+            self._round, self._away = sent.context.round, {}
+        most = self.largest(sent.exchange) * (_MASKED if envelopes else 1)
+        replies = self._send("play", sent, most, envelopes=envelopes or {})
         self._played |= dict.fromkeys(replies.values, self.step)
         results = {c: ClientResult(reply.payload, reply.scalars) for c, reply in replies.values.items()}
         return Outcome(results, replies.failures)
@@ -155,14 +150,7 @@ class Sites:
         replies = self._carry(asked, _CONFERRED, turns=False)
         return Outcome({client: reply.payload for client, reply in replies.values.items()}, replies.failures)
 
-    def ask(
-        self,
-        query: ClientQuery[T],
-        exchange: Exchange,
-        context: Context,
-        blobs: Mapping[int, bytes],
-        pose: Pose,
-    ) -> Outcome[T]:
+    def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:
         """Asks every site that a message is for; see `Transport.ask`.
 
         Raises:
@@ -173,7 +161,7 @@ class Sites:
                 f"{query.name}: sites answer queries of a declared form alone, with the model that predicts there"
             )
         answer = Link(Plain())
-        replies = self._send("ask", context, blobs, answer.largest(query.spec()), query, pose)
+        replies = self._send("ask", sent, answer.largest(query.spec()), query, pose)
         outcome: Outcome[Any] = Outcome({}, dict(replies.failures))
         for client, reply in replies.values.items():
             try:
@@ -210,8 +198,7 @@ class Sites:
     def _send(
         self,
         kind: Literal["play", "ask"],
-        context: Context,
-        blobs: Mapping[int, bytes],
+        sent: Sent,
         most: int,
         query: ClientQuery[Any] | None = None,
         pose: Pose | None = None,
@@ -219,6 +206,7 @@ class Sites:
     ) -> Outcome[Reply]:
         """Gives every site that a message is for the next request; what it was sent in the last is not sent again."""
         self.step += 1
+        _, context, blobs = sent
         sealed = envelopes or {}
         common = self._request(kind, 0, round=context.round, exchange=context.exchange, step=self.step)
         if query is not None and pose is not None:

@@ -15,7 +15,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.evaluator import ClientQuery, LocalQuery
-from lit_fedad.federation.transport import Pose
+from lit_fedad.federation.transport import Pose, Sent
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of
 from lit_fedad.sites.remote import NoReply, Sites
@@ -76,11 +76,11 @@ def checkpoint(transport, folder):
 def test_a_site_starts_from_what_the_server_took_in():
     lost = {0: good(b"a"), 1: NoReply("did not answer within 5 seconds")}
     transport, carrier = sites(lost, {0: good(b"b"), 1: good(b"c", scalars={"loss": 2.0})})
-    first = transport.play(Exchange(), CONTEXT, {0: b"x", 1: b"y"}, ())
+    first = transport.play(Sent(Exchange(), CONTEXT, {0: b"x", 1: b"y"}), ())
     transport.settle(first.values)
     assert {c: result.blob for c, result in first.values.items()} == {0: b"a"}
     assert first.failures == {1: "did not answer within 5 seconds"}
-    second = transport.play(Exchange(), replace(CONTEXT, round=3), {0: b"x", 1: b"y"}, ())
+    second = transport.play(Sent(Exchange(), replace(CONTEXT, round=3), {0: b"x", 1: b"y"}), ())
     transport.settle({1})
     assert second.values[1].scalars == {"loss": 2.0}
     assert [(o[0].step, o[0].base, o[1].base) for o in carrier.requests] == [(1, 0, 0), (2, 1, 0)]
@@ -91,8 +91,8 @@ def test_a_site_starts_from_what_the_server_took_in():
 
 def test_clients_of_two_calls_in_one_exchange_have_each_their_step():
     transport, _ = sites({0: good()}, {1: good()})
-    transport.play(Exchange(), CONTEXT, {0: b"x"}, ())
-    transport.play(Exchange(), CONTEXT, {1: b"x"}, ())
+    transport.play(Sent(Exchange(), CONTEXT, {0: b"x"}), ())
+    transport.play(Sent(Exchange(), CONTEXT, {1: b"x"}), ())
     transport.settle({0, 1})
     assert transport.bases == {0: 1, 1: 2}
 
@@ -102,17 +102,17 @@ def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
     lost, long = {0: counted(1), 1: NoReply("gone")}, {0: good(), 1: NoReply("too long", away=False)}
     transport, carrier = sites(long, lost, {0: counted(2)}, {0: counted(3)}, {0: good(), 1: good()})
     everyone, after = {0: b"x", 1: b"y"}, Context(seed=0, round=3)
-    transport.play(Exchange(), CONTEXT, everyone, ())
-    first = transport.ask(Count(), Exchange(), after, everyone, Pose(2))
-    second = transport.ask(Count(), Exchange(), after, everyone, Pose(2))
+    transport.play(Sent(Exchange(), CONTEXT, everyone), ())
+    first = transport.ask(Count(), Sent(Exchange(), after, everyone), Pose(2))
+    second = transport.ask(Count(), Sent(Exchange(), after, everyone), Pose(2))
     assert (first.failures, first.values) == ({1: "gone"}, {0: 1})
     assert (second.failures, second.values) == ({1: "left out until the next round: gone"}, {0: 2})
 
     again, _ = sites()
     again.carrier = carrier
     again.restore(checkpoint(transport, tmp_path))
-    assert again.ask(Count(), Exchange(), after, everyone, Pose(2)).values == {0: 3}
-    assert set(again.play(Exchange(), after, everyone, ()).values) == {0, 1}
+    assert again.ask(Count(), Sent(Exchange(), after, everyone), Pose(2)).values == {0: 3}
+    assert set(again.play(Sent(Exchange(), after, everyone), ()).values) == {0, 1}
     assert [sorted(requests) for requests in carrier.requests] == [[0, 1], [0, 1], [0], [0], [0, 1]]
 
 
@@ -127,7 +127,7 @@ def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
 )
 def test_who_answers_nonsense_has_failed(forged, cause):
     transport, carrier = sites({0: counted(3), 1: forged})
-    outcome = transport.ask(Count(), Exchange(), CONTEXT, {0: b"", 1: b""}, Pose(1, keep=True))
+    outcome = transport.ask(Count(), Sent(Exchange(), CONTEXT, {0: b"", 1: b""}), Pose(1, keep=True))
     assert outcome.values == {0: 3}
     assert outcome.failures[1].startswith(cause)
     assert transport.bases == {0: 1, 1: 0}
@@ -142,7 +142,7 @@ def test_who_answers_nonsense_has_failed(forged, cause):
 
 def test_an_answer_out_of_its_form_is_refused():
     transport, _ = sites({0: good(torch_bytes(12)), 1: counted(0)})
-    outcome = transport.ask(Count(), Exchange(), CONTEXT, {0: b"", 1: b""}, Pose(1))
+    outcome = transport.ask(Count(), Sent(Exchange(), CONTEXT, {0: b"", 1: b""}), Pose(1))
     assert outcome.values == {1: 0}
     assert outcome.failures == {0: "the client sent 'n' with values from 12 to 12, declared from 0 to 9"}
     assert transport.bases == {0: 0, 1: 0}
@@ -164,7 +164,7 @@ def test_a_message_is_sent_once():
     ]
     transport, carrier = sites(*replies, {0: good(), 1: good()})
     for round, blob in enumerate((b"x", b"x", b"x", b"x", b"y")):
-        outcome = transport.play(Exchange(), replace(CONTEXT, round=round), {0: blob, 1: blob}, ())
+        outcome = transport.play(Sent(Exchange(), replace(CONTEXT, round=round), {0: blob, 1: blob}), ())
         transport.settle(outcome.values)
         assert 0 in outcome.values
     sent = [
@@ -186,8 +186,8 @@ def test_a_message_is_sent_once():
 
 def test_who_never_keeps_a_message_has_failed():
     transport, carrier = sites({0: good()}, {0: Reply(code=Code.AGAIN)}, {0: Reply(code=Code.AGAIN)})
-    transport.play(Exchange(), CONTEXT, {0: b"x"}, ())
-    assert transport.play(Exchange(), CONTEXT, {0: b"x"}, ()).failures == {0: text_of(Code.AGAIN, [])}
+    transport.play(Sent(Exchange(), CONTEXT, {0: b"x"}), ())
+    assert transport.play(Sent(Exchange(), CONTEXT, {0: b"x"}), ()).failures == {0: text_of(Code.AGAIN, [])}
     assert len(carrier.requests) == 3
 
 
@@ -195,7 +195,7 @@ def test_a_reply_that_is_too_long_is_not_read(monkeypatch):
     transport, _ = sites({0: good(b"x" * 100), 1: good(b"x" * 101)})
     transport.largest = lambda exchange: 100
     monkeypatch.setattr("lit_fedad.sites.remote.LONGEST_START", len(replace(good(), step=1).to_bytes()))
-    outcome = transport.play(Exchange(), CONTEXT, {0: b"", 1: b""}, ())
+    outcome = transport.play(Sent(Exchange(), CONTEXT, {0: b"", 1: b""}), ())
     transport.settle({0, 1})
     assert list(outcome.values) == [0]
     assert re.fullmatch(r"sent \d+, more than \d+ bytes, the most that a reply may have", outcome.failures[1])
@@ -209,24 +209,24 @@ def test_what_cannot_cross_is_refused_before_anything_is_sent():
         return 1
 
     with pytest.raises(UserError, match="closure: sites answer queries of a declared form alone"):
-        transport.ask(LocalQuery("closure", closure), Exchange(), CONTEXT, {0: b""}, Pose(1))
+        transport.ask(LocalQuery("closure", closure), Sent(Exchange(), CONTEXT, {0: b""}), Pose(1))
     with pytest.raises(UserError, match="with the model that predicts there"):
-        transport.ask(Count(), Exchange(), CONTEXT, {0: b""}, Pose(1, "server"))
+        transport.ask(Count(), Sent(Exchange(), CONTEXT, {0: b""}), Pose(1, "server"))
     with pytest.raises(UserError, match="not scored right after training"):
-        transport.play(Exchange(), CONTEXT, {0: b""}, {0})
+        transport.play(Sent(Exchange(), CONTEXT, {0: b""}), {0})
     assert carrier.requests == []
 
 
 def test_a_checkpoint_holds_steps(tmp_path):
     reply = {0: good(), 1: good()}
     transport, _ = sites(reply, reply)
-    transport.play(Exchange(), CONTEXT, {0: b"", 1: b""}, ())
+    transport.play(Sent(Exchange(), CONTEXT, {0: b"", 1: b""}), ())
     transport.settle({0, 1})
     folder = checkpoint(transport, tmp_path)
     assert transport.settled == {0: 1, 1: 1}
     again, carrier = sites({0: good()})
     again.restore(folder)
-    again.play(Exchange(), CONTEXT, {0: b""}, ())
+    again.play(Sent(Exchange(), CONTEXT, {0: b""}), ())
     assert (carrier.requests[0][0].step, carrier.requests[0][0].base, carrier.requests[0][0].settled) == (
         2,
         1,
