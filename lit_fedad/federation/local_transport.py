@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
@@ -86,31 +86,27 @@ class Parties(Protocol):
         """Returns what a client masks its message with."""
 
 
+@dataclass(eq=False)
 class LocalTransport:
     """The transport to clients that one live object plays, their states in a pool.
 
-    Args:
+    Attributes:
         skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
         limit: Longest time of a client in seconds; None for no limit.
-
-    Attributes:
         parties: The clients' parts in secure sums; None where there are none.
     """
 
-    def __init__(
-        self,
-        runner: ClientRunner,
-        data: ClientData,
-        pool: ClientPool,
-        mine: set[int],
-        evaluator: Evaluator,
-        skips: bool,
-        limit: float | None,
-    ) -> None:
-        self.runner, self.data, self.pool, self.mine = runner, data, pool, mine
-        self.evaluator, self.skips, self.limit = evaluator, skips, limit
-        self.parties: Parties | None = None
-        self.progress = Progress(runner.fabric, mine)
+    runner: ClientRunner
+    data: ClientData
+    pool: ClientPool
+    mine: set[int]
+    evaluator: Evaluator
+    skips: bool
+    limit: float | None
+    parties: Parties | None = None
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.runner.fabric, self.mine)
 
     def play(
         self, sent: Sent, scored: Collection[int], envelopes: Mapping[int, bytes] | None = None

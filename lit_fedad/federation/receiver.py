@@ -187,20 +187,18 @@ def _copied(state: Any) -> Any:
     return mapped(state, copied)
 
 
+@dataclass
 class _Attempt:
     """A merge that leaves the server as it was where it fails."""
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        exchange: Exchange,
-        clients: Sequence[int],
-        exchanges: Exchanges,
-        context: Context,
-    ) -> None:
-        self.receiver, self.exchange, self.clients = receiver, exchange, clients
-        self.exchanges, self.context = exchanges, context
-        self.before = ServerSnapshot(receiver.server)
+    receiver: Receiver
+    exchange: Exchange
+    clients: Sequence[int]
+    exchanges: Exchanges
+    context: Context
+
+    def __post_init__(self) -> None:
+        self.before = ServerSnapshot(self.receiver.server)
 
     def __call__(self, updates: Mapping[int, Update]) -> Exception | None:
         """Merges updates; returns what went wrong, or None."""
