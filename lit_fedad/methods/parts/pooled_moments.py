@@ -39,6 +39,7 @@ class MomentsClient(Client):
 
     Args:
         task: Features, and what is made of moments.
+        local_epochs: Passes over the client's data per round (E).
         keep_optimizer: Whether the optimiser's state is kept between rounds.
 
     Attributes:
