@@ -63,15 +63,10 @@ class FADngsClient(FedAvgClient):
         shared = self.share_densities and self.aggregate_buffers == "mean"
         return Predictors(shared=shared, server_shared=shared)
 
-    @property
-    def own_entries(self) -> dict[str, Tensor]:
-        """Entries that are not sent, without the densities of all clients and what follows from them, by name."""
+    def own_keys(self) -> list[str]:
+        """Lists entries that are not sent, without the densities of all clients and what follows from them."""
         shared = self.task.local_buffers if self.share_densities else ()
-        return {name: entry for name, entry in super().own_entries.items() if name not in shared}
-
-    @own_entries.setter
-    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
-        self.task.load_state_dict(entries, strict=False)
+        return [name for name in super().own_keys() if name not in shared]
 
     def facts_spec(self) -> MessageSpec:
         """Declares the densities of all clients, which the task holds, where they are shared."""

@@ -119,11 +119,16 @@ class FedAvgClient(Client):
         # A negative variance would make every prediction NaN.
         return {n: replace(form, low=0) if n.endswith("running_var") else form for n, form in spec.items()}
 
+    def own_keys(self) -> list[str]:
+        """Lists the personal entries: those that training changes and that are not shared."""
+        shared = set(self.shared_keys())
+        return [name for name in learned_state(self.task) if name not in shared]
+
     @property
     def own_entries(self) -> dict[str, Tensor]:
-        """Entries that training changes and that are not shared, by name."""
-        shared = set(self.shared_keys())
-        return {name: entry for name, entry in learned_state(self.task).items() if name not in shared}
+        """The personal entries of the task's state, by name."""
+        state = self.task.state_dict()
+        return {name: state[name] for name in self.own_keys()}
 
     @own_entries.setter
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
@@ -178,14 +183,9 @@ class OneModelClient(FedAvgClient):
         """The same model for all clients."""
         return Predictors(shared=True, server_shared=True)
 
-    @property
-    def own_entries(self) -> dict[str, Tensor]:
-        """No entry is personal."""
-        return {}
-
-    @own_entries.setter
-    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
-        pass
+    def own_keys(self) -> list[str]:
+        """Returns an empty list: no entry is personal."""
+        return []
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Does nothing: there is no bank of local images."""

@@ -54,7 +54,7 @@ class FedRepClient(FedAvgClient):
     @property
     def predictors(self) -> Predictors:
         """Each client's head on the merged representation, on which the server's model has the mean of all heads."""
-        return Predictors(server_shared=True, merged=True, lent=tuple(self.own_entries))
+        return Predictors(server_shared=True, merged=True, lent=tuple(self.own_keys()))
 
     @property
     def trains_base(self) -> bool:

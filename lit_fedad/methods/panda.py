@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
@@ -61,14 +60,9 @@ class PandaClient(FedAvgClient):
         """The same model for all clients where the bank is shared."""
         return Predictors(shared=self.shared, server_shared=self.shared)
 
-    @property
-    def own_entries(self) -> dict[str, Tensor]:
-        """The client's own bank, where it is not shared."""
-        return {} if self.shared else {BANK: self.task.bank}
-
-    @own_entries.setter
-    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
-        self.task.load_state_dict(entries, strict=False)
+    def own_keys(self) -> list[str]:
+        """Lists the client's own bank, where it is not shared."""
+        return [] if self.shared else [BANK]
 
     def receive(self, message: Message) -> None:
         """Loads weights, centre, bank and Fisher information."""
