@@ -12,13 +12,12 @@ import pandas as pd
 from lit_fedad.contracts import Free, MessageSpec, TensorSpec
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
-from lit_fedad.core.text import csv_cell
 from lit_fedad.experiment.build import Model, build_model
 from lit_fedad.methods.parts.condensed_images import IMAGES
 from lit_fedad.papers.plan import Column
+from lit_fedad.papers.results import write_table
 from lit_fedad.report.console import Display
-from lit_fedad.report.html import markdown_table
+from lit_fedad.report.html import Grid, Line, Page, Section
 from lit_fedad.report.tables import UNKNOWN, Row, Setting, Table
 
 _MIB = 1024**2
@@ -107,25 +106,17 @@ def report_forms(
     Raises:
         UserError: For overrides that cannot be composed, naming row and column.
     """
-    lines = []
-    for row in rows:
-        line = {table.rows_are: row.label}
-        for column in columns:
-            line |= _cells(table, row, column, common)
-        lines.append(line)
-    frame = pd.DataFrame(lines)
+    cells = [
+        {k: v for column in columns for k, v in _cells(table, row, column, common).items()} for row in rows
+    ]
+    lines = [Line.of([row.label, *own.values()]) for row, own in zip(rows, cells, strict=True)]
+    notes = [f"The paper's: {table.source}.", _CAPTIONS[table.cells], " ".join(table.note.split())]
+    grid = Grid("", [table.rows_are, *cells[0]], lines, list(filter(None, notes)))
     files = [out / f"{name}.md", out / f"{name}.csv"]
-    body = markdown_table(list(frame.columns), frame.to_numpy().tolist())
-    caption, note = _CAPTIONS[table.cells], " ".join(table.note.split())
-    with atomic(files[0]) as part:
-        part.write_text(
-            f"# {table.title}\n\nThe paper's: {table.source}.\n\n{body}\n\n- {caption}\n\n{note}\n"
-        )
-    with atomic(files[1]) as part:
-        frame.map(csv_cell).to_csv(part, index=False)
+    frame = pd.DataFrame([[cell.text for cell in line.cells] for line in lines], columns=list(grid.heads))
+    write_table(Page(table.title, "", [Section("Declared forms", [grid])]), frame, *files)
     display.note(table.title)
-    display.table(lines)
-    display.note(caption)
+    display.blocks([grid])
     display.where_next([("file", str(file)) for file in files])
     return files
 

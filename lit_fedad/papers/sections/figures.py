@@ -10,7 +10,7 @@ from typing import Any
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
 from lit_fedad.papers.sections.overview import format_metric
 from lit_fedad.report.figures import curves_figure
-from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
+from lit_fedad.report.html import Block, Gallery, Grid, Line, Picture
 from lit_fedad.report.naming import metric_title, promised_text
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, svg
 from lit_fedad.report.tables import UNKNOWN
@@ -116,12 +116,11 @@ def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
         means = [judged.get(rate, {}).get("mean") for rate in _RATES]
         rates = judged.get("promised")  # what was stored may lack it
         promised = promised_text([rates["lowest"], rates["highest"]]) if rates else alpha
-        yield Line([Cell(text, url) for text in (label, promised, *map(_share, means))])
+        yield Line.of([label, promised, *map(_share, means)], url)
         sides = judged.get("products", {}) if number == 0 else {}
         for product in sides.get("own", {}):
             texts = [_of_product(sides.get(side, {}).get(product, {})) for side in ("own", "foreign")]
-            cells = [Cell(text, url) for pair in texts for text in pair]
-            yield Line([Cell(product, url), Cell(promised, url), *cells], part=True)
+            yield Line.of([product, promised, *chain(*texts)], url, part=True)
 
 
 def _of_product(rate: Mapping[str, Any]) -> tuple[str, str]:

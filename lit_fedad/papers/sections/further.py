@@ -11,9 +11,8 @@ from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
 from lit_fedad.papers.sections.figures import run_pictures
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
 from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
-from lit_fedad.report.naming import metric_title
 from lit_fedad.report.run_figures import sheet
-from lit_fedad.report.tables import UNKNOWN, caption, costs_table, results_table
+from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.sites.status import status_rows
 from lit_fedad.sweep.plan import objective_value
 from lit_fedad.tracking.reading import TrackedRun
@@ -60,9 +59,9 @@ def site_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
         url, status = links.run(run.tracked), run.result.get("status") or {}
         for row in status_rows(status):
             heads = list(row)
-            sites.append(Line([Cell(text, url) for text in (label, *row.values())]))
+            sites.append(Line.of([label, *row.values()], url))
         for site, own in status.items():
-            troubles += [Line([Cell(text) for text in (label, site, line)]) for line in own["troubles"]]
+            troubles += [Line.of([label, site, line]) for line in own["troubles"]]
     if sites:
         notes = ["Time: from order to answer. Bytes: of messages that were merged."]
         yield Grid("", ["run", *heads], sites, notes, texts=3)
@@ -111,7 +110,7 @@ def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]
     """
     for filled in tables:
         if any(key in row.paper for row in filled.table.rows for key in filled.columns.values()):
-            yield from _paper_table(filled, links)
+            yield from filled.grids(links)
 
 
 def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterator[Block]:
@@ -123,54 +122,3 @@ def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterato
             ["DIR is the folder of the data. A command runs what is missing and resumes what was begun."]
         )
         yield Commands(pairs)
-
-
-def _paper_table(filled: FilledTable, links: Links) -> Iterator[Block]:
-    table, frame = filled.table, filled.frame()
-    column_of = {
-        column if len(table.metrics) == 1 else f"{column} {metric_title(metric)}": column
-        for column in filled.columns
-        for metric in table.metrics
-    }
-    notes = [
-        f"The paper's numbers: {table.source}.",
-        *caption(table, list(filled.columns), frame),
-        " ".join(table.note.split()),
-    ]
-    with_runs = {row for row, _ in filled.runs}
-    blocks = [(table.title, list(table.rows)), (f"{table.title}: beyond the paper", list(table.beyond))]
-    blocks = [(title, rows) for title, rows in blocks if with_runs & {row.label for row in rows}]
-    for title, rows in blocks:
-        texts = results_table(table, rows, filled.columns, frame)
-        lines = [
-            Line(
-                [
-                    Cell(text, links.runs(filled.runs.get((row.label, column_of.get(head, "")), ())))
-                    for head, text in zip(texts.columns, line, strict=True)
-                ]
-            )
-            for row, line in zip(rows, texts.to_numpy().tolist(), strict=True)
-        ]
-        yield Grid(title, list(texts.columns), lines)
-        costs = costs_table(table, [row for row in rows if row.label in with_runs], frame)
-        yield Grid(
-            f"{title}: what it cost",
-            list(costs.columns),
-            [
-                Line([Cell(text, links.runs(_runs_of_row(filled, line[0]))) for text in line])
-                for line in costs.to_numpy().tolist()
-            ],
-            [note for note in notes if note] if rows is blocks[-1][1] else (),
-        )
-
-    if (constants := filled.constants()) is not None:
-        texts = results_table(table, constants[0], filled.columns, constants[1])
-        yield Grid(
-            f"{table.title}: predictions that look at no image",
-            list(texts.columns),
-            [Line([Cell(text) for text in line]) for line in texts.to_numpy().tolist()],
-        )
-
-
-def _runs_of_row(filled: FilledTable, row: str) -> list[CompleteRun]:
-    return [run for (label, _), runs in filled.runs.items() if label == row for run in runs]
