@@ -162,7 +162,7 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
 def results_grid(
     table: Table, rows: Sequence[Row], columns: Mapping[str, str], runs: pd.DataFrame, link: Link, title: str
 ) -> Grid:
-    """Tabulates metrics of the last round, mean ± sample standard deviation over seeds, our best of a column in bold."""
+    """Tabulates metrics of the last round: mean ± sample deviation over seeds; our best of a column in bold."""
     heads, cells = [table.rows_are], [[Cell(row.label) for row in rows]]
     for column, key in columns.items():
         for index, metric in enumerate(table.metrics):
