@@ -240,7 +240,7 @@ def export(
         )
         how = RunFolder(destination).save_json("preprocessing.json", facts.preprocessing)
         sheet = write_sheet(destination, facts)
-        kept, new = read_sheet(destination).sha256, {file.name for file in written}
+        kept, new = read_sheet(destination).sha256, {file.files[0] for file in written}
         before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
         sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
         facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
@@ -254,7 +254,7 @@ def export(
     display.unsent(delivery.pending, folder.home.path)
     for file in written:
         display.note(
-            f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from"
+            f"{file.files[0]}: {human_bytes(file.size)}, at most {file.difference:.1e} from"
             f" {opened.title}{named_version(result)} on {facts.compared_images}{_on_images(file)}"
         )
     display.where_next([("written", str(destination)), ("how to use", str(card))])
