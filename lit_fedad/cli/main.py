@@ -212,7 +212,7 @@ COMMANDS = {
             "attack=inversion": Form(
                 "images out of what a client uploads: banks, weights of classifiers, condensed images",
                 "attack=inversion run=outputs/first client=0",
-                ("cli.privacy.PrivacyOptions", "audits.inversion.InversionOptions"),
+                ("cli.privacy.PrivacyOptions", "audits.inversion_attack.InversionOptions"),
                 "[data.root=DIR]",
             ),
             "attack=dcor": Form(
