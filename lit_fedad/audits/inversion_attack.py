@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lit_fedad.audits.decoder import Batches, Decoder, drawn_from, drawn_scenes, train_decoder
 from lit_fedad.audits.reconstruction import (
+    Batches,
+    Decoder,
     Inversion,
     as_sets,
     by_position,
+    drawn_from,
+    drawn_scenes,
     invert_features,
     invert_gradients,
+    train_decoder,
 )
 from lit_fedad.audits.statistics import evidence_of, receive
 from lit_fedad.contracts import Context, Message
@@ -25,9 +29,8 @@ from lit_fedad.contracts.evidence import Invertible, SentBank, SentImages, SentW
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.contracts.state import detached, load_state
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.arrays import read_images, resized
 from lit_fedad.data.datamodule import Batch
-from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.labelled import LabelledSet, read_images, resized
 from lit_fedad.data.public import natural, refuse_overlap
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.finished_run import FinishedRun

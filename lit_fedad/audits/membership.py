@@ -15,11 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_fedad.audits.lira import Rule, exchangeable_scores, offline_scores, online_scores
 from lit_fedad.audits.membership_report import (
     Attacked,
     MembershipReport,
+    Rule,
+    exchangeable_scores,
     membership_report,
+    offline_scores,
+    online_scores,
     pooled_roc,
 )
 from lit_fedad.audits.page import Outcome
@@ -30,7 +33,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.privacy.image_privacy import Plan
-from lit_fedad.report.audit_figures import roc_figure
+from lit_fedad.report.decision_figures import roc_figure
 from lit_fedad.report.figures import save_figure
 
 _SHIFT = {

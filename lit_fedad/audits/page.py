@@ -12,8 +12,8 @@ from lit_fedad.contracts import MessageSpec, TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.report.html import Block, Cell, Grid, Line, Page, Prose, Section, render_html, render_markdown
-from lit_fedad.report.naming import human_bytes, metric_title
+from lit_fedad.report.closing import human_bytes, metric_title
+from lit_fedad.report.html import Block, Grid, Line, Page, Prose, Section, render_html, render_markdown
 from lit_fedad.tracking.tracker import amend
 
 BUDGET = "differential_privacy"
@@ -66,10 +66,9 @@ def write_page(run: FinishedRun, outcome: Outcome | None = None) -> None:
         run.display.note(page.summary)
         for section in page.sections:
             run.display.note(f"\n{section.title}")
-            for block in section.blocks:
-                _print(run, block)
+            run.display.blocks(section.blocks)
     else:
-        _print(run, _TABLES[outcome.attack](outcome.content))
+        run.display.blocks([_TABLES[outcome.attack](outcome.content)])
     metrics = {"privacy/bytes_up": float(sum(sum(one.bytes_up.values()) for one in run.federation.history))}
     written = [] if outcome is None else outcome.files
     if outcome is not None:
@@ -130,7 +129,7 @@ def _leaving(run: FinishedRun) -> Grid:
                 "the sum of all" if summed else "each message" if spec else "-",
                 human_bytes(round(counted)) if counted is not None and place == 0 else "",
             ]
-            lines.append(Line([Cell(text) for text in cells]))
+            lines.append(Line.of(cells))
     heads = ["exchange", "when", "tensors", "the server sees", "bytes, a client and round"]
     return Grid("", heads, lines, texts=4)
 
@@ -175,7 +174,7 @@ def _findings(run: FinishedRun) -> list[Block]:
 def _correlation(found: Mapping[str, Any]) -> Grid:
     heads = {"r_squared": "R^2", "r": "R", "corrected": "R^2, bias-corrected"}
     lines = [
-        Line([Cell(name), *(Cell(f"{found[f'{key}_raw_{kind}']:.3f}") for kind in heads)])
+        Line.of([name, *(f"{found[f'{key}_raw_{kind}']:.3f}" for kind in heads)])
         for key, name in _CORRELATED.items()
     ]
     return Grid("Distance correlation with images", ["of", *heads.values()], lines)
@@ -188,7 +187,7 @@ def _membership(found: Mapping[str, Any]) -> Grid:
         mean, deviation = report["auc_of_models"]
         rates = [report["tpr"][name] for name in _RATES]
         texts = [WHO[one["side"]], one["statistic"], f"{mean:.3f} +- {deviation:.3f}"]
-        lines.append(Line([Cell(text) for text in (*texts, *map(_interval, (report["auc"], *rates)))]))
+        lines.append(Line.of([*texts, *map(_interval, (report["auc"], *rates))]))
     notes = [
         f"{found['shadows']} shadow runs, each attacked in turn ({found['mode']}); uploads: {found['uploads']};"
         f" shift between members and others: {found['shift']}",
@@ -216,7 +215,7 @@ def _inversion(found: Mapping[str, Any]) -> Grid:
             f"{judged['ssim']:.2f}, {judged['best_ssim']:.2f}",
             _decibel(judged["psnr_to_mean_image"]),
         ]
-        lines.append(Line([Cell(text) for text in texts]))
+        lines.append(Line.of(texts))
     heads = ["inverted", "top-1", "median rank", "PSNR in dB, best", "SSIM, best", "PSNR to the mean image"]
     notes = [
         f"Exchange {found['exchange']} of client {found['client']}; the control is client {found['control']}. Judged"
@@ -259,20 +258,4 @@ def _defences(run: FinishedRun) -> Grid:
         )
     spent = "none" if budget is None else f"epsilon {budget['epsilon']:.3g}, delta {budget['delta']:.1g}"
     rows.append(("differential privacy", spent, "noise: a bound for any attack"))
-    lines = [Line([Cell(text) for text in row]) for row in rows]
-    return Grid("", ["defence", "state", "what it does"], lines, texts=3)
-
-
-def _print(run: FinishedRun, block: Block) -> None:
-    """Prints tables and prose."""
-    if isinstance(block, Grid):
-        if block.title:
-            run.display.note(block.title)
-        run.display.table(
-            [dict(zip(block.heads, (cell.text for cell in line.cells), strict=True)) for line in block.lines]
-        )
-        lines: Sequence[str] = block.notes
-    else:
-        lines = block.lines if isinstance(block, Prose) else ()
-    for line in lines:
-        run.display.note(line)
+    return Grid("", ["defence", "state", "what it does"], list(map(Line.of, rows)), texts=3)

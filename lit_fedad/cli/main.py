@@ -180,7 +180,7 @@ COMMANDS = {
                     "inversion",
                     "audits.inversion.invert",
                     " client=0",
-                    (_SHARED, "audits.inversion.InversionOptions"),
+                    (_SHARED, "audits.inversion_attack.InversionOptions"),
                 ),
                 ("dcor", "audits.distance_correlation.correlate", "", (_SHARED,)),
                 ("report", "audits.page.write_page", "", (_SHARED,)),

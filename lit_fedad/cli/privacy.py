@@ -67,7 +67,8 @@ def _attack(
             lira, overrides = read(LiraOptions, others, "privacy")
             return lambda run: infer(run, lira), overrides
         case "inversion":
-            from lit_fedad.audits.inversion import InversionOptions, invert
+            from lit_fedad.audits.inversion import invert
+            from lit_fedad.audits.inversion_attack import InversionOptions
 
             inversion, overrides = read(InversionOptions, others, "privacy")
             return lambda run: invert(run, inversion), overrides

@@ -17,9 +17,8 @@ from lit_fedad.data.input_files import inside, read_json, read_table, require_fi
 from lit_fedad.data.masks import marked_pixels
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.pictures import open_picture
-from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import limited
+from lit_fedad.data.subset import choose_products, limited
 
 _MASK = "_GT"
 _PRODUCT = "surface"

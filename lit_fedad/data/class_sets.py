@@ -14,8 +14,7 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100, STL10, SVHN, ImageFolder, Places365
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.arrays import draw, read_images, resized
-from lit_fedad.data.labelled import HALF, LabelledSet, balanced
+from lit_fedad.data.labelled import HALF, LabelledSet, balanced, draw, read_images, resized
 
 Part = tuple[Tensor | list[Path], Tensor]
 """Images of a part, uint8 [N, 3, H, W] or their files, and labels, int64 [N]."""

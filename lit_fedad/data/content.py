@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
@@ -12,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import sha256
+from lit_fedad.core.files import atomic, sha256
 from lit_fedad.data.input_files import check_regular, read_json
-from lit_fedad.data.row_store import write_json
 
 _MOST_KNOWN = 1_000_000
 _TICK_NS = 50_000_000  # a file system's clock may stand still as long: a change within it would not show
@@ -93,5 +93,6 @@ def _write_memo(file: Path | None, known: dict[str, tuple[_Seen, bytes]]) -> Non
     if file is None:
         return
     latest = list(known.items())[-_MOST_KNOWN:]
-    with suppress(OSError):  # a folder that cannot be written costs time, no result
-        write_json(file, {path: (*seen, digest.hex()) for path, (seen, digest) in latest})
+    content = json.dumps({path: (*seen, digest.hex()) for path, (seen, digest) in latest})
+    with suppress(OSError), atomic(file) as part:  # a folder that cannot be written costs time, no result
+        part.write_text(content)

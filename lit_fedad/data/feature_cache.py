@@ -2,69 +2,87 @@
 
 import hashlib
 import json
-import math
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import Batch, BatchDataset, Targets
-from lit_fedad.data.row_store import RowStore, Shapes
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 
 HASHES = "hashes.json"
 """Name of the file of known hashes, in the folder of all caches."""
 
-_FORMAT = 1  # raise it when the same images, transform and backbone begin to give other rows
+_FORMAT = 2  # raise it when the same images, transform and backbone begin to give other files
+_ELSEWHERE = "choose another folder (cache.folder=...) or compute features each time (cache.enabled=false)"
+
+_logger = logging.getLogger(__name__)
+
+
+def _read(file: Path) -> tuple[list[Tensor], int]:
+    """Reads the layers of an image, float16 ``[C_l, H_l, W_l]`` each, and the checksum of what was written."""
+    with safe_open(file, "pt") as held:
+        layers = [held.get_tensor(name) for name in sorted(held.keys())]
+        return layers, int(held.metadata()["crc"])
+
+
+def _checksum(layers: Iterable[Tensor]) -> int:
+    checksum = 0
+    for layer in layers:
+        checksum = zlib.crc32(layer.numpy().data, checksum)
+    return checksum
 
 
 class CachedFeatures(BatchDataset):
-    """Feature pyramids read from the rows of a cache, whole batches at once.
+    """Feature pyramids read from the files of a cache.
 
     Args:
-        file: The file of rows.
-        shapes: ``(C_l, H_l, W_l)`` of each layer.
-        rows: The row of each sample.
+        files: The file of each sample.
+        shapes: ``[C_l, H_l, W_l]`` of each layer.
         targets: Labels and masks of the samples.
     """
 
-    def __init__(self, file: Path, shapes: Shapes, rows: Sequence[int], targets: Targets) -> None:
-        self._shapes, self._targets = shapes, targets
-        self._rows = np.asarray(rows, dtype=np.int64)
-        ends = np.cumsum([math.prod(shape) for shape in shapes], dtype=np.int64).tolist()
-        self._spans = list(zip([0, *ends], ends, strict=False))
-        self._data = np.empty((0, 0), np.float16)
-        if len(self._rows):
-            self._data = np.memmap(
-                file, np.float16, "r", shape=(int(self._rows.max()) + 1, self._spans[-1][1])
-            )
+    def __init__(self, files: Sequence[Path], shapes: Sequence[torch.Size], targets: Targets) -> None:
+        self._files, self._shapes, self._targets = files, shapes, targets
+        self._sizes = [shape.numel() for shape in shapes]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._files)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns a whole batch."""
         batch = self._targets[indices]
-        rows = self._rows[batch["index"].numpy()]
-        batch["pyramid"] = tuple(
-            torch.from_numpy(self._data[rows, start:end]).float().view(-1, *shape)
-            for (start, end), shape in zip(self._spans, self._shapes, strict=True)
-        )
+        # Values end a file, in the order of layers; to read its head would take longer than them.
+        whole = sum(self._sizes)
+        contents = [self._files[index].read_bytes() for index in batch["index"].tolist()]
+        rows = torch.from_numpy(np.stack([np.frombuffer(one, np.float16)[-whole:] for one in contents]))
+        layers = zip(rows.split(self._sizes, dim=1), self._shapes, strict=True)
+        batch["pyramid"] = tuple(layer.float().view(-1, *shape) for layer, shape in layers)
         return batch
 
 
 class FeatureCache:
     """Cache of the features that a frozen extractor gives for images.
 
-    Rows are found by the bytes of an image: copies and renamed files are computed once. Several processes may
-    fill the same folder at the same time: one computes, the others wait and read.
+    Each image has a file, called after the hash of its bytes: copies and renamed files are computed once, and a killed
+    process loses no more than what it was computing. Several processes may fill the same folder at the same time: one
+    computes, the others wait and read.
 
     Args:
         folder: Folder of all caches; each pair of transform and extractor gets a folder of its own in it.
@@ -86,9 +104,9 @@ class FeatureCache:
         self._transform, self._extractor = transform, extractor
         identity = {"format": _FORMAT, "transform": transform.fingerprint, "backbone": fingerprint}
         self.folder = Path(folder) / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        self._store = RowStore(self.folder, identity)
         self._hashes = Path(folder) / HASHES
         self._image: dict[Path, bytes] = {}
+        self._shapes: dict[bytes, list[torch.Size]] = {}  # of the images whose files are known to be whole
 
     def fill(
         self,
@@ -110,26 +128,36 @@ class FeatureCache:
                 cannot be written or has too little room.
         """
         paths = dict.fromkeys(sample.path for sample in samples)
-        with self._store.locked():
+        with self._locked():
             self._image |= content_hashes(paths, self._hashes)
             path_of = {self._image[path]: path for path in paths}
-            missing = self._store.missing(path_of)
+            self._check(path_of)
+            missing = [image for image in path_of if image not in self._shapes]
             if not missing:
                 return
-            shapes = self._shapes(path_of[missing[0]], device)
-            if self._store.shapes not in (None, shapes):
-                self._store.clear(f"is for shapes {self._store.shapes}, but the backbone gives {shapes}")
+            one = [
+                layer[0]
+                for layer in self._extract(self._transform.image(path_of[missing[0]])[None].to(device), 1)
+            ]
+            shapes = [layer.shape for layer in one]
+            if any(self._shapes.get(image, shapes) != shapes for image in path_of):
+                self._warn(self.folder, f"holds other shapes than {shapes}, which the backbone gives")
                 missing = list(path_of)
-            self._store.prepare(shapes, len(missing))
+            self._check_room(len(missing) * sum(layer.nbytes for layer in one))
             batches = [missing[start : start + batch_size] for start in range(0, len(missing), batch_size)]
             done = 0
             for batch, images in zip(batches, self._decode(batches, path_of), strict=True):
-                rows = self._extract(images.to(device), batch_size)
-                finite = rows.isfinite().all(dim=1)
-                if not finite.all():
-                    path = path_of[batch[int(finite.int().argmin())]]
-                    raise UserError(f"features of {path} do not fit half precision: set cache.enabled=false")
-                self._store.write(batch, rows.numpy())
+                layers = self._extract(images.to(device), batch_size)
+                for place, image in enumerate(batch):
+                    own = [layer[place].contiguous() for layer in layers]
+                    if not all(layer.isfinite().all() for layer in own):
+                        raise UserError(
+                            f"features of {path_of[image]} do not fit half precision: set cache.enabled=false"
+                        )
+                    with atomic(self._file(image)) as part:
+                        named = {f"{number:02}": layer for number, layer in enumerate(own)}
+                        save_file(named, part, {"crc": str(_checksum(own))})
+                    self._shapes[image] = shapes
                 done += len(batch)
                 if progress is not None:
                     progress(done, len(missing))
@@ -150,23 +178,66 @@ class FeatureCache:
         unseen = [sample.path for sample in samples if sample.path not in self._image]
         if unseen:
             raise ValueError(f"no features of {unseen[0]}: call fill with these samples first")
-        rows = [self._store.row[self._image[sample.path]] for sample in samples]
         targets = Targets(samples, self._transform, with_masks, products)
-        return CachedFeatures(self._store.rows_file, self._store.shapes or (), rows, targets)
+        images = [self._image[sample.path] for sample in samples]
+        shapes = self._shapes[images[0]] if images else []
+        return CachedFeatures([self._file(image) for image in images], shapes, targets)
+
+    def _file(self, image: bytes) -> Path:
+        return self.folder / image.hex()[:2] / f"{image.hex()}.safetensors"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Locks the folder against other processes; what the disk refuses in the meantime is a `UserError`."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / "lock")
+            try:
+                lock.acquire(timeout=1)
+            except Timeout:
+                _logger.warning("waiting for another process that fills the feature cache %s", self.folder)
+                lock.acquire()
+            try:
+                yield
+            finally:
+                lock.release()
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise UserError(f"feature cache {self.folder} cannot be used ({reason}): {_ELSEWHERE}") from error
+
+    def _check(self, images: Iterable[bytes]) -> None:
+        """Reads the files that there are, each once a process; warns of those that are damaged."""
+        damaged = []
+        for image in images:
+            if image in self._shapes or not self._file(image).exists():
+                continue
+            try:
+                layers, checksum = _read(self._file(image))
+                if _checksum(layers) != checksum:
+                    raise ValueError("another checksum")
+                self._shapes[image] = [layer.shape for layer in layers]
+            except (SafetensorError, ValueError, KeyError, TypeError):
+                damaged.append(self._file(image))
+        if damaged:
+            self._warn(damaged[0], f"is damaged, {len(damaged)} in all")
+
+    def _check_room(self, needed: int) -> None:
+        room = shutil.disk_usage(self.folder).free
+        if needed > room:
+            sizes = f"{needed / 1e9:.3g} GB, the disk has {room / 1e9:.3g} GB left"
+            raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
+
+    def _warn(self, file: Path, what: str) -> None:
+        warnings.warn(f"feature cache {file} {what}: it is made again", stacklevel=4)
 
     @torch.inference_mode()
-    def _shapes(self, path: Path, device: torch.device | str) -> Shapes:
-        pyramid = self._extractor(self._transform.image(path)[None].to(device))
-        return tuple(tuple(features.shape[1:]) for features in pyramid)
-
-    @torch.inference_mode()
-    def _extract(self, images: Tensor, batch_size: int) -> Tensor:
-        """Rows of a batch of images, float16 ``[B, row]``."""
-        # The last bits of a convolution can depend on the size of the batch. With full batches only, a row
-        # does not depend on how many others are missing, and one made again is the same bit for bit.
+    def _extract(self, images: Tensor, batch_size: int) -> list[Tensor]:
+        """Layers of a batch of images, float16 ``[B, C_l, H_l, W_l]`` each, on the CPU."""
+        # The last bits of a convolution can depend on the size of the batch. With full batches only, features
+        # do not depend on how many others are missing, and those made again are the same bit for bit.
         filling = images[-1:].expand(batch_size - len(images), -1, -1, -1)
         pyramid = self._extractor(torch.cat([images, filling]))
-        return torch.cat([features[: len(images)].flatten(1) for features in pyramid], dim=1).half().cpu()
+        return [layer[: len(images)].half().cpu() for layer in pyramid]
 
     def _decode(self, batches: list[list[bytes]], path_of: dict[bytes, Path]) -> Iterator[Tensor]:
         """Reads images in threads, one batch ahead of the extractor."""

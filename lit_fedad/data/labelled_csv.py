@@ -10,9 +10,8 @@ from unicodedata import normalize
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import image_suffixes, images_in
 from lit_fedad.data.input_files import read_table
-from lit_fedad.data.products import require_known
 from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample
-from lit_fedad.data.subset import split_normals
+from lit_fedad.data.subset import require_known, split_normals
 
 _NO_LABEL = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null", "-"})
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import LeftOut, entries, images_in
 from lit_fedad.data.masks import find_masks
-from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import limited
+from lit_fedad.data.subset import choose_products, limited
 
 
 @limited

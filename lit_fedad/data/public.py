@@ -12,9 +12,8 @@ from torch import Tensor
 
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.arrays import draw, read_images, resized
 from lit_fedad.data.image_files import images_in
-from lit_fedad.data.labelled import HALF, LabelledSet
+from lit_fedad.data.labelled import HALF, LabelledSet, draw, read_images, resized
 from lit_fedad.data.packed import packed_images
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.arrays import draw, resized
-from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.labelled import LabelledSet, draw, resized
 
 
 @dataclass(frozen=True, eq=False)

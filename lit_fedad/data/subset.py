@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, zip_longest
+from pathlib import Path
 from typing import Any
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.hold_out import image_groups
+from lit_fedad.data.partition import image_groups
 from lit_fedad.data.sample import ImageSet, Sample
 
 
@@ -160,3 +162,44 @@ def _balanced(samples: list[Sample], limit: int | None, seed: int) -> list[Sampl
     num_good = min(len(good), max(limit // 2, limit - len(dealt)))
     chosen = {*good[:num_good], *dealt[: limit - num_good]}
     return [sample for sample in samples if sample in chosen]
+
+
+def choose_products(products: Sequence[str | int] | None, known: Sequence[str], where: Path) -> list[str]:
+    """Checks the requested products against those of the set.
+
+    Args:
+        products: Names in the order wanted; None takes all. A number stands for its name.
+        known: Every product of the set, at least one.
+        where: The file or folder that holds them, for messages.
+
+    Returns:
+        Names of products, each once.
+
+    Raises:
+        UserError: A product is unknown (naming the nearest) or listed twice, or the list is empty.
+
+    Example:
+        >>> choose_products(["pcb2", "pcb1"], ["candle", "pcb1", "pcb2"], Path("VisA"))
+        ['pcb2', 'pcb1']
+    """
+    if products is None:
+        return list(known)
+    names = [str(name) for name in ([products] if isinstance(products, str) else products)]
+    if not names:
+        raise UserError("products: the list is empty; name at least one product, or leave it out")
+    for name, count in Counter(names).items():
+        require_known(name, known, f"{where}: no product '{name}'")
+        if count > 1:
+            raise UserError(f"products: {name} is listed twice; remove one")
+    return names
+
+
+def require_known(word: str, known: Collection[str], problem: str) -> None:
+    """Refuses a word that is not known, and names the nearest that is.
+
+    Raises:
+        UserError: It is none of them.
+    """
+    if word not in known:
+        nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)
+        raise UserError(problem + (f"; the nearest is '{nearest[0]}'" if nearest else "; it is empty"))

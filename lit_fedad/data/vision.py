@@ -24,9 +24,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.input_files import check_pixels, inside, read_json
-from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import split_normals, subset
+from lit_fedad.data.subset import choose_products, split_normals, subset
 
 _LONGEST_RUN = 60  # bits of a length
 

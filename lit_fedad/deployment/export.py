@@ -18,16 +18,23 @@ from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
-from lit_fedad.deployment.detector_sheet import read_sheet, write_sheet
-from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
+from lit_fedad.deployment.exported import read_sheet, write_sheet
+from lit_fedad.deployment.formats import (
+    FORMATS,
+    MOST_IMAGES,
+    Detector,
+    Outputs,
+    check_formats,
+    output_shapes,
+    trace,
+)
 from lit_fedad.deployment.live_detector import decision_rule, named_version, open_client
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import image_files
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.report.closing import human_bytes
 from lit_fedad.report.console import Display
-from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
 
 TOLERANCE = 1e-4
@@ -58,7 +65,7 @@ def write_checked(
     """Writes a detector in each format; keeps no file if one of them differs from the live detector.
 
     Args:
-        program: The graph, from `lit_fedad.deployment.detector.trace`.
+        program: The graph, from `lit_fedad.deployment.formats.trace`.
         formats: Keys of `FORMATS`.
         folder: Folder to write to.
         compared: Batches, at least one.
@@ -240,7 +247,7 @@ def export(
         )
         how = RunFolder(destination).save_json("preprocessing.json", facts.preprocessing)
         sheet = write_sheet(destination, facts)
-        kept, new = read_sheet(destination).sha256, {file.name for file in written}
+        kept, new = read_sheet(destination).sha256, {file.files[0] for file in written}
         before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
         sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
         facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
@@ -254,7 +261,7 @@ def export(
     display.unsent(delivery.pending, folder.home.path)
     for file in written:
         display.note(
-            f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from"
+            f"{file.files[0]}: {human_bytes(file.size)}, at most {file.difference:.1e} from"
             f" {opened.title}{named_version(result)} on {facts.compared_images}{_on_images(file)}"
         )
     display.where_next([("written", str(destination)), ("how to use", str(card))])

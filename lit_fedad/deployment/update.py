@@ -37,8 +37,8 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import flat_metrics, flat_summaries
 from lit_fedad.experiment.train import conclude
 from lit_fedad.methods.parts.pooled_moments import MomentsServer
+from lit_fedad.report.closing import metric_title
 from lit_fedad.report.console import Display
-from lit_fedad.report.naming import metric_title
 from lit_fedad.tracking.tracker import amend
 
 _KNOWN = "are part of the detector already, or copies"

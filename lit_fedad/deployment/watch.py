@@ -17,7 +17,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client
 from lit_fedad.deployment.predict import UNREADABLE, listed, readable
-from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
+from lit_fedad.deployment.reviews import Key, WatchLog, key_of
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts

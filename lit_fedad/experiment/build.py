@@ -17,9 +17,8 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build, locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import FederatedDataModule
-from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
+from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet, read_images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.stream import StreamDataModule

@@ -18,15 +18,19 @@ from lit_fedad.papers.runs import CompleteRun, Links, complete_runs, groups_by_d
 from lit_fedad.papers.sections.figures import (
     accuracy_over_bytes,
     accuracy_over_rounds,
+    attacks,
+    missing_runs,
+    paper_tables,
     partitions,
     promises,
     run_sheets,
+    site_tables,
+    sweeps,
 )
-from lit_fedad.papers.sections.further import attacks, missing_runs, paper_tables, site_tables, sweeps
 from lit_fedad.papers.sections.overview import client_spread, complete_table, incomplete_table, product_tables
+from lit_fedad.report.closing import human_bytes
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
-from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 
 _COMMAND = "report without table="

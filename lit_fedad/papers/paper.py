@@ -1,20 +1,32 @@
-"""Fills the papers' tables with complete runs."""
+"""The papers' tables with runs in their cells, and what they lack."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any
 
 import pandas as pd
 
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.plan import paper_columns, read_table
-from lit_fedad.papers.results import attacked, constant_rows
-from lit_fedad.papers.runs import CompleteRun, differences
-from lit_fedad.report.tables import Outcome, Row, Setting, Table, runs_frame
+from lit_fedad.papers.runs import CompleteRun, Links, differences
+from lit_fedad.report.closing import CONSTANT_LABELS
+from lit_fedad.report.html import Grid
+from lit_fedad.report.tables import (
+    Outcome,
+    Row,
+    Setting,
+    Table,
+    caption,
+    costs_grid,
+    results_grid,
+    runs_frame,
+)
 
 SEEDS = (0, 1, 2)
 """Seeds of the runs of a paper's table."""
@@ -64,39 +76,96 @@ def _numbers(numbers: Iterable[int], separator: str) -> str:
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A paper's table with the complete runs that it lists.
+    """A paper's table with runs in its cells.
 
     Attributes:
-        table: The table; its rows are those that have runs, or at least numbers of the paper.
-        columns: Key of the paper's numbers by label of a column that has runs.
-        runs: Runs, one a seed, by labels of row and column.
+        table: The table; its rows are those that are shown.
+        columns: Key of the paper's numbers by label of a column that is shown.
+        outcomes: The runs, complete or not.
+        complete: Complete runs, one a seed, by labels of row and column, which numbers link to.
     """
 
     name: str
     table: Table
     columns: Mapping[str, str]
-    runs: Mapping[tuple[str, str], Sequence[CompleteRun]]
+    outcomes: Sequence[Outcome]
+    complete: Mapping[tuple[str, str], Sequence[CompleteRun]] = field(default_factory=dict)
 
     @property
     def exact(self) -> set[tuple[str, str, int]]:
         """Row, column and seed of the runs."""
-        return {(*cell, run.seed) for cell, runs in self.runs.items() for run in runs}
+        return {(one.row, one.column, one.seed) for one in self.outcomes}
 
+    @cached_property
     def frame(self) -> pd.DataFrame:
-        """Builds a frame with one line a run."""
-        return runs_frame(self._outcomes(), self.table.metrics)
+        """The frame with one line a run."""
+        return runs_frame(self.outcomes, self.table.metrics)
 
+    @cached_property
     def constants(self) -> tuple[Sequence[Row], pd.DataFrame] | None:
-        """Lists the rows of constant predictions, with their frame; None where no run classifies."""
-        return None if self.table.attack else constant_rows(self._outcomes(), self.table.metrics)
+        """Rows of constant predictions, with their frame; None where no run classifies, or runs are attacked.
 
-    def _outcomes(self) -> list[Outcome]:
-        endings = {row.label: row.ending for row in (*self.table.rows, *self.table.beyond)}
-        return [
-            Outcome(row, column, run.seed, str(run.files), run.result, None, endings[row])
-            for (row, column), runs in self.runs.items()
-            for run in runs
-        ]
+        What chance gives stands beside an attack's numbers.
+        """
+        return None if self.table.attack else constant_rows(self.outcomes, self.table.metrics)
+
+    def grids(self, links: Links | None = None) -> Iterator[Grid]:
+        """Tabulates results beside the paper's, and what they cost: the paper's rows, those beyond, and constants."""
+
+        def link(row: str, column: str | None) -> str | None:
+            runs = [r for cell, own in self.complete.items() if cell == (row, column or cell[1]) for r in own]
+            return links.runs(runs) if links else None
+
+        table, with_runs = self.table, set(self.frame["row"])
+        blocks = [(table.title, table.rows), (f"{table.title}: beyond the paper", table.beyond)]
+        blocks = [(title, rows) for title, rows in blocks if with_runs & {row.label for row in rows}]
+        for title, rows in blocks:
+            yield results_grid(table, rows, self.columns, self.frame, link, title)
+            own = [row for row in rows if row.label in with_runs]
+            costs = costs_grid(table, own, self.frame, link, f"{title}: what it cost")
+            last = rows is blocks[-1][1]
+            yield replace(costs, notes=caption(table, list(self.columns), self.frame)) if last else costs
+        if self.constants:
+            title = f"{table.title}: predictions that look at no image"
+            yield results_grid(table, self.constants[0], self.columns, self.constants[1], link, title)
+
+
+def constant_rows(
+    outcomes: Sequence[Outcome], metrics: Sequence[str]
+) -> tuple[list[Row], pd.DataFrame] | None:
+    """Lists the rows of a table's constant predictions, with their frame; None where no run classifies.
+
+    Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
+    those with most clients: a row of the pooled data does not have the others' clients.
+    """
+    found: dict[tuple[str, int], Outcome] = {}
+    known = [one for one in outcomes if one.result and one.result.get("constants")]
+    for outcome in sorted(known, key=lambda one: -len((one.result or {})["partition"]["sizes"])):
+        found.setdefault((outcome.column, outcome.seed), outcome)
+    if not found:
+        return None
+    constants = [
+        replace(outcome, row=label, ending="", constant=name)
+        for name, label in CONSTANT_LABELS.items()
+        for outcome in found.values()
+    ]
+    return [Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(constants, metrics)
+
+
+def with_attack(result: Mapping[str, Any], folder: RunFolder) -> dict[str, Any]:
+    """Adds what membership inference found to a run's last round.
+
+    Raises:
+        UserError: If the attack's file cannot be read.
+    """
+    found = folder.attacks().get("lira", {})
+    numbers = {name: {"mean": value} for name, value in found.items() if isinstance(value, float)}
+    return {**result, "last": {**result["last"], **numbers}}
+
+
+def attacked(run: CompleteRun) -> CompleteRun:
+    """Returns a complete run whose last round has what membership inference found; see `with_attack`."""
+    return replace(run, result=with_attack(run.result, RunFolder(run.files)))
 
 
 def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
@@ -128,12 +197,15 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
         keys = columns.values()
         return [row for row in rows if row.label in with_runs or any(key in row.paper for key in keys)]
 
-    return FilledTable(
-        name,
-        replace(table, rows=shown(table.rows), beyond=shown(table.beyond)),
-        columns,
-        {cell: [by_seed[seed] for seed in sorted(by_seed)] for cell, by_seed in found.items()},
-    )
+    complete = {cell: [by_seed[seed] for seed in sorted(by_seed)] for cell, by_seed in found.items()}
+    endings = {row.label: row.ending for row in (*table.rows, *table.beyond)}
+    outcomes = [
+        Outcome(row, column, run.seed, str(run.files), run.result, None, endings[row])
+        for (row, column), own in complete.items()
+        for run in own
+    ]
+    table = replace(table, rows=shown(table.rows), beyond=shown(table.beyond))
+    return FilledTable(name, table, columns, outcomes, complete)
 
 
 def _cells_of(table: Table, run: CompleteRun) -> Iterator[tuple[str, str]]:

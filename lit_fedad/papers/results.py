@@ -1,26 +1,29 @@
-"""The results of a paper's table so far, and the files that show them."""
+"""A paper's table so far, of runs or of declared forms, and the files that show it."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_fedad.contracts import Free, MessageSpec, TensorSpec
+from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
-from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.papers.plan import PlannedRun
-from lit_fedad.papers.runs import CompleteRun
-from lit_fedad.report.closing import CONSTANT_LABELS
+from lit_fedad.experiment.build import Model, build_model
+from lit_fedad.methods.parts.condensed_images import IMAGES
+from lit_fedad.papers.paper import FilledTable, with_attack
+from lit_fedad.papers.plan import Column, PlannedRun
 from lit_fedad.report.console import Display
 from lit_fedad.report.figures import save_figure
-from lit_fedad.report.html import markdown_table
+from lit_fedad.report.html import Grid, Line, Page, Section, render_markdown
 from lit_fedad.report.table_figures import (
     rounds_figure,
     rounds_frame,
@@ -28,33 +31,15 @@ from lit_fedad.report.table_figures import (
     sheets_figure,
     tasks_figure,
 )
-from lit_fedad.report.tables import (
-    Outcome,
-    Row,
-    Setting,
-    Table,
-    caption,
-    costs_table,
-    markdown,
-    results_table,
-    runs_frame,
-)
+from lit_fedad.report.tables import UNKNOWN, Outcome, Row, Setting, Table
 
 
-def with_attack(result: Mapping[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """Adds what membership inference found to a run's last round.
-
-    Raises:
-        UserError: If the attack's file cannot be read.
-    """
-    found = folder.attacks().get("lira", {})
-    numbers = {name: {"mean": value} for name, value in found.items() if isinstance(value, float)}
-    return {**result, "last": {**result["last"], **numbers}}
-
-
-def attacked(run: CompleteRun) -> CompleteRun:
-    """Returns a complete run whose last round has what membership inference found; see `with_attack`."""
-    return replace(run, result=with_attack(run.result, RunFolder(run.files)))
+def write_table(page: Page, frame: pd.DataFrame, markdown: Path, csv: Path) -> None:
+    """Writes a table as Markdown, and its frame as CSV, each completely or not at all."""
+    with atomic(markdown) as part:
+        part.write_text(render_markdown(page, "")[0])
+    with atomic(csv) as part:
+        frame.map(csv_cell).to_csv(part, index=False)
 
 
 class TableResults:
@@ -67,8 +52,9 @@ class TableResults:
     """
 
     def __init__(self, name: str, table: Table, runs: Sequence[PlannedRun], out: Path) -> None:
-        self._table, self._cells = table, runs
-        self._rows = list(dict.fromkeys(run.row for run in runs))
+        chosen = {run.row for run in runs}
+        rows, beyond = ([row for row in own if row.label in chosen] for own in (table.rows, table.beyond))
+        self.name, self._table, self._cells = name, replace(table, rows=rows, beyond=beyond), runs
         self._endings = {row.label: row.ending for row in (*table.rows, *table.beyond)}
         # The paper's numbers belong to its settings, or to its data whatever preset they were chosen by.
         self._columns: dict[str, str] = {
@@ -122,16 +108,19 @@ class TableResults:
             self.causes[run.folder.path] = str(error)
             return None
 
+    @property
+    def filled(self) -> FilledTable:
+        """The table with the results so far."""
+        return FilledTable(self.name, self._table, self._columns, self._outcomes())
+
     def write(self) -> None:
         """Writes the files with the results so far: an interruption loses no result."""
-        frame, constants = self.frame(), self._constants()
-        with atomic(self.files[0]) as part:
-            part.write_text(markdown(self._table, self._rows, self._columns, frame, constants))
-        with atomic(self.files[1]) as part:
-            lines = frame if constants is None else pd.concat([frame, constants[1]])
-            lines.map(csv_cell).to_csv(part, index=False)
+        filled = self.filled
+        frames = [filled.frame, *([filled.constants[1]] if filled.constants else [])]
+        page = Page(self._table.title, "", [Section("Results", list(filled.grids()))])
+        write_table(page, pd.concat(frames), *self.files[:2])
         if self._table.figure != "none" and self._results:  # empty axes say nothing
-            save_figure(self._figure(frame), self.files[2])
+            save_figure(self._figure(filled.frame), self.files[2])
 
     def _figure(self, frame: pd.DataFrame) -> Figure:
         """Draws the table's figure; that over rounds also as a CSV file."""
@@ -142,7 +131,9 @@ class TableResults:
             case "tasks":
                 return tasks_figure(table, columns, frame)
             case "sheets":
-                return sheets_figure(self._rows, columns, self._pictures())
+                return sheets_figure(
+                    [r.label for r in (*table.rows, *table.beyond)], columns, self._pictures()
+                )
         values = rounds_frame(table, self._outcomes())
         with atomic(self.files[3]) as part:
             values.map(csv_cell).to_csv(part, index=False)
@@ -156,10 +147,6 @@ class TableResults:
             if run.folder.path in self._results and file.is_file():
                 found.setdefault((run.row, run.column), file)
         return found
-
-    def frame(self) -> pd.DataFrame:
-        """Builds a frame with one line for each row, column and seed."""
-        return runs_frame(self._outcomes(), self._table.metrics)
 
     def _outcomes(self) -> list[Outcome]:
         return [
@@ -175,61 +162,125 @@ class TableResults:
             for run in self._cells
         ]
 
-    def _constants(self) -> tuple[Sequence[Row], pd.DataFrame] | None:
-        # What chance gives stands beside an attack's numbers.
-        return None if self._table.attack else constant_rows(self._outcomes(), self._table.metrics)
-
     def show(self, display: Display) -> None:
-        """Prints the table: one table a column if all columns side by side are wider than the terminal."""
-        frame = self.frame()
-        rows = [row for row in (*self._table.rows, *self._table.beyond) if row.label in self._rows]
-        shown, lines = rows, frame
-        if (constants := self._constants()) is not None:
-            shown, lines = [*rows, *constants[0]], pd.concat([frame, constants[1]])
-        whole = results_table(self._table, shown, self._columns, lines)
-        tables = [whole]
-        width = markdown_table(list(whole.columns), whole.to_numpy().tolist()).index("\n")
-        if width > shutil.get_terminal_size((120, 0)).columns:
-            tables = [
-                results_table(self._table, shown, {column: data}, lines)
-                for column, data in self._columns.items()
-            ]
-        display.note("")
-        display.note(self._table.title)
-        for table in (*tables, costs_table(self._table, rows, frame)):
-            display.table(cast("list[dict[str, str]]", table.to_dict("records")))
-            display.note("")
-        for line in caption(self._table, list(self._columns), frame):
-            display.note(line)
+        """Prints the table."""
+        display.blocks(self.filled.grids())
         display.where_next(
             [*(("file", str(file)) for file in self.files if file.is_file()), ("compare", "mlflow ui")]
         )
 
 
-def constant_rows(
-    outcomes: Sequence[Outcome], metrics: Sequence[str]
-) -> tuple[list[Row], pd.DataFrame] | None:
-    """Lists the rows of a table's constant predictions, with their frame; None where no run classifies.
+_MIB = 1024**2
 
-    Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
-    those with most clients: a row of the pooled data does not have the others' clients.
+
+def upload_mib(config: Config, setting: Setting) -> float:
+    """Computes the size of what all clients send in a round, in MiB, without headers (FedVCK, Table 5).
+
+    Condensed images are `share` times the training images; that each class of a client has a fewest number of them,
+    and is rounded up, is not counted. Lists of classes are counted as if each client had all.
+
+    Raises:
+        UserError: If the sender chooses another size, which only a run can tell.
     """
+    model, clients = _model(config, setting), config["partition"]["clients"]
+    image = config["image"]
+    share = config["method"]["client"].get("share", 0.0)
+    sizes = {
+        IMAGES: share * setting.images / clients,
+        "classes": setting.classes,
+        "channels": image["channels"],
+        "height": image["size"],
+        "width": image["size"],
+    }
+    tensors = chain.from_iterable(
+        exchange.upload_spec(model.client).items() for exchange in model.method.exchanges.rounds
+    )
+    of_client = sum(_bytes(name, tensor, sizes, config["method"]["name"]) for name, tensor in tensors)
+    return clients * of_client / _MIB
 
-    def clients(outcome: Outcome) -> int:
-        return len((outcome.result or {})["partition"]["sizes"])
 
-    found: dict[tuple[str, int], Outcome] = {}
-    for outcome in outcomes:
-        if outcome.result and outcome.result.get("constants"):
-            place = (outcome.column, outcome.seed)
-            known = found.setdefault(place, outcome)
-            if clients(outcome) > clients(known):
-                found[place] = outcome
-    if not found:
-        return None
-    constants = [
-        replace(outcome, row=label, ending="", constant=name)
-        for name, label in CONSTANT_LABELS.items()
-        for outcome in found.values()
+def messages(config: Config, setting: Setting) -> dict[str, str]:
+    """Lists what crosses before round 1 and in a round, each way (FedVCK, Table 10)."""
+    model = _model(config, setting)
+    found = {}
+    for when, exchanges in (
+        ("before round 1", model.method.exchanges.setup),
+        ("a round", model.method.exchanges.rounds),
+    ):
+        for way in ("up", "down"):
+            specs = [
+                exchange.upload_spec(model.client) if way == "up" else exchange.broadcast_spec(model.client)
+                for exchange in exchanges
+            ]
+            found[f"{way}, {when}"] = ", ".join(_contents(specs, model)) or "-"
+    return found
+
+
+def _model(config: Config, setting: Setting) -> Model:
+    return build_model(config, [str(number) for number in range(setting.classes)])
+
+
+def _bytes(name: str, tensor: TensorSpec, sizes: Mapping[str, float], method: str) -> float:
+    lengths = []
+    for size in tensor.shape:
+        if isinstance(size, Free) and size.name not in sizes:
+            raise UserError(f"method={method}: only a run can tell how many {size.name} of '{name}' are sent")
+        lengths.append(sizes[size.name] if isinstance(size, Free) else size)
+    return math.prod(lengths) * tensor.dtype.itemsize
+
+
+def _contents(specs: Iterable[MessageSpec], model: Model) -> list[str]:
+    """Names what messages hold; tensors of a module by the module's name."""
+    weights = {name for name, _ in chain(model.task.named_parameters(), model.task.named_buffers())}
+    names = ["weights" if name in weights else name.partition(".")[0] for spec in specs for name in spec]
+    return list(dict.fromkeys(names))
+
+
+_CAPTIONS = {
+    "upload": "MiB that all clients send in a training round, by the declared forms of messages, without headers.",
+    "messages": "Tensors by the declared forms of messages; weights are those of the task, with their buffers.",
+}
+
+
+def report_forms(
+    name: str,
+    table: Table,
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    common: Sequence[str],
+    out: Path,
+    display: Display,
+) -> list[Path]:
+    """Writes a table of declared forms as Markdown and CSV, and prints it.
+
+    Raises:
+        UserError: For overrides that cannot be composed, naming row and column.
+    """
+    cells = [
+        {k: v for column in columns for k, v in _cells(table, row, column, common).items()} for row in rows
     ]
-    return [Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(constants, metrics)
+    lines = [Line.of([row.label, *own.values()]) for row, own in zip(rows, cells, strict=True)]
+    notes = [f"The paper's: {table.source}.", _CAPTIONS[table.cells], " ".join(table.note.split())]
+    grid = Grid("", [table.rows_are, *cells[0]], lines, list(filter(None, notes)))
+    files = [out / f"{name}.md", out / f"{name}.csv"]
+    frame = pd.DataFrame([[cell.text for cell in line.cells] for line in lines], columns=list(grid.heads))
+    write_table(Page(table.title, "", [Section("Declared forms", [grid])]), frame, *files)
+    display.note(table.title)
+    display.blocks([grid])
+    display.where_next([("file", str(file)) for file in files])
+    return files
+
+
+def _cells(table: Table, row: Row, column: Column, common: Sequence[str]) -> dict[str, str]:
+    """Returns the texts of a row's cells in a column, by heading."""
+    setting = table.columns[column.label]
+    assert isinstance(setting, Setting)  # tested of all tables of declared forms
+    try:
+        config = compose(["data.root=DIR", *common, *column.overrides, *row.overrides])
+        if table.cells == "messages":
+            return messages(config, setting)
+        cells = {column.label: f"{upload_mib(config, setting):.2f}"}
+    except UserError as error:
+        raise UserError(f"row {row.label}, column {column.label}: {error}") from error
+    printed = row.paper.get(column.label)
+    return {**cells, f"{column.label}, paper": f"{printed[0]:.2f}" if printed else UNKNOWN}

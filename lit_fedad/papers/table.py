@@ -14,7 +14,6 @@ from pathlib import Path
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read, separate
-from lit_fedad.papers.forms import report_forms
 from lit_fedad.papers.plan import (
     Column,
     PlannedRun,
@@ -26,9 +25,9 @@ from lit_fedad.papers.plan import (
     plan_runs,
     read_table,
 )
-from lit_fedad.papers.results import TableResults
+from lit_fedad.papers.results import TableResults, report_forms
+from lit_fedad.report.closing import human_seconds
 from lit_fedad.report.console import Display
-from lit_fedad.report.naming import human_seconds
 from lit_fedad.tracking.tracker import log_files
 
 _POLL_S = 0.05

@@ -4,16 +4,19 @@ Results go to standard output, warnings and errors to standard error. On a termi
 NO_COLOR is set) and a live progress bar; in a file or a pipe there is the same text and nothing that moves.
 """
 
+from __future__ import annotations
+
 import logging
 import math
+import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -29,16 +32,22 @@ from rich.text import Text
 import lit_fedad
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.text import printable, redact
-from lit_fedad.report.closing import closing_rows, constant_predictions, in_words, looking_at_nothing
-from lit_fedad.report.naming import (
+from lit_fedad.report.closing import (
     METRIC_TITLES,
     clock,
+    closing_rows,
+    constant_predictions,
     human_bytes,
     human_seconds,
+    in_words,
+    looking_at_nothing,
     metric_family,
     metric_title,
     without_value,
 )
+
+if TYPE_CHECKING:
+    from lit_fedad.report.html import Block, Grid
 
 _LINE_WIDTH = 120  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
@@ -208,6 +217,22 @@ class Display:
         for line in lines:
             self._print(line)
 
+    def blocks(self, blocks: Iterable[Block]) -> None:
+        """Prints tables and prose; a table wider than the terminal in parts, each with its columns of text."""
+        from lit_fedad.report.html import Grid, Prose
+
+        for block in blocks:
+            if isinstance(block, Grid):
+                self._print("")
+                if block.title:
+                    self.note(block.title)
+                for part in _parts(block, shutil.get_terminal_size((_LINE_WIDTH, 0)).columns):
+                    self.table([{block.heads[i]: line.cells[i].text for i in part} for line in block.lines])
+            for line in (
+                block.notes if isinstance(block, Grid) else block.lines if isinstance(block, Prose) else ()
+            ):
+                self.note(line)
+
     def where_next(self, lines: Sequence[tuple[str, str]]) -> None:
         """Prints commands and paths to copy, each whole on a line of its own."""
         width = max((len(label) for label, _ in lines), default=0)
@@ -316,6 +341,18 @@ class _LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.ERROR or record.name.startswith(f"{lit_fedad.__name__}."):
             self.display.warn(record.getMessage())
+
+
+def _parts(grid: Grid, width: int) -> list[list[int]]:
+    """Divides the columns of numbers so that each part, beside the columns of text, is no wider."""
+    cells = zip(grid.heads, *([cell.text for cell in line.cells] for line in grid.lines), strict=True)
+    widths = [max(map(len, column)) + 3 for column in cells]
+    parts = [list(range(grid.texts))]
+    for column in range(grid.texts, len(widths)):
+        if len(parts[-1]) > grid.texts and sum(widths[i] for i in (*parts[-1], column)) - 3 > width:
+            parts.append(list(range(grid.texts)))
+        parts[-1].append(column)
+    return parts
 
 
 def _clean(message: str) -> str:

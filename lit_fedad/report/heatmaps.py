@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 
+from lit_fedad.report.figures import FONT_SIZE, blank_figure
 from lit_fedad.report.overlay import heat, overlay
-from lit_fedad.report.style import FONT_SIZE, blank_figure
 
 _COLOUR_MAP = ListedColormap(heat(np.linspace(0, 1, 256)) / 255)
 _CELL, _GAP, _CAPTION, _HEAD, _BAR = 1.25, 0.06, 0.24, 0.4, 0.72  # inches

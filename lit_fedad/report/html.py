@@ -46,10 +46,12 @@ class Cell:
 
     Attributes:
         url: Link to the source of the text.
+        bold: Whether it stands out.
     """
 
     text: str
     url: str | None = None
+    bold: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Line:
 
     cells: Sequence[Cell]
     part: bool = False
+
+    @classmethod
+    def of(cls, texts: Iterable[str], url: str | None = None, part: bool = False) -> Line:
+        """Makes a line of texts with one source."""
+        return cls([Cell(text, url) for text in texts], part)
 
 
 @dataclass(frozen=True)

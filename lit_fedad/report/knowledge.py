@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, legend_mark
+from lit_fedad.report.figures import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, legend_mark
 
 
 def tsne_layout(features: ArrayLike) -> np.ndarray:

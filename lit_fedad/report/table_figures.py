@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from lit_fedad.report.naming import METRIC_TITLES, metric_title
-from lit_fedad.report.style import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.closing import METRIC_TITLES, metric_title
+from lit_fedad.report.figures import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 from lit_fedad.report.tables import Outcome, Table
 
 
@@ -130,7 +130,7 @@ def _losses(result: Mapping[str, Any], quantity: str, ending: str) -> Iterator[t
                 yield client, round, value
 
 
-_WIDTH = 5.0  # inches of a picture
+_PICTURE = 5.0  # inches of a picture
 _BLANK = 0.2  # height over width of a picture that is not there
 
 
@@ -149,7 +149,7 @@ def sheets_figure(
         )
         for row in rows
     ]
-    figure = blank_figure(_WIDTH * len(columns), sum(_WIDTH * height + 0.3 for height in heights))
+    figure = blank_figure(_PICTURE * len(columns), sum(_PICTURE * height + 0.3 for height in heights))
     grid = figure.add_gridspec(len(rows), len(columns), height_ratios=heights)
     for line, row in enumerate(rows):
         for number, column in enumerate(columns):

@@ -12,12 +12,15 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from lit_fedad.report.html import markdown_table
-from lit_fedad.report.naming import human_bytes, human_seconds, metric_title
+from lit_fedad.report.closing import human_bytes, human_seconds, metric_title
+from lit_fedad.report.html import Cell, Grid, Line
 
 UNKNOWN = "–"  # noqa: RUF001
 
 _WHOLE = ("best_round", "rounds", "training_images")
+
+Link = Callable[[str, str | None], str | None]
+"""Finds the address of the runs of a row, in one column or in all."""
 
 PaperNumber = float | Sequence[float] | None
 """A printed number in per cent: a mean, or mean and deviation; None where the paper has none."""
@@ -156,48 +159,49 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
     return pd.DataFrame(lines).astype(dict.fromkeys(_WHOLE, "Int64"))
 
 
-def results_table(
-    table: Table, rows: Sequence[Row], columns: Mapping[str, str], runs: pd.DataFrame, bold: bool = False
-) -> pd.DataFrame:
-    """Formats metrics of the last round as mean ± sample standard deviation over seeds."""
-    cells: dict[str, list[str]] = {table.rows_are: [row.label for row in rows]}
+def results_grid(
+    table: Table, rows: Sequence[Row], columns: Mapping[str, str], runs: pd.DataFrame, link: Link, title: str
+) -> Grid:
+    """Tabulates metrics of the last round: mean ± sample deviation over seeds; our best of a column in bold."""
+    heads, cells = [table.rows_are], [[Cell(row.label) for row in rows]]
     for column, key in columns.items():
         for index, metric in enumerate(table.metrics):
-            single = len(table.metrics) == 1
-            head = column if single else f"{column} {metric_title(metric)}"
+            heads.append(column if len(table.metrics) == 1 else f"{column} {metric_title(metric)}")
             groups = [runs[(runs["row"] == row.label) & (runs["column"] == column)] for row in rows]
-            texts = [_cell(group, metric, table.brackets) for group in groups]
-            if bold:
-                means = [round(100 * group[f"{metric}_last"].mean(), 2) for group in groups]
-                best = table.favourite(metric)((mean for mean in means if mean == mean), default=None)
-                texts = [f"**{t}**" if mean == best else t for t, mean in zip(texts, means, strict=True)]
-            cells[head] = texts
+            means = [round(100 * group[f"{metric}_last"].mean(), 2) for group in groups]
+            best = table.favourite(metric)((mean for mean in means if mean == mean), default=None)
+            cells.append(
+                [
+                    Cell(_cell(group, metric, table.brackets), link(row.label, column), mean == best)
+                    for row, group, mean in zip(rows, groups, means, strict=True)
+                ]
+            )
             printed = [row.paper[key][index] if key in row.paper else None for row in rows]
             if any(number is not None for number in printed):
-                cells[f"{head}, paper"] = [_paper(number) for number in printed]
-    return pd.DataFrame(cells)
+                heads.append(f"{heads[-1]}, paper")
+                cells.append([Cell(_paper(number)) for number in printed])
+    return Grid(title, heads, [Line(line) for line in zip(*cells, strict=True)])
 
 
-def costs_table(table: Table, rows: Sequence[Row], runs: pd.DataFrame) -> pd.DataFrame:
-    """Formats bytes, time and settings of each row, from lowest to highest where its runs differ."""
+def costs_grid(table: Table, rows: Sequence[Row], runs: pd.DataFrame, link: Link, title: str) -> Grid:
+    """Tabulates bytes, time and settings of each row, from lowest to highest where its runs differ."""
     lines = []
     for row in rows:
         group = runs[(runs["row"] == row.label) & (runs["state"] == "complete")]
-        lines.append(
-            {
-                table.rows_are: row.label,
-                "up a round": _span(group["bytes_up"], _bytes),
-                "down a round": _span(group["bytes_down"], _bytes),
-                "in all": _span(group["bytes_in_all"], _bytes),
-                "time of a round": _span(group["seconds"], human_seconds),
-                "rounds": _span(group["rounds"], lambda value: f"{value:.0f}"),
-                "learning rate": _span(group["learning_rate"], lambda value: f"{value:g}"),
-                "backbone, weights": distinct(group["backbone"]),
-                "partition": distinct(group["partition"]),
-                "seeds": ", ".join(map(str, sorted(set(group["seed"])))) or UNKNOWN,
-            }
-        )
-    return pd.DataFrame(lines)
+        texts = {
+            table.rows_are: row.label,
+            "up a round": _span(group["bytes_up"], _bytes),
+            "down a round": _span(group["bytes_down"], _bytes),
+            "in all": _span(group["bytes_in_all"], _bytes),
+            "time of a round": _span(group["seconds"], human_seconds),
+            "rounds": _span(group["rounds"], lambda value: f"{value:.0f}"),
+            "learning rate": _span(group["learning_rate"], lambda value: f"{value:g}"),
+            "backbone, weights": distinct(group["backbone"]),
+            "partition": distinct(group["partition"]),
+            "seeds": ", ".join(map(str, sorted(set(group["seed"])))) or UNKNOWN,
+        }
+        lines.append(Line.of(texts.values(), link(row.label, None)))
+    return Grid(title, list(texts), lines)
 
 
 def _of_constant(outcome: Outcome) -> Mapping[str, Any]:
@@ -307,10 +311,10 @@ _BRACKETS = {
 
 
 def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[str]:
-    """Explains the numbers, and names the data of each column."""
+    """Explains the numbers, and names their source and the data of each column."""
     ours = (
         "Per cent. Ours: mean over clients on the common test set after the last round, mean ± sample standard "
-        f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}."
+        f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}. Bold: our best of a column."
     )
     if table.attack:
         ours = (
@@ -332,36 +336,4 @@ def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[st
             f"{len(done)} of {len(group)} runs complete",
         ]
         lines.append(f"{column}: {', '.join(facts)}.")
-    return lines
-
-
-def markdown(
-    table: Table,
-    chosen: Sequence[str],
-    columns: Mapping[str, str],
-    runs: pd.DataFrame,
-    constants: tuple[Sequence[Row], pd.DataFrame] | None = None,
-) -> str:
-    """Writes the table with costs and caption in Markdown."""
-    blocks = [
-        ("", [row for row in table.rows if row.label in chosen]),
-        ("## Beyond the paper", [row for row in table.beyond if row.label in chosen]),
-    ]
-    parts = [f"# {table.title}", f"The paper's numbers: {table.source}."]
-    for head, rows in blocks:
-        if rows:
-            parts += [head, _markdown_of(results_table(table, rows, columns, runs, bold=True))]
-            parts += [_markdown_of(costs_table(table, rows, runs))]
-    if constants is not None:
-        parts += [
-            "## Predictions that look at no image",
-            _markdown_of(results_table(table, constants[0], columns, constants[1])),
-        ]
-    lines = [*caption(table, list(columns), runs), "Bold: our best of a column."]
-    parts.append("\n".join(f"- {line}" for line in lines))
-    parts.append(" ".join(table.note.split()))
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown_of(frame: pd.DataFrame) -> str:
-    return markdown_table(list(frame.columns), frame.to_numpy().tolist())
+    return [f"The paper's numbers: {table.source}.", *lines, *filter(None, [" ".join(table.note.split())])]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_fedad.audits.decoder import Decoder, drawn_from, drawn_scenes, train_decoder
-from lit_fedad.audits.inversion import InversionOptions
+from lit_fedad.audits.inversion_attack import InversionOptions
+from lit_fedad.audits.reconstruction import Decoder, drawn_from, drawn_scenes, train_decoder
 from lit_fedad.core.errors import UserError
 
 

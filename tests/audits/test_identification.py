@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from lit_fedad.audits.identification import identify
+from lit_fedad.audits.inversion import identify
 
 
 def test_ranks_by_hand():

@@ -10,7 +10,8 @@ from PIL import Image
 from safetensors.torch import load
 
 from lit_fedad.audits import inversion_attack
-from lit_fedad.audits.inversion import InversionOptions, invert
+from lit_fedad.audits.inversion import invert
+from lit_fedad.audits.inversion_attack import InversionOptions
 from lit_fedad.audits.page import write_page
 from lit_fedad.audits.reconstruction import Inversion, as_sets, by_position
 from lit_fedad.contracts import Context

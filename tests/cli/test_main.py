@@ -18,7 +18,7 @@ import yaml
 import lit_fedad
 from lit_fedad.audits import distance_correlation as density
 from lit_fedad.audits import inversion, membership, page
-from lit_fedad.audits.inversion import InversionOptions
+from lit_fedad.audits.inversion_attack import InversionOptions
 from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli
 from lit_fedad.core.config import choices, compose

@@ -1,7 +1,7 @@
+import errno
 import json
 import multiprocessing
 import os
-import resource
 import time
 import warnings
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data import content, row_store
+from lit_fedad.data import content, feature_cache
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -85,6 +85,10 @@ def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
         assert ((have - want).abs() <= want.abs() * 2**-11 + 2**-25).all()
 
 
+def files(cache: FeatureCache) -> list[Path]:
+    return sorted(cache.folder.glob("*/*.safetensors"))
+
+
 def damage(file: Path, position: int) -> None:
     with file.open("r+b") as handle:
         handle.seek(position)
@@ -118,7 +122,7 @@ def test_equal_images_take_one_row(tmp_path, samples):
     copy.write_bytes(samples[0].path.read_bytes())
     both = [samples[0], Sample(copy, "thing"), samples[0]]
     cache = filled(tmp_path, both)
-    assert (cache.folder / "rows.bin").stat().st_size == 2 * ROW
+    assert len(files(cache)) == 1
     first, second, third = values(cache, both)[0]
     assert torch.equal(first, second)
     assert torch.equal(first, third)
@@ -154,85 +158,29 @@ def test_a_row_does_not_depend_on_its_batch(tmp_path, samples):
     assert_close(values(cache, samples), [images])
 
 
-def test_damaged_rows_are_noticed_and_only_they_are_made_again(tmp_path, samples):
+@pytest.mark.parametrize("position", [-1, 3, 70], ids=["value", "size of the head", "head"])
+def test_damaged_files_are_noticed_and_only_they_are_made_again(tmp_path, samples, position):
     cache = filled(tmp_path, samples)
     before = values(cache, samples)
-    damage(cache.folder / "rows.bin", 2 * ROW * 1 + 11)
-    damage(cache.folder / "rows.bin", 2 * ROW * 4 + 100)
-    assert not torch.equal(values(cache, samples)[0], before[0])
+    for file in files(cache)[2:4]:
+        damage(file, position % file.stat().st_size)
+    os.truncate(files(cache)[5], 100)
     seen = []
     again = make(tmp_path)
-    with pytest.warns(UserWarning, match=r"rows\.bin has 2 damaged rows") as warned:
+    with pytest.warns(UserWarning, match=r"\.safetensors is damaged, 3 in all") as warned:
         again.fill(samples, batch_size=3, progress=lambda done, total: seen.append((done, total)))
     assert len(warned) == 1
-    assert seen == [(2, 2)]
+    assert seen == [(3, 3)]
     assert all(torch.equal(a, b) for a, b in zip(values(again, samples), before, strict=True))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(tmp_path, extractor=forbidden).fill(samples)
 
 
-def test_truncated_rows_are_made_again(tmp_path, samples):
-    cache = filled(tmp_path, samples)
-    os.truncate(cache.folder / "rows.bin", 2 * ROW * 5 + 7)
-    again = make(tmp_path)
-    with pytest.warns(UserWarning, match=r"rows\.bin has 2 damaged rows"):
-        again.fill(samples)
-    assert_close(values(again, samples), expected(samples))
-
-
-@pytest.mark.parametrize("position", [5, 33, 38], ids=["key", "checksum of the row", "checksum of the entry"])
-def test_damaged_index_entries_are_made_again(tmp_path, samples, position):
-    cache = filled(tmp_path, samples)
-    damage(cache.folder / "index.bin", 40 * 3 + position)
-    with pytest.warns(UserWarning, match=r"index\.bin has 1 damaged entries"):
-        make(tmp_path).fill(samples[:3])  # none of which is concerned
-    again = make(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again.fill(samples)
-    assert_close(values(again, samples), expected(samples))
-    assert (cache.folder / "rows.bin").stat().st_size == 2 * ROW * 7  # the freed row was used again
-
-
-def test_a_torn_index_entry_is_made_again(tmp_path, samples):
-    cache = filled(tmp_path, samples)
-    os.truncate(cache.folder / "index.bin", 40 * 5 + 9)
-    again = make(tmp_path)
-    with pytest.warns(UserWarning, match=r"index\.bin has 1 damaged entries"):
-        again.fill(samples)
-    assert_close(values(again, samples), expected(samples))
-
-
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        ("{", "is missing or damaged"),
-        ("[]", "is missing or damaged"),
-        (None, "is missing or damaged"),
-        ({"backbone": "stale"}, "belongs to another transform, backbone or version"),
-        ({"format": 0}, "belongs to another transform, backbone or version"),
-    ],
-)
-def test_a_header_that_does_not_fit_empties_the_cache(tmp_path, samples, header, reason):
-    file = filled(tmp_path, samples).folder / "header.json"
-    if header is None:
-        file.unlink()
-    elif isinstance(header, str):
-        file.write_text(header)
-    else:
-        file.write_text(json.dumps({**json.loads(file.read_text()), **header}))
-    again = make(tmp_path)
-    with pytest.warns(UserWarning, match=rf"header\.json {reason}") as warned:
-        again.fill(samples)
-    assert len(warned) == 1
-    assert_close(values(again, samples), expected(samples))
-
-
 def test_shapes_that_changed_under_the_same_fingerprint_empty_the_cache(tmp_path, samples):
     filled(tmp_path, samples[:5])
     again = make(tmp_path, extractor=Extractor(pools=(2,)))
-    with pytest.warns(UserWarning, match=r"header\.json is for shapes"):
+    with pytest.warns(UserWarning, match="holds other shapes"):
         again.fill(samples)
     assert_close(values(again, samples), expected(samples)[:1])
 
@@ -286,7 +234,7 @@ def test_two_processes_fill_at_once(tmp_path, samples):
     cache = make(tmp_path, extractor=forbidden)
     cache.fill(samples)
     assert_close(values(cache, samples), expected(samples))
-    assert (cache.folder / "rows.bin").stat().st_size == 2 * ROW * 7
+    assert len(files(cache)) == 7
 
 
 def test_waiting_for_another_process_is_said(tmp_path, samples, caplog):
@@ -301,7 +249,7 @@ def test_waiting_for_another_process_is_said(tmp_path, samples, caplog):
             return super().acquire(timeout=0 if timeout else -1, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_store, "FileLock", Impatient)
+        patch.setattr(feature_cache, "FileLock", Impatient)
         cache.fill(samples)
     assert "waiting for another process" in caplog.text
 
@@ -340,7 +288,7 @@ def test_features_beyond_half_precision_are_refused(tmp_path, samples):
 
 
 def test_too_little_room_is_said_before_anything_is_computed(tmp_path, samples, monkeypatch):
-    monkeypatch.setattr(row_store.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
+    monkeypatch.setattr(feature_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
     with pytest.raises(UserError, match=r"needs 3\.36e-06 GB, the disk has 1e-07 GB left"):
         filled(tmp_path, samples, fingerprint="other weights")
 
@@ -351,21 +299,20 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line(tmp_path, samples):
         filled(tmp_path, samples)
 
 
-def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path, samples):
-    row_bytes = 2 * 3 * (32**2 + 16**2)
+def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path, samples, monkeypatch):
+    save = feature_cache.save_file
 
-    def cache() -> FeatureCache:
-        return FeatureCache(tmp_path / "cache", ImageTransform(size=64), Extractor(), "weights")
+    def full(layers, part, metadata):
+        if len(files(make(tmp_path))) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(layers, part, metadata)
 
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * row_bytes + 50, old[1]))
-    try:
-        with pytest.raises(UserError, match=r"cannot be used \(File too large\)"):
-            cache().fill(samples, batch_size=3)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    monkeypatch.setattr(feature_cache, "save_file", full)
+    with pytest.raises(UserError, match=r"cannot be used \(No space left on device\)"):
+        filled(tmp_path, samples)
+    monkeypatch.setattr(feature_cache, "save_file", save)
     seen = []
-    cache().fill(samples, batch_size=4, progress=lambda done, total: seen.append((done, total)))
+    make(tmp_path).fill(samples, batch_size=4, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(4, 4)]
 
 

@@ -28,7 +28,7 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path):
             write_checked(program, ["pt2"], tmp_path, batches)
         assert not [*tmp_path.iterdir()]
     (file,) = write_checked(program, ["pt2"], tmp_path, [Compared(pixels, same, False)])
-    assert (file.name, file.difference) == ("detector.pt2", 0)
+    assert (file.files, file.difference) == (("detector.pt2",), 0)
     assert file.size == (tmp_path / "detector.pt2").stat().st_size
     assert file.on_images is None
     assert [path.name for path in tmp_path.iterdir()] == ["detector.pt2"]

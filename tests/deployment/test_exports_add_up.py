@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("onnx")
 from helpers.tiny_detector import tiny_detector
 
-from lit_fedad.deployment.detector_sheet import formats_of_before, read_sheet
+from lit_fedad.deployment.exported import formats_of_before, read_sheet
 
 
 def test_files_of_the_same_detector_stay_unless_they_were_changed(tmp_path):

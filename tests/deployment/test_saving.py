@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.deployment.new_rate import choose_version, save_threshold
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.ui.reading import RunView
-from lit_fedad.deployment.ui.saving import choose_version, save_threshold
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.run_folder import RunFolder

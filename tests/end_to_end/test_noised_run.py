@@ -6,7 +6,7 @@ import pytest
 
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.deployment.model_card import Facts, _summary
+from lit_fedad.deployment.model_card import Facts, model_card
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 from lit_fedad.tracking.tracker import Tracker
@@ -38,8 +38,9 @@ def test_a_run_says_what_it_has_spent(tmp_path, capsys, monkeypatch, method, sum
     assert not (tmp_path / "run" / "noise.key").exists()
     assert "epsilon 50 at delta 1e-05, unit: image" in capsys.readouterr().out
     assert any(values.get("epsilon") == pytest.approx(50, rel=1e-6) for values in recorded)
-    facts = Facts(result, config, 0, {}, {}, {}, [], (0, 0))
-    assert ("differential privacy", "epsilon 50") in [(name, text[:10]) for name, text, *_ in _summary(facts)]
+    how = {"size": 32, "resize": None, "fit": "squeeze", "mode": "RGB"}
+    facts = Facts(result, config, 0, {}, how, {"probabilities": (2,)}, [], (0, 0))
+    assert "| differential privacy | epsilon 50" in model_card(facts)
 
 
 @pytest.mark.slow

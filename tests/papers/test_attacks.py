@@ -8,7 +8,7 @@ import pytest
 
 from lit_fedad.cli import main as cli
 from lit_fedad.papers import table as module
-from lit_fedad.papers.results import attacked
+from lit_fedad.papers.paper import attacked
 
 RESULT = {
     "data": "organsmnist",

@@ -9,7 +9,7 @@ def test_a_paper_table_shows_ours_beside_the_papers(make_run):
         "feddymem_1", [make_run("a", "paper", [0.7, 0.8]), make_run("b", "paper", [0.6, 0.7], seed=1)]
     )
     assert filled.columns == {"MPDD": "mpdd"}
-    assert [run.tracked.run_id for run in filled.runs["FedDyMem", "MPDD"]] == ["a", "b"]
+    assert [run.tracked.run_id for run in filled.complete["FedDyMem", "MPDD"]] == ["a", "b"]
     assert filled.exact == {("FedDyMem", "MPDD", 0), ("FedDyMem", "MPDD", 1)}
     assert len(filled.table.rows) == len(read_table("feddymem_1")[1].rows)  # the paper's, ours or not
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lit_fedad.papers.results import constant_rows
+from lit_fedad.papers.paper import FilledTable, constant_rows
 from lit_fedad.report.closing import CONSTANT_LABELS as LABELS
 from lit_fedad.report.closing import looking_at_nothing
-from lit_fedad.report.tables import Outcome, Row, Table, markdown, results_table, runs_frame
+from lit_fedad.report.tables import Outcome, Row, Table, results_grid
 
 TABLE = Table(
     "Title", "Table 1", ["accuracy"], "method", {"A": "a"}, [], [Row("Local", ()), Row("Pooled", ())]
@@ -48,18 +48,24 @@ def test_they_come_from_a_run_with_most_clients_of_each_seed():
     assert set(frame[["row", "column", "seed", "folder"]].itertuples(index=False, name=None)) == {
         (label, "A", seed, folder) for label in LABELS.values() for seed, folder in ((0, "l"), (1, "m"))
     }
-    cells = results_table(TABLE, rows, {"A": "a"}, frame)
+    grid = results_grid(TABLE, rows, {"A": "a"}, frame, lambda row, column: None, "")
     # Means of .2 and .3, .3 and .4, .4 and .5, after the last and, in brackets, the best round.
-    assert cells["A"].tolist() == ["25.00 ± 7.07 [25.00]", "35.00 ± 7.07 [35.00]", "45.00 ± 7.07 [45.00]"]
+    assert [line.cells[1].text for line in grid.lines] == [
+        "25.00 ± 7.07 [25.00]",
+        "35.00 ± 7.07 [35.00]",
+        "45.00 ± 7.07 [45.00]",
+    ]
 
 
 def test_the_files_have_them_below_the_rows():
     outcomes = [Outcome("Local", "A", 0, "l", result(0.4))]
-    runs, constants = runs_frame(outcomes, TABLE.metrics), constant_rows(outcomes, TABLE.metrics)
-    text = markdown(TABLE, ["Local"], {"A": "a"}, runs, constants)
-    assert text.index("| Local") < text.index("Predictions that look at no image")
-    assert "| always the client's largest class       | 20.00 [20.00] |" in text
-    assert "1 of 1 runs complete" in text
+    *_, costs, constants = FilledTable("x", TABLE, {"A": "a"}, outcomes).grids()
+    assert constants.title == "Title: predictions that look at no image"
+    assert [cell.text for cell in constants.lines[0].cells] == [
+        "always the client's largest class",
+        "20.00 [20.00]",
+    ]
+    assert any("1 of 1 runs complete" in note for note in costs.notes)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from lit_fedad.papers.paper import FilledTable
 from lit_fedad.report.table_figures import rows_figure, tasks_figure
 from lit_fedad.report.tables import (
     Outcome,
     Row,
     Table,
     caption,
-    costs_table,
-    markdown,
-    results_table,
+    costs_grid,
+    results_grid,
     runs_frame,
 )
 
@@ -66,6 +66,23 @@ def result(
             "method": {"client": {"learning_rate": client_rate}},
         },
     }
+
+
+def shown(grid):
+    """The texts of a table, those that are bold between stars."""
+    return pd.DataFrame(
+        [[f"**{cell.text}**" if cell.bold else cell.text for cell in line.cells] for line in grid.lines],
+        columns=grid.heads,
+    )
+
+
+def results_table(table, rows, columns, runs, bold=False):
+    cells = shown(results_grid(table, rows, columns, runs, lambda row, column: None, ""))
+    return cells if bold else cells.map(lambda text: text.strip("*"))
+
+
+def costs_table(table, rows, runs):
+    return shown(costs_grid(table, rows, runs, lambda row, column: None, ""))
 
 
 def frame(*outcomes):
@@ -199,25 +216,22 @@ def test_one_line_a_run_survives_csv(runs):
 
 
 def test_caption_says_what_the_runs_say(runs):
-    means, _, wafer, brain = caption(TABLE, ["Wafer", "Brain"], runs)
+    source, means, _, wafer, brain, note = caption(TABLE, ["Wafer", "Brain"], runs)
+    assert (source, note) == ("The paper's numbers: a paper, Table IX.", "Mind the gap.")
     assert "in brackets the best round" in means
     assert wafer == "Wafer: data wafer, 42 training images, 224 pixels, 4 of 5 runs complete."
     assert brain == "Brain: data –, – training images, – pixels, 0 of 2 runs complete."  # noqa: RUF001
 
 
-def test_the_whole_report(runs):
-    text = markdown(TABLE, ["FedDyMem", "Ours"], BOTH, runs)
-    lines = text.splitlines()
-    assert lines[0] == "# A table"
-    assert "a paper, Table IX" in lines[2]
-    assert not any(line.startswith("| FedAvg") for line in lines)
-    assert lines.index("## Beyond the paper") > next(
-        i for i, line in enumerate(lines) if line.startswith("| FedDyMem")
-    )
-    assert lines[-1] == "Mind the gap."
-    only_ours = markdown(TABLE, ["Ours"], BOTH, runs)
-    assert only_ours.count("| Ours") == 2
-    assert "FedDyMem" not in only_ours
+def test_rows_beyond_the_paper_have_tables_of_their_own():
+    ours = [Outcome(row, "Wafer", 0, "o", result(0.6)) for row in ("FedDyMem", "Ours")]
+    grids = list(FilledTable("x", TABLE, BOTH, ours).grids())
+    titles = ["A table", "A table: what it cost", "A table: beyond the paper"]
+    assert [grid.title for grid in grids] == [*titles, f"{titles[2]}: what it cost"]
+    assert [len(grid.lines) for grid in grids] == [2, 1, 1, 1]
+    assert [bool(grid.notes) for grid in grids] == [False, False, False, True]
+    grids = list(FilledTable("x", replace(TABLE, rows=[]), BOTH, ours[1:]).grids())
+    assert {line.cells[0].text for grid in grids for line in grid.lines} == {"Ours"}
 
 
 def test_figure_has_a_line_a_column_and_gaps_where_nothing_is_known(runs):
@@ -288,7 +302,7 @@ def test_first_task_stands_beside_the_last():
     cells = results_table(IN_TASKS, [*TABLE.rows, *TABLE.beyond], {"Wafer": ""}, runs)
     # Ours has no tasks, hence no brackets.
     assert cells["Wafer"].tolist() == ["45.00 ± 7.07 [85.00]", "30.00 [70.00]", "60.00"]
-    assert "in brackets the last round of the first task." in caption(IN_TASKS, ["Wafer"], runs)[0]
+    assert "in brackets the last round of the first task." in caption(IN_TASKS, ["Wafer"], runs)[1]
 
 
 def test_figure_has_a_panel_a_column_and_a_line_a_row_over_the_tasks():

@@ -16,6 +16,7 @@ import pandas as pd
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable
 from lit_fedad.data.pictures import read_picture
+from lit_fedad.deployment.new_rate import choose_version, save_threshold
 from lit_fedad.deployment.reviews import Review, Reviews, add_review
 from lit_fedad.deployment.ui.reading import (
     Row,
@@ -27,8 +28,7 @@ from lit_fedad.deployment.ui.reading import (
     histogram_svg,
     read_scored,
 )
-from lit_fedad.deployment.ui.saving import choose_version, save_threshold
-from lit_fedad.report.naming import p_value_text, promised_text
+from lit_fedad.report.closing import p_value_text, promised_text
 
 Try = Callable[[bytes, str], tuple[Any, str]]
 """Scores the content of a file of a name: its heatmap, and what is said of it."""

@@ -6,30 +6,32 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Template
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.input_files import check_regular, read_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
-from lit_fedad.report.naming import human_bytes, metric_title
+from lit_fedad.report.closing import human_bytes, metric_title
 from lit_fedad.sites.status import STATUS, read_status
 
-_WIDTH, _HEIGHT, _MARGIN = 640, 240, 36
-_COLOURS = {"calibration": "#0072B2", "new images": "#E69F00"}  # Okabe and Ito (2008)
+Row = dict[str, Any]
+
+_MOST_ROWS = 200_000
+_BINS = 40
 
 
-def histogram_svg(rows: Sequence[dict[str, Any]], threshold: float) -> str:
+def histogram_svg(rows: Sequence[Row], threshold: float) -> str:
     """Draws shares of scores as bars, and the threshold as a line.
 
     Args:
-        rows: From `lit_fedad.deployment.ui.reading.histogram`.
+        rows: From `histogram`.
         threshold: Score above which images raise an alarm.
 
     Returns:
@@ -37,58 +39,12 @@ def histogram_svg(rows: Sequence[dict[str, Any]], threshold: float) -> str:
     """
     if not rows:
         return "<p>No scores yet.</p>"
-    scores = [row["score"] for row in rows]
-    low, high = min(scores), max(scores)
-    if math.isfinite(threshold):
-        low, high = min(low, threshold), max(high, threshold)
-    span = (high - low) or 1.0
-    most = max(row["share"] for row in rows)
-    bar = max((_WIDTH - 2 * _MARGIN) / 60, 2)
-
-    def x(score: float) -> float:
-        return _MARGIN + (score - low) / span * (_WIDTH - 2 * _MARGIN)
-
-    base = _HEIGHT - _MARGIN
-    parts = [
-        f'<rect x="{x(row["score"]) - bar / 2:.1f}" y="{base - row["share"] / most * (base - _MARGIN):.1f}"'
-        f' width="{bar:.1f}" height="{row["share"] / most * (base - _MARGIN):.1f}"'
-        f' fill="{_COLOURS[row["images"]]}" fill-opacity="0.6"/>'
-        for row in rows
-    ]
-    parts.append(f'<path d="M{_MARGIN} {base}H{_WIDTH - _MARGIN}" stroke="currentColor"/>')
-    if math.isfinite(threshold):
-        parts.append(
-            f'<path d="M{x(threshold):.1f} {_MARGIN - 14}V{base}" stroke="#D55E00" stroke-width="2"/>'
-            + _text(x(threshold), _MARGIN - 18, f"threshold {threshold:.4g}", _anchor(x(threshold)))
-        )
-    parts += [_text(x(score), base + 16, f"{score:.4g}", "middle") for score in (low, high)]
-    parts.append(_text(_WIDTH / 2, _HEIGHT - 4, "score", "middle"))
-    for place, name in enumerate(dict.fromkeys(row["images"] for row in rows)):
-        top = _MARGIN + 18 * place
-        parts.append(
-            f'<rect x="{_WIDTH - 140}" y="{top - 9}" width="10" height="10" fill="{_COLOURS[name]}"/>'
-        )
-        parts.append(_text(_WIDTH - 125, top, name, "start"))
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="histogram of scores"'
-        f' style="width:100%;max-width:760px;height:auto">{"".join(parts)}</svg>'
+    limit = threshold if math.isfinite(threshold) else None
+    shown = [row["score"] for row in rows] + ([] if limit is None else [limit])
+    template = Template(
+        (Path(__file__).parent / "histogram.svg").read_text(), autoescape=True, trim_blocks=True
     )
-
-
-def _anchor(x: float) -> str:
-    """Where a text at a place begins, so that it stays within the picture."""
-    return "start" if x < _WIDTH / 4 else "end" if x > 3 * _WIDTH / 4 else "middle"
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    look = f'font-size="15" fill="currentColor" text-anchor="{anchor}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(text)}</text>'
-
-
-Row = dict[str, Any]
-
-_MOST_ROWS = 200_000
-_BINS = 40
+    return template.render(rows=rows, low=min(shown), high=max(shown), threshold=limit)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
+from lit_fedad.report.closing import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
-from lit_fedad.report.naming import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.run_figures import spread_figure, svg
 from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.tracking.reading import TrackedRun
@@ -59,12 +59,9 @@ def product_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
         if not products:
             continue
         lines = [
-            Line(
-                [Cell(text, links.runs(group.runs)) for text in (group.label, metric_title(metric))]
-                + [
-                    Cell(text, links.runs(group.runs))
-                    for text in _product_texts(group.runs, metric, products)
-                ]
+            Line.of(
+                [group.label, metric_title(metric), *_product_texts(group.runs, metric, products)],
+                links.runs(group.runs),
             )
             for group in groups
             for metric in METRIC_TITLES
@@ -98,8 +95,7 @@ def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:
             continue
         lines = []
         for label, clients in values.items():
-            url = links.run(runs[label].tracked)
-            lines.append(Line([Cell(text, url) for text in (label, *_client_texts(clients))]))
+            lines.append(Line.of([label, *_client_texts(clients)], links.run(runs[label].tracked)))
         yield Grid(f"{name}, {title} after the last round", heads, lines)
         alt = f"{title} of each client on {name}: one row a run, one dot a client, the worst client named"
         caption = f"{name}: one dot a client; bar: mean; name: worst client"
