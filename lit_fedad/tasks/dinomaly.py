@@ -76,6 +76,7 @@ class Dinomaly(Task):
         self.loose, self.factor, self.top = loose, factor, top
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.bottleneck = nn.Sequential(
+            nn.Dropout(dropout),
             nn.Linear(channels, 4 * channels),
             nn.GELU(),
             nn.Dropout(dropout),
