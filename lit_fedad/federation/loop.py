@@ -40,7 +40,7 @@ class Federation:
         fabric: A launched Fabric; its callbacks may implement the hooks of `FederationCallback`.
         sampler: Samples the clients of a round, and accepts or rejects a round with failures.
         channel: Encodes, checks and counts messages.
-        evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
+        evaluate_every: Rounds between evaluations; the set-up, if there is one, and round T are always evaluated.
         robust: Defence against clients whose messages have the declared form and lie; None for none.
         transport: Makes the way to clients on other machines, given that to clients of this Fabric's processes; None
             where they live here.

@@ -13,7 +13,7 @@ from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.core.bounds import at_least
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.encoders import FrozenEncoder
-from lit_fedad.tasks.patches import AnomalyMap, PatchTask
+from lit_fedad.tasks.patches import AnomalyMap, PatchTask, sample_patches
 
 
 class FeatureAutoencoder(PatchTask):
@@ -85,10 +85,7 @@ class FeatureAutoencoder(PatchTask):
     @torch.no_grad()
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Draws standardised features of random patches: ``patches`` [B, n, C]."""
-        patches = self.standardised(self.embed(batch))
-        if self.patches_per_image < patches.shape[1]:
-            drawn = torch.rand(patches.shape[:2]).argsort(dim=1)[:, : self.patches_per_image, None]
-            patches = patches.take_along_dim(drawn.to(patches.device), dim=1)
+        (patches,) = sample_patches(self.patches_per_image, self.standardised(self.embed(batch)))
         return {"patches": patches}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:

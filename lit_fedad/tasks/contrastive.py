@@ -108,11 +108,6 @@ class Contrastive(Representation):
         self.register_buffer("_anomalous", torch.empty(0, dtype=torch.int64))
 
     @property
-    def warming_up(self) -> bool:
-        """Whether this round belongs to the warm-up."""
-        return 0 < self.round <= self.warmup
-
-    @property
     def decay(self) -> float:
         """The factor of this round's learning rates: 1 in the warm-up, then a cosine from 1 towards 0."""
         rounds = self.rounds - self.warmup

@@ -101,18 +101,17 @@ class CSI(SimCLR):
     turns = (0, 0, 1, 1, 2, 2, 3, 3)
 
 
-class CRAD(RepresentationLoss):
+class CRAD(SimCLR):
     """The contrastive loss of anomaly detection CRAD (FADngs Eq. 7, FADngs Eq. 8 and FADngs Eq. 9).
 
     Views of all images that are predicted normal attract each other; views of the other images, and rotated views of
     all, repel them. Anchors are the unrotated views of images predicted normal. A view is not its own positive.
 
     Args:
-        temperature: Temperature tau.
+        temperature: See `SimCLR`, also for ``base_temperature``.
         rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to reduce cost.
         scale_by_positives: Whether the factor ``1/|X+|`` of FADngs Eq. 7 is omitted: it scales the loss, and thus
             the effective learning rate, by about 1/60 at a batch of 32.
-        base_temperature: See `SimCLR`.
     """
 
     def __init__(
@@ -122,12 +121,10 @@ class CRAD(RepresentationLoss):
         scale_by_positives: bool = False,
         base_temperature: float | None = None,
     ) -> None:
-        super().__init__()
-        above("contrastive_loss", 0, temperature=temperature, base_temperature=base_temperature)
+        super().__init__(temperature, base_temperature)
         at_least("contrastive_loss", 1, rotated_views=rotated_views)
-        self.temperature, self.scale_by_positives = temperature, scale_by_positives
+        self.scale_by_positives = scale_by_positives
         self.turns = (0, 0, *(turn for turn in (1, 2, 3) for _ in range(rotated_views)))
-        self.scale = 1.0 if base_temperature is None else temperature / base_temperature
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean of FADngs Eq. 7 over the anchors as ``loss``; 0 where no image is predicted normal."""
@@ -160,9 +157,7 @@ class CRADCode(CSI):
         """Computes the mean over all views of all rotations as ``loss``."""
         views, size = projections.shape[:2]
         logits = similarities(projections, self.temperature)
-        rotation = (
-            torch.arange(views, device=logits.device).div(2, rounding_mode="floor").repeat_interleave(size)
-        )
+        rotation = torch.tensor(self.turns, device=logits.device).repeat_interleave(size)
         image = torch.arange(size, device=logits.device).repeat(views)
         normal = batch["normal"].repeat(views)
         apart = (rotation[:, None] == rotation) & (image[:, None] != image) & normal[:, None] & normal

@@ -25,8 +25,9 @@ class Dinomaly(Task):
 
     The mean of all layers passes a bottleneck with dropout; the decoder has a block for each layer, and its blocks are
     compared with the layers in reverse, in groups. The loss is loose: well rebuilt positions have a tenth of their
-    gradient. Layers come through the backbone's final normalisation, which the authors leave out; the share of well
-    rebuilt positions is constant, and plain AdamW takes the place of its stabilised form.
+    gradient. Layers come through the backbone's final normalisation, which the authors leave out, and without the tokens
+    that are no patch; the share of well rebuilt positions and the learning rate are constant, and plain AdamW takes the
+    place of its stabilised form and of clipped gradients.
 
     Args:
         backbone: Frozen transformer, whose maps have the same form.
@@ -76,6 +77,7 @@ class Dinomaly(Task):
         self.loose, self.factor, self.top = loose, factor, top
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.bottleneck = nn.Sequential(
+            nn.Dropout(dropout),
             nn.Linear(channels, 4 * channels),
             nn.GELU(),
             nn.Dropout(dropout),

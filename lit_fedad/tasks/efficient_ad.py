@@ -80,7 +80,7 @@ class EfficientAD(PatchTask):
         self.hard, self.shares = hard, (low, high)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.num_features = 2 * self.channels
-        self.student = student(width, self.num_features)
+        self.student = student(width, self.num_features, self.size[0] // (4 * self.grid[0]))
         self.autoencoder = Autoencoder(self.size, self.grid, latent, self.channels)
         # Of the local and the global map: the value that is drawn as 0, and the one that is drawn as 0.1.
         self.register_buffer("quantiles", torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
@@ -122,7 +122,7 @@ class EfficientAD(PatchTask):
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Computes the mean of both maps, scaled, and its peak."""
         low, high = self.quantiles[:, 0], self.quantiles[:, 1]
-        scaled = 0.1 * (features.float() - low) / (high - low).clamp(min=1e-12)
+        scaled = 0.1 * (features - low) / (high - low).clamp(min=1e-12)
         scores = scaled.mean(2).flatten()
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
 
@@ -136,7 +136,7 @@ class EfficientAD(PatchTask):
         self.quantiles = ordered[at].T.to(self.quantiles)
 
     def _imitated(self, images: Tensor) -> Tensor:
-        maps = F.interpolate(self.student(images), self.grid, mode="bilinear", align_corners=False)
+        maps = F.interpolate(self.student(images).float(), self.grid, mode="bilinear", align_corners=False)
         return maps.flatten(2).transpose(1, 2)
 
     @torch.no_grad()
@@ -156,9 +156,13 @@ class EfficientAD(PatchTask):
         return ((anchor + factor * (pixels - anchor)).clamp(0, 1) - mean) / std
 
 
-def student(width: int, outputs: int) -> nn.Sequential:
-    """Builds the paper's small patch description network, padded: maps [B, outputs, ~H / 4, ~W / 4]."""
-    narrow = width // 2
+def student(width: int, outputs: int, coarser: int) -> nn.Sequential:
+    """Builds the paper's small patch description network, padded: maps [B, outputs, ~H / 4, ~W / 4].
+
+    On a grid that is ``coarser`` than these maps, the last layer takes larger steps and computes no more than the grid
+    shows.
+    """
+    narrow, stride = width // 2, min(max(coarser, 1), 4)
     return nn.Sequential(
         nn.Conv2d(3, narrow, 4, padding=2),
         nn.ReLU(),
@@ -168,7 +172,7 @@ def student(width: int, outputs: int) -> nn.Sequential:
         nn.AvgPool2d(2),
         nn.Conv2d(width, width, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(width, outputs, 4, padding=2),
+        nn.Conv2d(width, outputs, 4, stride=stride, padding=(5 - stride) // 2),
     )
 
 
@@ -213,4 +217,4 @@ class Autoencoder(nn.Module):
         maps = self.encode(images)
         for layer, size in zip(self.decode, self.sizes, strict=True):
             maps = layer(F.interpolate(maps, size, mode="bilinear", align_corners=False))
-        return self.output(maps).flatten(2).transpose(1, 2)
+        return self.output(maps).float().flatten(2).transpose(1, 2)

@@ -116,11 +116,6 @@ class Elsa(Representation):
         self.register_buffer("prototypes", torch.zeros(prototypes, projection))
 
     @property
-    def warming_up(self) -> bool:
-        """Whether this round belongs to the warm-up."""
-        return 0 < self.round <= self.warmup
-
-    @property
     def current_loss(self) -> RepresentationLoss:
         """SimCLR, whose two views the energy has too."""
         return self.warmup_loss

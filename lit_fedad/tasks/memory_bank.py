@@ -26,7 +26,7 @@ from lit_fedad.memory.subspace import (
     typical_norm,
 )
 from lit_fedad.models.backbones import FeaturePyramid
-from lit_fedad.tasks.patches import PatchTask
+from lit_fedad.tasks.patches import PatchTask, sample_patches
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Score
 
 Distance = Literal["euclidean", "cosine"]
@@ -180,13 +180,7 @@ class MemoryBank(PatchTask):
         with torch.no_grad():
             patches = self.embed(batch)
         places = self.places.expand(len(patches), -1, -1)  # type: ignore[operator]
-        if self.patches_per_image is not None and self.patches_per_image < patches.shape[1]:
-            drawn = (
-                torch.rand(patches.shape[:2])
-                .argsort(dim=1)[:, : self.patches_per_image, None]
-                .to(patches.device)
-            )
-            patches, places = patches.take_along_dim(drawn, dim=1), places.take_along_dim(drawn, dim=1)
+        patches, places = sample_patches(self.patches_per_image, patches, places)
         return {"patches": patches, "places": places}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:

@@ -286,3 +286,12 @@ def _grid(size: tuple[int, int], grid: int, tile: int | None) -> tuple[int, int]
             f" smaller grid, for at most {MOST_PATCHES} a side"
         )
     return rows, columns
+
+
+def sample_patches(number: int | None, *rows: Tensor) -> tuple[Tensor, ...]:
+    """Draws the same random patches of each image from tensors [B, P, ...]: [B, number, ...]; all for None."""
+    images, patches = rows[0].shape[:2]
+    if number is None or number >= patches:
+        return rows
+    places = torch.rand(images, patches).argsort(dim=1)[:, :number, None].to(rows[0].device)
+    return tuple(part.take_along_dim(places, dim=1) for part in rows)

@@ -26,6 +26,7 @@ class Representation(Task):
         std: Channel standard deviations by which images were normalised.
 
     Attributes:
+        warmup: Number of rounds of a warm-up, in which another loss is trained.
         scores_turned: Whether scores look at an image in its four rotations: frozen features of these are computed
             beside the image's own, and come as ``turned`` [B, 4, C].
 
@@ -35,6 +36,7 @@ class Representation(Task):
 
     scores_turned: ClassVar[bool] = False
     output_modules: tuple[str, ...] = ("projection",)
+    warmup: int = 0
     draw: ContrastiveViews
     mean: Tensor
     std: Tensor
@@ -58,6 +60,11 @@ class Representation(Task):
         )
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether this round belongs to the warm-up."""
+        return 0 < self.round <= self.warmup
 
     @property
     def current_loss(self) -> RepresentationLoss:

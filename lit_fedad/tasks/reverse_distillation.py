@@ -90,10 +90,11 @@ class ReverseDistillation(Task):
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes ``sum_l (1 - cos(f_l, g_l))`` of maps flattened to one vector, averaged over images."""
         maps = self.view(batch)["pyramid"]
+        rebuilt = self.rebuilt(features, maps)
         with full_precision(features):
             similar = [
                 F.cosine_similarity(f.float().flatten(1), g.float().flatten(1))
-                for f, g in zip(maps, self.rebuilt(features, maps), strict=True)
+                for f, g in zip(maps, rebuilt, strict=True)
             ]
             return {"loss": torch.stack([(1 - cosine).mean() for cosine in similar]).sum()}
 

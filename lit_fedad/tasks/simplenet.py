@@ -88,7 +88,7 @@ class SimpleNet(PatchTask):
 
     def outputs(self, features: Tensor) -> Tensor:
         """Computes D of adapted features [B, P, C], as one row [B * P]."""
-        return self.discriminator(features.flatten(0, 1))[:, 0]
+        return self.discriminator(features.flatten(0, 1))[:, 0].float()
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the truncated L1 loss, of features as they are and with noise; both are normalised together."""
@@ -99,7 +99,7 @@ class SimpleNet(PatchTask):
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Computes a smoothed map of ``-D``, and its peak."""
-        scores = -self.outputs(features).float()
+        scores = -self.outputs(features)
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
