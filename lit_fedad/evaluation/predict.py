@@ -10,7 +10,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Prediction, Task
+from lit_fedad.contracts import Client, Prediction
+from lit_fedad.contracts.state import detached, same
 from lit_fedad.contracts.task import learned_state
 
 
@@ -26,12 +27,6 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
         None if logits is None else logits.float(),
         {name: other.float() for name, other in prediction.others.items()},
     )
-
-
-def embed_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Tensor:
-    """Computes what a client's task scores the images of a batch by, without gradients."""
-    with torch.inference_mode(), fabric.autocast():
-        return client.task.embedding(fabric.to_device(batch))
 
 
 def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:
@@ -66,30 +61,19 @@ class ImageScorer:
 
     def batches(self, client: Client) -> Iterator[tuple[dict[str, Any], Tensor, Prediction]]:
         """Yields each batch, its embedding, and a client's prediction."""
-        alone = client.predictors.shared  # nobody else is asked
-        network = {} if alone else network_of(client.task)
-        if alone or not _same(network, self.network):
-            self.network, self.embeddings = network, []
+        task, alone = client.task, client.predictors.shared  # alone: nobody else is asked
+        relevant = learned_state(task).keys() - task.scoring_buffers
+        network = {} if alone else {n: entry for n, entry in task.state_dict().items() if n in relevant}
+        if alone or not same(network, self.network):
+            self.network, self.embeddings = detached(network), []
         known, kept, size, batches = self.embeddings, list[Tensor](), 0, 0
         for place, images in enumerate(self.loader):
             batch = self.fabric.to_device(images)
-            embedding = known[place] if known else embed_batch(client, batch, self.fabric)
+            with torch.inference_mode(), self.fabric.autocast():
+                embedding = known[place] if known else task.embedding(batch)
             size, batches = size + embedding.nbytes, batches + 1
             if not known and not alone and size <= _MOST_BYTES:
                 kept.append(embedding.cpu())
             yield images, embedding, predict_batch(client, {**batch, "embedding": embedding}, self.fabric)
         if len(kept) == batches:
             self.embeddings = kept
-
-
-def network_of(task: Task) -> dict[str, Tensor]:
-    """Returns copies on the CPU of all that a task's `embedding` depends on and that training changes, by name."""
-    return {
-        name: entry.detach().to("cpu", copy=True)
-        for name, entry in learned_state(task).items()
-        if name not in task.scoring_buffers
-    }
-
-
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(entry, other[name]) for name, entry in one.items())

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Message, Update
+from lit_fedad.contracts.state import detached
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.parts.functional import divergence, frozen, with_weights
@@ -124,7 +125,7 @@ class DFRDServer(CountingServer):
         self._network = ConditionalGenerator(
             client.task.classes, image_size, channels, latent, width, mean, std, "method.server"
         )
-        self.generator: Message = _state(self._network)
+        self.generator: Message = detached(self._network.state_dict())
         self.average: Message = {}
         """The generator's moving average; empty before the first round."""
 
@@ -162,7 +163,7 @@ class DFRDServer(CountingServer):
                 generating = self._train_generator(network, ensemble)
             distilling = self._train_average(network, earlier, ensemble)
         self.report = {"generator_loss": generating, "distillation_loss": distilling}
-        self.generator, state = _state(network), task.to("cpu").state_dict()
+        self.generator, state = detached(network.state_dict()), task.to("cpu").state_dict()
         self.weights = {name: state[name].detach().clone() for name in self.weights}
         before = self.average or self.generator
         self.average = {
@@ -290,7 +291,3 @@ def _mean_squares(rows: Tensor) -> Tensor:
     """Computes the mean square of the differences of all pairs of rows [B, B]; no tensor of size B x B x D is made."""
     squares = rows.square().sum(1)
     return (squares[:, None] + squares - 2 * rows @ rows.T).clamp(min=0) / rows.shape[1]
-
-
-def _state(network: ConditionalGenerator) -> Message:
-    return {name: entry.detach().to("cpu", copy=True) for name, entry in network.state_dict().items()}
