@@ -25,9 +25,9 @@ class Dinomaly(Task):
 
     The mean of all layers passes a bottleneck with dropout; the decoder has a block for each layer, and its blocks are
     compared with the layers in reverse, in groups. The loss is loose: well rebuilt positions have a tenth of their
-    gradient. Layers come through the backbone's final normalisation, which the authors leave out, and without the tokens
-    that are no patch; the share of well rebuilt positions and the learning rate are constant, and plain AdamW takes the
-    place of its stabilised form and of clipped gradients.
+    gradient. Layers come through the backbone's final normalisation, which the authors leave out, and without the
+    tokens that are no patch; the share of well rebuilt positions and the learning rate are constant, and plain AdamW
+    takes the place of its stabilised form and of clipped gradients.
 
     Args:
         backbone: Frozen transformer, whose maps have the same form.
