@@ -41,6 +41,7 @@ def init(options: Sequence[str]) -> None:
     declared, others = separate(FederationInit, options, "federation init")
     chosen, _ = read(FederationInit, declared, "federation init")
     from lit_fedad.flower.federation_folder import FederationFolder
+    from lit_fedad.sites.overrides import with_size
 
     own = [word for word in others if section_of(word) in ("cache", "fabric", "public", "tracking")]
     folder = FederationFolder.create(
@@ -49,7 +50,7 @@ def init(options: Sequence[str]) -> None:
         port=chosen.port,
         link=chosen.link,
         sites=list(chosen.sites),
-        overrides=[word for word in others if word not in own],
+        overrides=with_size([word for word in others if word not in own]),
         own=own,
         timeout=chosen.timeout,
         classes=list(chosen.classes),

@@ -26,30 +26,9 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.sizes import gives_arrays, register_resolvers
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.core.typed_words import advice, as_typed
-
-PATCH = 8
-"""Pixels along a patch: the stride of the middle one of three layers of a ResNet or an EfficientNet."""
-
-
-def patches_along(size: int | Sequence[int], tile: int | None) -> int:
-    """Returns how many patches of `PATCH` pixels lie along a tile, or else along an image's short side.
-
-    At least four: image scores leave out the outermost. What is no length is refused later, by its key.
-
-    Example:
-        >>> patches_along(256, None), patches_along([512, 2048], 128), patches_along(28, None)
-        (32, 16, 4)
-    """
-    sides = [tile] if tile else size if isinstance(size, Sequence) else [size]
-    shortest = min((side for side in sides if isinstance(side, int)), default=0)
-    return round(min(max(shortest / PATCH, 4), RANGES["grid"][1]))
-
-
-def register_resolver() -> None:
-    """Lets YAML files say ``${patches_along:SIZE,TILE}``."""
-    OmegaConf.register_new_resolver("patches_along", patches_along, replace=True)
 
 
 def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., Any]) -> None:
@@ -62,14 +41,14 @@ def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., An
         key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
     }
     parts = [part for part in composed.data.values() if isinstance(part, DictConfig) and "_target_" in part]
-    returned = typing.get_type_hints(reader)["return"]
     with open_dict(composed):
         for part in parts:
             part.update({key: value for key, value in limits.items() if key in part and part[key] is None})
         for key in set(composed.data) - set(plain.data) - set(inspect.signature(reader).parameters):
             del composed.data[key]
-        in_memory = hasattr(returned, "channels")
-        if in_memory and composed.image.size != plain.image.size:  # the preset's, not the command's
+        if (
+            gives_arrays(reader) and composed.image.size != plain.image.size
+        ):  # the preset's, not the command's
             composed.image.size = plain.data.get("size", composed.image.size)
 
 
@@ -115,7 +94,7 @@ RENAMED = {
 }
 """Methods of version 0.2 by what is given in their place."""
 
-_NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: small'"
+_NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: default'"
 
 
 def conf_folder() -> Path:
@@ -163,7 +142,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         if "=" not in override and not override.startswith("~"):
             raise UserError(f"'{override}' is not of the form key=value")
     try:
-        register_resolver()
+        register_resolvers()
         with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
             composed = hydra_compose("config", overrides, return_hydra_config=True)
             with open_dict(composed):
@@ -309,6 +288,8 @@ def _check_callbacks(callbacks: Any) -> None:
 def _explain(error: Exception, overrides: list[str]) -> str:
     """Shortens Hydra's message to one line."""
     text = " ".join(str(error).split())
+    if found := re.search(r"UserError raised while resolving interpolation: (.*) full_key:", text):
+        return found[1]
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found[1]
         if key == "experiment":

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from lit_fedad.contracts.exchange import disclosed_by
+from lit_fedad.core.sizes import size_in_words
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
@@ -126,6 +127,7 @@ def describe(run: Run) -> dict[str, str]:
         "method": f"{config['method']['name']} ({config['method']['paper']})",
         **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
         **run.data.lines(),
+        "images": size_in_words(config),
         "backbone": f"{backbone['name']}, weights {backbone['taken']}",
         "rounds": f"{config['rounds']} (seed {config['seed']})",
         **private,

@@ -114,8 +114,9 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
     if given and len(given) < len(NORMALISATION):
         raise UserError(f"{next(iter(given))}: give {' and '.join(NORMALISATION)}, or neither")
     overrides = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
-    # Presets may choose a set that needs a folder; the last choice wins, and is not read.
-    placeholders = ["data=folders", "data.root=unread", "partition=pooled", "tracking=off"]
+    # Presets may choose a set that needs a folder; the last choice wins, and is not read. It is none of photographs,
+    # for which machines of other memory would come to another size (`with_size`).
+    placeholders = ["data=packed", "data.root=unread", "data.train=unread", "partition=pooled", "tracking=off"]
     overrides = [*overrides, *placeholders, *([] if coordinator else ["public=null"]), *own]
     config, data = compose(overrides), {}
     if not given and takes(config["task"], "classes"):
@@ -123,7 +124,7 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
     if given:
         channels = config["image"]["channels"]
         data = {key.split(".")[1]: [float(value)] * channels for key, value in given.items()}
-        config = compose([*overrides, *(f"+data.{key}={values}" for key, values in data.items())])
+        config = compose([*overrides, *(f"data.{key}={values}" for key, values in data.items())])
     unset = dict.fromkeys(("partition", "out", "start"))
     config |= {"data": data or None, **unset, "callbacks": {}, "fresh": False}
     for override in overrides[: len(overrides) - len(own)]:
@@ -135,6 +136,21 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
             " secret of its own"
         )
     return config
+
+
+def with_size(overrides: Sequence[str]) -> list[str]:
+    """Adds to a new federation's overrides the size at which photographs are looked at, where they name none.
+
+    The coordinator decides it for all: sites of other memory must come to the same.
+
+    Raises:
+        UserError: See `compose_overrides`.
+    """
+    config = compose_overrides(overrides, coordinator=True)
+    if takes(config["task"], "classes"):  # labelled images have the size of their set
+        return list(overrides)
+    size = compose([*overrides, "data=folders", "data.root=unread", "tracking=off"])["image"]["size"]
+    return list(overrides) if size == config["image"]["size"] else [*overrides, f"image.size={size}"]
 
 
 def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:

@@ -78,7 +78,7 @@ def test_a_groups_choice_by_debug_beats_the_methods_and_this_the_presets(write, 
 @pytest.mark.parametrize("experiment", [[], ["experiment=small"]])
 def test_a_method_that_brings_no_preset_is_refused(write, experiment):
     write(method__mine="method: {name: mine}")
-    with pytest.raises(UserError, match=r"'- _self_' and '- /experiment: small'"):
+    with pytest.raises(UserError, match=r"'- _self_' and '- /experiment: default'"):
         compose(["method=mine", *experiment])
 
 

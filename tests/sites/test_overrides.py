@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from lit_fedad.core import sizes
 from lit_fedad.core.errors import UserError
-from lit_fedad.sites.overrides import agreed, check_overrides, compose_overrides
+from lit_fedad.sites.overrides import agreed, check_overrides, compose_overrides, with_size
 
 GOOD = ("method=fedavg", "debug=seconds", "rounds=3", "task.learning_rate=3e-4", "federation/robust=off", "seed=-1",
         "federation.sampler.on_failure=skip", "backbone.weights=random")  # fmt: skip
@@ -67,3 +68,11 @@ def test_machines_agree_whatever_is_their_own():
         ([], ["cache.enabled=false"]),
     ):
         assert agreed(compose_overrides(["method=fedavg", "debug=seconds", *overrides], own)) != agreed(one)
+
+
+def test_the_coordinator_decides_the_size_of_photographs_for_sites_of_any_memory(monkeypatch):
+    words = with_size(["method=federated_bank"])
+    assert words == ["method=federated_bank", "image.size=256"]
+    monkeypatch.setattr(sizes, "machine_memory", lambda: 2**30)
+    assert compose_overrides(words)["image"]["size"] == 256
+    assert with_size(["method=fedavg", "experiment=small"]) == ["method=fedavg", "experiment=small"]
