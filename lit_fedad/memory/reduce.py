@@ -5,7 +5,7 @@ The rules share one protocol. ``PositionReduce`` is FedDyMem's own: slot k is po
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -15,6 +15,9 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import add_by_slot, kmeans
 from lit_fedad.memory.knn import nearest, neighbour_distances, working_dtype
 
+Judge = Callable[[Tensor], Tensor]
+"""Maps the distances of a batch's patches to the slot that each belongs to [n] to other values of these patches [n]."""
+
 
 class Reduced(NamedTuple):
     """Compressed feature maps of a client.
@@ -23,7 +26,7 @@ class Reduced(NamedTuple):
         memory: The slots ``[slots, channels]``.
         counts: Number of features of each slot ``[slots]``.
         radii: Root mean square distance of those features to the slot they belong to (from round 1 on: to the
-            slot of the memory received), or of the values given with them ``[slots]``; 0 for an empty slot.
+            slot of the memory received), or of other values of theirs ``[slots]``; 0 for an empty slot.
         images: Number of different images with such features ``[slots]`` int64.
     """
 
@@ -72,12 +75,12 @@ class MemoryReduce(ABC):
         """Begins what a rule counts."""
 
     @abstractmethod
-    def update(self, maps: Tensor, values: Tensor | None = None) -> None:
+    def update(self, maps: Tensor, judge: Judge | None = None) -> None:
         """Adds a batch of feature maps.
 
         Args:
             maps: ``[images, patches, channels]``.
-            values: What the radii are computed of, for each patch ``[images, patches]``; None for distances.
+            judge: What the radii are computed of; None for distances.
         """
 
     @abstractmethod
@@ -126,9 +129,9 @@ class PositionReduce(MemoryReduce):
         self._sum: Tensor | None = None  # of weighted maps; beside it the plain sums that the radii need
 
     @torch.no_grad()
-    def update(self, maps: Tensor, values: Tensor | None = None) -> None:
+    def update(self, maps: Tensor, judge: Judge | None = None) -> None:
         """Adds a batch of feature maps ``[images, slots, channels]``."""
-        if values is not None:
+        if judge is not None:
             raise UserError("PositionReduce knows radii of distances alone: leave task.subspace out")
         if maps.shape[1] != self._slots:
             raise UserError(
@@ -228,7 +231,7 @@ class SlotReduce(MemoryReduce):
                 self._spacing = nearest(self._memory, self._memory, k=min(2, slots))[0][:, -1].double()
 
     @torch.no_grad()
-    def update(self, maps: Tensor, values: Tensor | None = None) -> None:
+    def update(self, maps: Tensor, judge: Judge | None = None) -> None:
         """Adds a batch of feature maps ``[images, patches, channels]``."""
         patches = maps.flatten(0, 1)
         if self._memory is None:
@@ -245,7 +248,7 @@ class SlotReduce(MemoryReduce):
             weights = torch.minimum(distance, self._spacing[assignment])
         add_by_slot(self._sums, patches, assignment, weights)
         self._weights += torch.bincount(assignment, weights, minlength=self._slots)
-        squares = (distance if values is None else values.flatten().double()).square()
+        squares = (distance if judge is None else judge(distances[:, 0]).double()).square()
         self._squares += torch.bincount(assignment, squares, minlength=self._slots)
         self._counts += torch.bincount(assignment, minlength=self._slots)
         held = torch.zeros(len(maps), self._slots, dtype=torch.bool, device=maps.device)
@@ -311,8 +314,8 @@ class SampleReduce(MemoryReduce):
         self._reservoir = _Reservoir(self._slots, self._generator)
 
     @torch.no_grad()
-    def update(self, maps: Tensor, values: Tensor | None = None) -> None:
-        """Adds a batch of feature maps ``[images, patches, channels]``; values are not used."""
+    def update(self, maps: Tensor, judge: Judge | None = None) -> None:
+        """Adds a batch of feature maps ``[images, patches, channels]``; they have no radii."""
         self._reservoir.add(maps.flatten(0, 1))
 
     def finish(self) -> Reduced:

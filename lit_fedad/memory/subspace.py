@@ -120,13 +120,17 @@ def fit_subspace(folds: Sequence[Moments], share: Share, shrinkage: float | None
     return total.mean.float(), (basis.double() / scale[:, None]).float().contiguous()
 
 
-def fit_subspaces(sets: Sequence[Moments], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:
+def fit_subspaces(
+    sets: Sequence[Moments], share: Share, shrinkage: float | None, length: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Fits a subspace to the features of each product; see `fit_subspace`.
 
     Args:
         sets: Moments by product, of each as many sets as `folds_of` says. Products without any in one are left out.
         share: See `fit_basis`.
         shrinkage: See `channel_scale`.
+        length: Root mean square length that residuals of these features shall have, each outside its own product's
+            subspace; None for what they have.
 
     Returns:
         The centres [P, C], and directions [P, C, R], some of length 0 where a product has fewer than another.
@@ -137,7 +141,20 @@ def fit_subspaces(sets: Sequence[Moments], share: Share, shrinkage: float | None
     centres, bases = zip(*(fit_subspace(own, share, shrinkage) for own in held), strict=True)
     widest = max(basis.shape[1] for basis in bases)
     padded = [F.pad(basis, (0, widest - basis.shape[1])) for basis in bases]
-    return torch.stack(centres), torch.stack(padded)
+    directions = torch.stack(padded)
+    if length is not None:
+        directions *= length / _typical_residual([Moments.union(own) for own in held], bases)
+    return torch.stack(centres), directions
+
+
+def _typical_residual(products: Sequence[Moments], bases: Sequence[Tensor]) -> Tensor:
+    """Computes the root mean square of residuals, from each product's moments and directions outside of it [C, R]."""
+    squares = [
+        own.count * (basis.double() * (own.covariance @ basis.double())).sum()
+        for own, basis in zip(products, bases, strict=True)
+    ]
+    mean = torch.stack(squares).sum() / sum(own.count for own in products)
+    return mean.clamp(min=1e-12).sqrt().float()
 
 
 def residual_basis(moments: Moments, share: float) -> Tensor:

@@ -127,7 +127,7 @@ class FedDyMemClient(MomentsClient):
         self.drew_head = True
         load_statistics(task, message)
         if "basis" in message:
-            task.load_subspace(message["centre"], message["basis"], message["norm"])
+            task.load_subspace(message["centre"], message["basis"])
         if "memory" in message:
             task.load_memory(message["memory"], message.get("radii"))
         if "threshold" in message:
@@ -143,7 +143,7 @@ class FedDyMemClient(MomentsClient):
         statistics = statistics_spec(self.task)
         if self.task.subspace is None:
             return statistics
-        return {**statistics, **subspace_spec(self.task), "norm": TensorSpec((), low=0)}
+        return {**statistics, **subspace_spec(self.task)}
 
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]

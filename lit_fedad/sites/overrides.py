@@ -116,7 +116,13 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
     overrides = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
     # Presets may choose a set that needs a folder; the last choice wins, and is not read. It is none of photographs,
     # for which machines of other memory would come to another size (`with_size`).
-    placeholders = ["data=packed", "data.root=unread", "data.train=unread", "partition=pooled", "tracking=off"]
+    placeholders = [
+        "data=packed",
+        "data.root=unread",
+        "data.train=unread",
+        "partition=pooled",
+        "tracking=off",
+    ]
     overrides = [*overrides, *placeholders, *([] if coordinator else ["public=null"]), *own]
     config, data = compose(overrides), {}
     if not given and takes(config["task"], "classes"):

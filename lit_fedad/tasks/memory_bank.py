@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -77,13 +78,12 @@ class MemoryBank(PatchTask):
 
     prepares = True
     free_buffers = ("centre", "basis")
-    local_buffers = ("memory", "radii", "centre", "basis", "norm", "mean", "scale", "whitening", "threshold")
+    local_buffers = ("memory", "radii", "centre", "basis", "mean", "scale", "whitening", "threshold")
 
     memory: Tensor
     radii: Tensor
     centre: Tensor
     basis: Tensor
-    norm: Tensor
     threshold: Tensor
 
     def __init__(
@@ -158,7 +158,6 @@ class MemoryBank(PatchTask):
         self.register_buffer("radii", torch.ones(self.slots))
         self.register_buffer("centre", torch.zeros(1, self.num_features))
         self.register_buffer("basis", torch.empty(1, self.num_features, 0))
-        self.register_buffer("norm", torch.ones(()))
         fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
         self.register_buffer("threshold", torch.tensor(float(fixed)))
 
@@ -259,21 +258,21 @@ class MemoryBank(PatchTask):
         """
         assert self.subspace is not None
         own = self.subspace_moments(moments)
-        centre, basis = fit_subspaces(own, self.subspace, self.shrinkage if self.standardise else None)
         bank = moments[0] if self._sets[0] else Moments.union(own)
         norm = torch.ones(()) if self.cosine else typical_norm(bank, statistics)
-        return {"centre": centre, "basis": basis, "norm": norm}
+        shrinkage = self.shrinkage if self.standardise else None
+        centre, basis = fit_subspaces(own, self.subspace, shrinkage, norm)
+        return {"centre": centre, "basis": basis}
 
-    def load_subspace(self, centre: Tensor, basis: Tensor, norm: Tensor) -> None:
+    def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
         """Loads the subspace of each product's normal features.
 
         Args:
             centre: Means of frozen features [N, C].
-            basis: Directions outside their subspace [N, C, R].
-            norm: Typical length of the bank's features, a scalar: image scores get the unit of anomaly maps by it.
+            basis: Directions outside their subspace [N, C, R], of such lengths that residuals of normal patches are
+                as long as the bank's features.
         """
         self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
-        self.norm = norm.to(self.norm)
 
     @torch.no_grad()
     def reduce_memory(
@@ -298,9 +297,8 @@ class MemoryBank(PatchTask):
         measured = previous is not None and self.subspace is not None
 
         def add(batch: Mapping[str, Any]) -> None:
-            features = self(batch)
-            values = self.outside(batch).view(features.shape[:2]) if measured else None
-            self.reduce.update(features.float(), values)
+            judged = partial(self.unusual, batch) if measured else None
+            self.reduce.update(self(batch).float(), judged)
 
         for _ in map_batches(self, loader, add):
             pass
@@ -351,6 +349,15 @@ class MemoryBank(PatchTask):
         """
         return least_residuals(self.embed(batch, average_pool=True), self.centre, self.basis).flatten()
 
+    def unusual(self, batch: Mapping[str, Any], lengths: Tensor) -> Tensor:
+        """Computes what image scores are made of: residuals, and distances to the bank by their weight [B * H0 * W0].
+
+        Args:
+            batch: The images.
+            lengths: Euclidean distances of their patches to the nearest slot [B * H0 * W0].
+        """
+        return self.outside(batch) + self.bank_weight * self.measured(lengths)
+
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the bank, or to the subspace of normal features."""
         lengths, slots = nearest(features.flatten(0, 1).float(), self.bank, self.reach)
@@ -359,8 +366,7 @@ class MemoryBank(PatchTask):
         if self.subspace is None:
             judged, near, radii = scores, distances, self.measured(self.radii)
         else:
-            unit = self.norm / self.radii.mean()  # one for residuals, distances and maps
-            judged = self.outside(batch) * unit + self.bank_weight * scores
+            judged = self.unusual(batch, lengths[:, 0])
             near, radii = judged[:, None], self.radii
         if self.image_score is not None:
             reach = min(near.shape[1], self.image_score.neighbours)

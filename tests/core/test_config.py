@@ -86,7 +86,16 @@ def needs(group: str, option: str) -> list[str]:
         },
         **{("contrastive_loss", loss): ["method=fadngs"] for loss in choices("contrastive_loss")},
     }
-    embedded = {"textures", "motifs", "motif_classes", "default", "small", "gldp_small", "gldp_frozen", "fedvck_small"}
+    embedded = {
+        "textures",
+        "motifs",
+        "motif_classes",
+        "default",
+        "small",
+        "gldp_small",
+        "gldp_frozen",
+        "fedvck_small",
+    }
     rooted = group in ("data", "experiment") and option not in embedded
     return missing.get((group, option), ["data.root=images"] if rooted else [])
 

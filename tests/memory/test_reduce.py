@@ -241,14 +241,15 @@ def test_new_slots_count_the_different_images_behind_them_too(maps, batch):
     assert found.images.tolist() == [int((at == k).any(1).sum()) for k in range(6)]
 
 
-def test_radii_are_of_the_values_that_come_with_patches(maps, memory):
-    values = torch.rand(maps.shape[:2], generator=generator())
+def test_radii_are_of_what_patches_are_judged_by(maps, memory):
+    others = torch.rand(maps.shape[:2], generator=generator()).flatten()
     reduce = SlotReduce()
     reduce.start(memory, 1, 6, generator())
-    reduce.update(maps, values)
-    at = torch.cdist(maps.flatten(0, 1), memory).argmin(1)
+    reduce.update(maps, lambda distances: others + 2 * distances)
+    distances, at = torch.cdist(maps.flatten(0, 1), memory).min(1)
+    values = others + 2 * distances
     for slot, radius in enumerate(reduce.finish().radii.tolist()):
-        own = values.flatten()[at == slot]
+        own = values[at == slot]
         assert radius == pytest.approx(float(own.square().mean().sqrt()) if len(own) else 0.0, rel=1e-5)
 
 

@@ -11,6 +11,7 @@ from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.subspace import (
     check_share,
     fit_subspace,
+    fit_subspaces,
     folds_of,
     likeliest_basis,
     log_likelihoods,
@@ -75,6 +76,13 @@ def test_a_fit_divides_channels_by_their_scale(rows):
     new = draw(50, 1, noise=0.5)
     expected = residual_norms((new - rows.mean(0)) / scale, residual_basis(moments(rows / scale), 0.99))
     torch.testing.assert_close(residual_norms(new - centre, basis), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_residuals_get_the_length_that_is_asked_for(rows):
+    other = 3 * draw(150, 4, noise=0.2) + 1
+    centres, bases = fit_subspaces([moments(rows), moments(other)], 0.9, 1.0, torch.tensor(7.0))
+    residuals = [residual_norms(x - c, b) for x, c, b in zip((rows, other), centres, bases, strict=True)]
+    assert float(torch.cat(residuals).square().mean().sqrt()) == pytest.approx(7.0, rel=1e-3)
 
 
 def test_without_a_scale_the_basis_is_that_of_the_features(rows):

@@ -131,7 +131,6 @@ class FirstSlots(LastProducts):
         slots = draw_slots(moments, {}, server.slots, server.context.generator("memory")).double()
         unit = (outside.T @ product @ outside).trace().clamp(min=1e-12).sqrt()
         server.moments = {**server.moments, "slots": slots, "unit": unit}
-        server.subspace["norm"] = torch.ones(())  # the length of usual features in the public frame
         server.statistics = _statistics(server.moments)
         server.known = _bank(server.moments, slots, unit.expand(server.slots))
 
