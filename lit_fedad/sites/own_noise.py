@@ -17,6 +17,9 @@ from lit_fedad.privacy.ledger import Ledger
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.sites.refusals import Code, RefusalError
 
+_DELTA = 1e-5
+"""Largest delta of a budget that a site's operator gives: at a larger one the same noise has a smaller epsilon."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -157,5 +160,11 @@ def check_promise(config: Config, most: float | None) -> None:
         return
     privacy = promised(config)
     own = privacy is not None and getattr(privacy, "where", "own") != "central"
-    if privacy is None or not own or privacy.epsilon is None or privacy.epsilon > most:
+    if (
+        privacy is None
+        or not own
+        or privacy.epsilon is None
+        or privacy.epsilon > most
+        or privacy.delta > _DELTA
+    ):
         raise RefusalError(Code.PROMISE, most)
