@@ -74,7 +74,7 @@ class OwnNoise:
     @property
     def drawn_here(self) -> bool:
         """Whether this site draws the noise, and not the coordinator."""
-        return not (isinstance(self.plan, Plan) and self.plan.settings.where == "central")
+        return drawn_here(self.plan)
 
     def share(self, secure: SecureSum, sites: int) -> None:
         """Sets the share of the noise that this site adds, where all sites together add it."""
@@ -124,6 +124,11 @@ class OwnNoise:
         if self.drawn_here:
             epsilon, delta = self.plan.epsilon(len(paid) + 1), self.plan.settings.delta
         self._ledger.spend(run, self.mechanism, epsilon, delta, answer, self._images)
+
+
+def drawn_here(plan: Plan | TrainingPlan | None) -> bool:
+    """Tells whether a site draws the noise of a plan, and not the coordinator."""
+    return plan is not None and not (isinstance(plan, Plan) and plan.settings.where == "central")
 
 
 def planned(config: Config, model: Model, client: int, size: int) -> Plan | TrainingPlan | None:
