@@ -21,7 +21,6 @@ FLOORS: Mapping[str, float] = {
     "method.client.prototype_images": 1,
     "calibration.share": 0.05,
     "batch_size": 4,
-    "method.client.batch_size": 4,
 }
 """Settings that protect images, and the least that a federation may set them to."""
 
@@ -29,7 +28,7 @@ _RATE = re.compile(r"(task|method\.client)\.(\w+\.)*\w*(rate|lr)$")
 _PULLS = ("task.weight_decay", "method.client.mu", "method.client.lam", "method.client.alpha")
 _MOST_RATE, _MOST_PULL = 1.0, 0.5
 """Largest learning rate, and most of a step that weights are pulled back to where they were: beyond, what is sent is
-one batch's gradient, and no more what all images taught."""
+one batch's gradient, and no more what all images taught. A site with a floor of one image a batch allows that too."""
 
 COUNTED = (Kind.SUMS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
 """Kinds whose values have images behind them, which can be counted."""
@@ -101,6 +100,8 @@ class Policy:
             value = flat.get(key)
             if isinstance(value, (int, float)) and value < least:
                 raise RefusalError(Code.FLOOR, least, value, detail=key)
+        if self.floors.get("batch_size", FLOORS["batch_size"]) <= 1:
+            return
         numbers = {key: value for key, value in flat.items() if isinstance(value, (int, float))}
         rates = {key: abs(value) for key, value in numbers.items() if _RATE.match(key)}
         most = max(rates.values(), default=0.0)

@@ -34,6 +34,7 @@ def init(folder, *more):
 
 def test_what_init_writes_is_read(tmp_path, capsys):
     assert init(tmp_path) == 0
+    assert (tmp_path / "north").stat().st_mode & 0o077 == 0  # for nobody else
     federation = FederationFolder.open(tmp_path / "fed")
     assert (federation.sites, federation.overrides) == (["north", "east"], ["method=fedavg", "debug=seconds"])
     assert federation.own == ["fabric.accelerator=cpu"]
