@@ -25,7 +25,7 @@ import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only 
 # The campaign lives beside the tests that play it.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from helpers.site_faults.over_flower import play
+from helpers.site_faults.over_flower import Played, play
 
 say = partial(print, flush=True)
 
@@ -41,7 +41,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    runs, end, number = [], time.monotonic() + 60 * given.minutes, given.first
+    runs: list[Played] = []
+    end, number = time.monotonic() + 60 * given.minutes, given.first
     while (left := given.faults - sum(len(run.fired) for run in runs)) > 0 and time.monotonic() < end:
         with tempfile.TemporaryDirectory() as folder:
             runs.append(play(Path(folder), number, given.seed, min(left, given.of_run)))
@@ -49,4 +50,4 @@ if __name__ == "__main__":
         number += 1
     kinds = Counter(what.rpartition(" ")[0] or what for run in runs for _, what in run.fired)
     say(f"seed {given.seed}, {len(runs)} runs, {kinds.total()} faults: {dict(kinds)}")
-    sys.exit(any(run.wrong for run in runs))
+    sys.exit(any(bool(run.wrong) for run in runs))

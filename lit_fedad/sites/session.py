@@ -187,9 +187,9 @@ class Session:
             return Reply(facts=self.facts), _told((ENROLMENT,))
         if not self.known:
             raise RefusalError(Code.PRODUCT, detail="the request names none")
-        policy, trained = self.settings.policy, self.partition.clients[self.number]
+        policy, training = self.settings.policy, self.partition.clients[self.number]
         self.claims.begin(
-            self.run, self.configuration, self.images, self._noised, policy.runs, trained, policy.images
+            self.run, self.configuration, self.images, self._noised, policy.runs, training, policy.images
         )
         self.states.begin()
         if request.kind == "offer":

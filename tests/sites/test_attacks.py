@@ -220,7 +220,7 @@ def test_one_message_is_answered_from_few_states(site, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "code"), [("8", Code.NONE), ("1e6", Code.NOT_ALLOWED)])
-def test_noise_that_hides_nothing_lets_no_patches_out(folder, tmp_path, epsilon, code):
+def test_noise_that_hides_nothing_lets_no_sums_of_one_image_out(folder, tmp_path, epsilon, code):
     for name in NAMES:
         (tmp_path / name).mkdir()
     enrol_in_sums(tmp_path)
