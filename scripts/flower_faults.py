@@ -48,6 +48,6 @@ if __name__ == "__main__":
             runs.append(play(Path(folder), number, given.seed, min(left, given.of_run)))
         say(runs[-1], *(f"    {line}" for line in runs[-1].lines), sep="\n")
         number += 1
-    kinds = Counter(what.rpartition(" ")[0] or what for run in runs for _, what in run.fired)
+    kinds = Counter(what.partition(":")[0] for run in runs for _, what in run.fired)
     say(f"seed {given.seed}, {len(runs)} runs, {kinds.total()} faults: {dict(kinds)}")
     sys.exit(any(bool(run.wrong) for run in runs))

@@ -219,7 +219,7 @@ class Machine:
             name = self.draw.choice(free)
         self.kinds[kind](name)
         self.left -= 1
-        self.played.fired.append((when, f"{kind} {name}".strip()))
+        self.played.fired.append((when, f"{kind}: {name}" if name else kind))
 
     def after(self, seconds: float, act: Callable[[], None], name: str = "") -> None:
         """Does something later; until then a site has no other fault."""
