@@ -295,6 +295,7 @@ def serve(options: ServeOptions, display: Display) -> None:
     server = uvicorn.Server(
         uvicorn.Config(
             Logged(application(Desk(detector, limits, options.workers, options.queue)), display),
+            ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -19,6 +19,7 @@ from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, stored_bytes
 from lit_fedad.core.text import redact, redacted
+from lit_fedad.core.unfolded import stored_yaml
 from lit_fedad.data.additions import Addition
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.lock import locked
@@ -287,7 +288,7 @@ class RunFolder:
         path = self.path / "config.yaml"
         try:
             content = stored_bytes(path)
-            return content, yaml.safe_load(content.decode())
+            return content, stored_yaml(content.decode())
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
 

@@ -14,6 +14,7 @@ import torch
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_stored, sha256, stored_text, sync
+from lit_fedad.core.unfolded import check_unfolded
 from lit_fedad.federation.round_report import RoundReport
 
 _ADVICE = "restore it from a copy, or begin anew with fresh=true"
@@ -56,7 +57,9 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
         check_stored(path)
         if digest is not None and sha256(path) != digest:
             raise UserError(f"{path}: changed since it was written; {advice}")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        check_unfolded(state)
+        return state
     except UserError:
         raise
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct or torch

@@ -155,7 +155,8 @@ def server(
         port=port,
         ssl_certfile=str(folder / "server.pem"),
         ssl_keyfile=str(folder / "server.key"),
-        log_level="warning",
+        ws="none",
+        log_level="error",  # not a line for each stranger
         access_log=False,
         timeout_keep_alive=_KEPT_S,
         server_header=False,

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+import psutil
+import torch
 
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
@@ -60,7 +64,7 @@ class SiteFolder(SettingsFolder):
         with folder.writing(new=True, policy=Policy.read(folder.policy).content):
             if not authority.is_file():
                 raise UserError(f"ca={authority}: no such file; the coordinator's operator gives it to you")
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(0o700, parents=True, exist_ok=True)  # states and reports tell of images
             shutil.copyfile(authority, path / "ca.crt")
             write_sum_key(path, folder.name)
             fingerprint = write_site_key(path)
@@ -163,6 +167,18 @@ class SiteFolder(SettingsFolder):
         return found
 
 
+def bound_memory() -> None:
+    """Has what is more than the machine's memory fail, and with it one request: else the system ends the process.
+
+    A coordinator chooses sizes of images and networks. Graphics processors need more addresses than memory.
+    """
+    if sys.platform == "linux" and not torch.cuda.is_available():
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (psutil.virtual_memory().total, most))
+
+
 def start(folder: SiteFolder, display: Display) -> None:
     """Answers the coordinator's requests until the process is ended.
 
@@ -170,6 +186,7 @@ def start(folder: SiteFolder, display: Display) -> None:
         UserError: If the coordinator refuses the site, or is not who it should be.
     """
     site = Site(folder.settings, display)
+    bound_memory()
     answer_requests(
         folder.address,
         folder.path / "ca.crt",

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
@@ -53,6 +54,12 @@ class FedGANClient(FedAvgClient):
 
     needs = Classifier
     task: Classifier
+    discloses = (
+        TRAINED_WEIGHTS,
+        Disclosure(
+            Kind.SYNTHETIC_IMAGES, "weights of a generator that was trained to draw images like the client's"
+        ),
+    )
 
     def __init__(
         self,

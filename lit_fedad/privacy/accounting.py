@@ -8,20 +8,9 @@ where each was chosen by those before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
-
-
-def compose(mus: Iterable[float]) -> float:
-    """Computes the mu of several releases of the same images.
-
-    Example:
-        >>> compose([3.0, 4.0])
-        5.0
-    """
-    return math.hypot(*mus)
 
 
 def delta_of(epsilon: float, mu: float) -> float:

@@ -15,9 +15,12 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import write_secret
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.privacy.accounting import compose, epsilon_of, mu_of
+from lit_fedad.privacy.accounting import epsilon_of, mu_of
 from lit_fedad.privacy.noised_sums import Noise, noised
 from lit_fedad.privacy.secure_aggregation import SecureSum, sending
+
+_HIDING = 10.0, 1e-5
+"""Largest epsilon, at its delta, of a run whose noise hides single images."""
 
 KEY_FILE = "noise.key"
 """Name of the file of a run's folder with the secret that its noise is drawn from."""
@@ -150,11 +153,12 @@ class Plan:
         """The noise of every sum."""
         settings = self.settings
         carriers = self.carriers if settings.where == "distributed" else None
-        return Noise(settings.clip, self.sigma * settings.clip * settings.unit_images, carriers)
+        hides = math.sqrt(self.releases) / self.sigma <= mu_of(*_HIDING)
+        return Noise(settings.clip, self.sigma * settings.clip * settings.unit_images, carriers, hides)
 
     def epsilon(self, releases: int) -> float:
         """Computes the epsilon of so many noised sums."""
-        return epsilon_of(compose([1 / self.sigma] * releases), self.settings.delta)
+        return epsilon_of(math.sqrt(releases) / self.sigma, self.settings.delta)
 
     def check(self, releases: int, what: str) -> None:
         """Refuses what would overdraw the budget.

@@ -47,11 +47,13 @@ class Noise:
         clip: Largest norm B of what one image adds.
         deviation: Standard deviation of the noise of every element.
         carriers: Clients whose shares make up the whole noise; None where the server adds it.
+        hides: Whether it hides single images, and is not so little that the sums are hardly changed.
     """
 
     clip: float
     deviation: float
     carriers: int | None = None
+    hides: bool = True
 
     @property
     def share(self) -> float:
@@ -135,7 +137,7 @@ class Noised(Exchange[Any, Any]):
         self.sums = Sums(self._message_sums, self._sums)
         self.discloses = tuple(
             Disclosure(Kind.SUMS, f"{part.what}, under noise", noised=True)
-            if noise.carriers is not None
+            if noise.carriers is not None and noise.hides
             else part
             for part in disclosed_by(inner, client)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lit_fedad.federation.chained_log import ChainedLog
@@ -39,8 +39,20 @@ class Claims:
             if line.get("run") == run and line.get("configuration", configuration) != configuration:
                 raise RefusalError(Code.REUSED)
 
-    def begin(self, run: str, configuration: str, images: str, noised: bool, most: int) -> None:
+    def begin(
+        self,
+        run: str,
+        configuration: str,
+        images: str,
+        noised: bool,
+        most: int,
+        training: Collection[int] = (),
+        least: int = 1,
+    ) -> None:
         """Notes a run before its first answer.
+
+        Runs that hold other images out for calibration sum others: two such sums differ by at least so many images, or
+        by none.
 
         Args:
             run: Number of the run.
@@ -48,9 +60,12 @@ class Claims:
             images: Hash of the site's images.
             noised: Whether the site draws noise.
             most: Most runs without noise.
+            training: Indices of the images that it trains with.
+            least: Fewest images behind a sum.
 
         Raises:
-            RefusalError: If it is known under another configuration, or there were so many.
+            RefusalError: If it is known under another configuration, there were so many, or the difference to an
+                earlier run's sums would be of too few images.
         """
         self.check_run(run, configuration)
         begun = [line for line in self.log.entries() if "configuration" in line]
@@ -59,15 +74,25 @@ class Claims:
         plain = sum(not line.get("noised") for line in begun)
         if not noised and plain >= most:
             raise RefusalError(Code.RUNS, plain)
-        self.log.append(run=run, configuration=configuration, images=images, noised=noised)
+        own = sum(1 << index for index in set(training))
+        for line in begun:
+            if noised or line.get("noised") or line.get("images") != images or "training" not in line:
+                continue
+            before = int(line["training"], 16)
+            apart = [found for found in ((own & ~before).bit_count(), (before & ~own).bit_count()) if found]
+            if apart and min(apart) < least:
+                raise RefusalError(Code.SUBSET, min(apart), least)
+        self.log.append(
+            run=run, configuration=configuration, images=images, noised=noised, training=f"{own:x}"
+        )
 
     def answer(self, run: str, place: tuple[int, int, str], message: str) -> None:
-        """Notes a message before it is answered: each answer to another one tells more of the images.
+        """Notes what is asked before it is answered: each answer to something else tells more of the images.
 
         Args:
             run: Number of the run.
             place: Round, index of the exchange, and what is asked.
-            message: Hash of the message.
+            message: Hash of the message and of all else that the answer follows from.
 
         Raises:
             RefusalError: If so many others were answered in its place.

@@ -17,6 +17,9 @@ from lit_fedad.privacy.ledger import Ledger
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.sites.refusals import Code, RefusalError
 
+_DELTA = 1e-5
+"""Largest delta of a budget that a site's operator gives: at a larger one the same noise has a smaller epsilon."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -71,7 +74,7 @@ class OwnNoise:
     @property
     def drawn_here(self) -> bool:
         """Whether this site draws the noise, and not the coordinator."""
-        return not (isinstance(self.plan, Plan) and self.plan.settings.where == "central")
+        return drawn_here(self.plan)
 
     def share(self, secure: SecureSum, sites: int) -> None:
         """Sets the share of the noise that this site adds, where all sites together add it."""
@@ -123,6 +126,11 @@ class OwnNoise:
         self._ledger.spend(run, self.mechanism, epsilon, delta, answer, self._images)
 
 
+def drawn_here(plan: Plan | TrainingPlan | None) -> bool:
+    """Tells whether a site draws the noise of a plan, and not the coordinator."""
+    return plan is not None and not (isinstance(plan, Plan) and plan.settings.where == "central")
+
+
 def planned(config: Config, model: Model, client: int, size: int) -> Plan | TrainingPlan | None:
     """Plans the noise of a run for one site; None where it has none.
 
@@ -157,5 +165,11 @@ def check_promise(config: Config, most: float | None) -> None:
         return
     privacy = promised(config)
     own = privacy is not None and getattr(privacy, "where", "own") != "central"
-    if privacy is None or not own or privacy.epsilon is None or privacy.epsilon > most:
+    if (
+        privacy is None
+        or not own
+        or privacy.epsilon is None
+        or privacy.epsilon > most
+        or privacy.delta > _DELTA
+    ):
         raise RefusalError(Code.PROMISE, most)

@@ -69,7 +69,7 @@ class Code(IntEnum):
     NOISE = 26, "was asked for the sum of {0} sites, which holds less noise than that of {1}"
     PROMISE = (
         27,
-        "answers in runs alone whose sites draw noise for epsilon of at most {0:g}: give"
+        "answers in runs alone whose sites draw noise for epsilon of at most {0:g} at a delta of at most 1e-05: give"
         " federation/privacy=distributed or dp_sgd, and federation.privacy.epsilon={0:g}",
     )
     BUDGET = (
@@ -82,6 +82,15 @@ class Code(IntEnum):
     STAGES = 32, "has stages that suit neither its images nor this run; its log (lit-fedad site log) says why"
     REPEATED = 33, "has answered {1} different messages in round {0}, and answers no other: begin another run"
     NAMED = 34, "has products whose names it does not tell; its log (lit-fedad site log) says why"
+    SUBSET = (
+        35,
+        "would train with other images than in an earlier run: the difference of what both sum would be of {0} images,"
+        " and its policy asks for {1}; give seed and calibration.share of that run",
+    )
+    CEILING = (
+        36,
+        "has a ceiling of {0:g} for a setting that is {1:g} here: one batch would outweigh all others",
+    )
 
 
 class RefusalError(UserError):

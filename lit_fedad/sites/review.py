@@ -17,7 +17,7 @@ from lit_fedad.report.closing import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import compose_offered
 from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart
-from lit_fedad.sites.own_noise import planned
+from lit_fedad.sites.own_noise import drawn_here, planned
 from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
 
 MEANINGS = {
@@ -93,7 +93,12 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         f" {_said(policy, Kind.COUNTS)}",
         *(f"- {described(part, config['rounds'], size)} {verdict(policy, part, size)}." for part in taken),
         *_queries(config, policy, images.kind == "classification"),
-        f"- With each training: its loss and other means over all images. {_said(policy, Kind.SUMS)}",
+    ]
+    if not drawn_here(plan):
+        lines.append(
+            f"- With each training: its loss and other means over all images. {_said(policy, Kind.SUMS)}"
+        )
+    lines += [
         "",
         "What these words mean:",
         *(f"- {kind.words}: {MEANINGS[kind]}." for kind in Kind if kind in kinds),

@@ -187,7 +187,10 @@ class Session:
             return Reply(facts=self.facts), _told((ENROLMENT,))
         if not self.known:
             raise RefusalError(Code.PRODUCT, detail="the request names none")
-        self.claims.begin(self.run, self.configuration, self.images, self._noised, self.settings.policy.runs)
+        policy, training = self.settings.policy, self.partition.clients[self.number]
+        self.claims.begin(
+            self.run, self.configuration, self.images, self._noised, policy.runs, training, policy.images
+        )
         self.states.begin()
         if request.kind == "offer":
             return Reply(payload=self._offer(request)), "keys"
@@ -203,7 +206,8 @@ class Session:
         asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), known)
         exchange = self._exchange(request, context, asked)
         place = request.round, request.exchange, request.question or request.kind
-        self.claims.answer(self.run, place, asked.message)
+        said = [asked.message, request.base, request.numbers, request.names, request.sums]
+        self.claims.answer(self.run, place, _hash(said))
         self.states.settle(request.settled, request.base)
         try:
             self.runner.activate(exchange, context, state, blob)
@@ -216,7 +220,7 @@ class Session:
             self.place = request.round, request.exchange, exchange.name
             result = self.runner.play(exchange, data, mask)
             self.states.put(request.step, state_of(self.client))
-            scalars = dict(result.scalars) if self.told_scalars else {}
+            scalars = dict(result.scalars) if self.told_scalars and not self._noised else {}
             return Reply(scalars=scalars, payload=result.blob), _told(disclosed_by(exchange, self.client))
         query = self._query(request)
         self._check(query.discloses, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,8 +20,15 @@ FLOORS: Mapping[str, float] = {
     "method.client.least": 5,
     "method.client.prototype_images": 1,
     "calibration.share": 0.05,
+    "batch_size": 4,
 }
 """Settings that protect images, and the least that a federation may set them to."""
+
+_RATE = re.compile(r"(task|method\.client)\.(\w+\.)*\w*(rate|lr)$")
+_PULLS = ("task.weight_decay", "method.client.mu", "method.client.lam", "method.client.alpha")
+_MOST_RATE, _MOST_PULL = 1.0, 0.5
+"""Largest learning rate, and most of a step that weights are pulled back to where they were: beyond, what is sent is
+one batch's gradient, and no more what all images taught. A site with a floor of one image a batch allows that too."""
 
 COUNTED = (Kind.SUMS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
 """Kinds whose values have images behind them, which can be counted."""
@@ -82,7 +90,7 @@ class Policy:
         return {**vars(self), **lists, "floors": {**FLOORS, **self.floors}}
 
     def check_floors(self, config: Mapping[str, Any]) -> None:
-        """Checks that a configuration lowers no protection below its floor.
+        """Checks that a configuration lowers no protection below its floor, and that no batch outweighs the others.
 
         Raises:
             RefusalError: If it does.
@@ -92,6 +100,16 @@ class Policy:
             value = flat.get(key)
             if isinstance(value, (int, float)) and value < least:
                 raise RefusalError(Code.FLOOR, least, value, detail=key)
+        if self.floors.get("batch_size", FLOORS["batch_size"]) <= 1:
+            return
+        numbers = {key: value for key, value in flat.items() if isinstance(value, (int, float))}
+        rates = {key: abs(value) for key, value in numbers.items() if _RATE.match(key)}
+        most = max(rates.values(), default=0.0)
+        if most > _MOST_RATE:
+            raise RefusalError(Code.CEILING, _MOST_RATE, most, detail=max(rates, key=rates.__getitem__))
+        for key in _PULLS:
+            if most * abs(pull := numbers.get(key, 0.0)) > _MOST_PULL:
+                raise RefusalError(Code.CEILING, _MOST_PULL / most, pull, detail=key)
 
     def allows(self, disclosed: Disclosure, images: int) -> bool:
         """Tells whether something may leave the site without an approval."""

@@ -18,6 +18,9 @@ from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.client_pool import State
 from lit_fedad.sites.refusals import Code, RefusalError
 
+_MOST = 64
+"""Most states of a run that are kept: a round leaves as many as it has exchanges, and then settles them."""
+
 
 class States:
     """The states that a site had after its steps, each in a file of its own.
@@ -73,7 +76,15 @@ class States:
         return state
 
     def put(self, step: int, state: State) -> None:
-        """Writes the state after a step; the file is complete or absent."""
+        """Writes the state after a step; the file is complete or absent.
+
+        Raises:
+            UserError: If there are so many that only a coordinator that never settles can have asked for them.
+        """
+        if len(list(self.folder.glob("*.pt"))) >= _MOST and not self._path(step).exists():
+            raise UserError(
+                f"{self.folder}: holds {_MOST} states, and the coordinator has settled none of them"
+            )
         with atomic(self._path(step), durable=True) as partial:
             write_state(detached(state), partial)
 

@@ -22,6 +22,7 @@ from lit_fedad.core.building import build, call, locate, takes
 from lit_fedad.core.config import Config, compose, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import stored_text
+from lit_fedad.core.unfolded import stored_yaml
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
 
@@ -189,7 +190,7 @@ def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
         raise UserError(f"study={study}: give {' or '.join(near or names)}, or the path of a study file.yaml")
     where = path.name
     try:
-        section = yaml.safe_load(stored_text(path))
+        section = stored_yaml(stored_text(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(section, dict) or not isinstance(section.get("space"), dict):

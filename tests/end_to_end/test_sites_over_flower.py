@@ -130,18 +130,18 @@ def runs(folder):
     return {path.name for path in (folder / NAMES[0] / "states").glob("*")}
 
 
-def over_flower(folder, words, own):
+def over_flower(folder, out, words, own):
     """Plays a run over the federation; returns the coordinator's state and, in order, the sites' own."""
     before = runs(folder)
     settings = folder / "fed" / "federation.yaml"
     content = yaml.safe_load(settings.read_text())
-    settings.write_text(yaml.safe_dump({**content, "overrides": words, "own": [*CPU, "tracking=off", *own]}))
+    changed = {"overrides": words, "own": [*CPU, "tracking=off", *own], "out": out}
+    settings.write_text(yaml.safe_dump(content | changed))
     done = subprocess.run(
         **command("federation", "start", f"fed={folder / 'fed'}"), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    run = FederationFolder.open(folder / "fed").run
-    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints = Checkpoints(FederationFolder.open(folder / "fed").run / "checkpoints")
     _, state = checkpoints.load(checkpoints.latest())
     bases = torch.load(checkpoints.latest() / "sites.pt")["bases"]
     (name,) = runs(folder) - before
@@ -149,7 +149,6 @@ def over_flower(folder, words, own):
         torch.load(folder / site / "states" / name / f"{bases[client]:012d}.pt")
         for client, site in enumerate(NAMES)
     ]
-    run.rename(folder / f"run_{name}")
     return state, states
 
 
@@ -169,7 +168,7 @@ def check_labelled(folder, differences, method, task, data, *form):
     for part in ("all", "parts.json"):
         (own / part).symlink_to(folder / part)
     words, public = words_of(method, task, own)
-    state, states = over_flower(folder, [*words, *form], public)
+    state, states = over_flower(folder, own.name, [*words, *form], public)
     one = class_sites.in_one_process(own, words, data, *public).federation
     check_alike(differences, state, states, one)
 
@@ -178,7 +177,7 @@ def check_labelled(folder, differences, method, task, data, *form):
 def test_sites_with_image_files(of_files, differences, method):
     folder, products = of_files
     words = [f"method={method}", *DEBUG]
-    state, states = over_flower(folder, words, [])
+    state, states = over_flower(folder, method, words, [])
     one = sites.in_one_process(folder / method, words, products, folder / "all").federation
     check_alike(differences, state, states, one)
 

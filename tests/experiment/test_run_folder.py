@@ -12,6 +12,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.experiment import run_folder as runs
 from lit_fedad.experiment.lock import LOCK
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.checkpoint import read_state
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 
 
@@ -176,6 +177,33 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, config, name, text):
     with pytest.raises(UserError, match=f"^{tmp_path / name}: ") as caught:
         read()
     assert "\n" not in str(caught.value)
+
+
+NINE = ", ".join
+BOMBS = {
+    "aliases": "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{NINE([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)),
+    "merged": "a0: &a0 {x: 1}\n"
+    + "".join(f"a{n}: &a{n} {{<<: [{NINE([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)),
+    "itself": "a: &a [*a]\n",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_a_configuration_that_unfolds_without_end_is_refused(tmp_path, config, bomb):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    (tmp_path / "config.yaml").write_text((tmp_path / "config.yaml").read_text() + bomb)
+    with pytest.raises(UserError, match=r"config.yaml: cannot be read \((its parts refer|merge keys)"):
+        run.config()
+
+
+def test_a_state_that_unfolds_without_end_is_refused(tmp_path):
+    state = ["x"]
+    for _ in range(12):
+        state = [state] * 9
+    torch.save({"server": state}, tmp_path / "server.pt")
+    with pytest.raises(UserError, match="its parts refer to each other"):
+        read_state(tmp_path / "server.pt")
 
 
 def test_a_kill_between_manifest_and_file_leaves_both_readable(tmp_path, config, monkeypatch):

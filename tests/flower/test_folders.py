@@ -1,17 +1,23 @@
 """Folders of a coordinator and of a site, as the commands write and read them."""
 
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 
+import psutil
+import torch
 import yaml
 
 from lit_fedad.cli.main import main
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower.federation_folder import FederationFolder
-from lit_fedad.flower.site_folder import SiteFolder
+from lit_fedad.flower.site_folder import SiteFolder, bound_memory
 
 
 def init(folder, *more):
@@ -28,6 +34,7 @@ def init(folder, *more):
 
 def test_what_init_writes_is_read(tmp_path, capsys):
     assert init(tmp_path) == 0
+    assert (tmp_path / "north").stat().st_mode & 0o077 == 0  # for nobody else
     federation = FederationFolder.open(tmp_path / "fed")
     assert (federation.sites, federation.overrides) == (["north", "east"], ["method=fedavg", "debug=seconds"])
     assert federation.own == ["fabric.accelerator=cpu"]
@@ -131,6 +138,22 @@ def test_settings_of_another_type_end_in_one_line(tmp_path, capsys):
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"error: {tmp_path / 'site.yaml'}: cannot be read")
     assert "\n" not in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
+def test_more_than_the_memory_fails_and_ends_no_process(monkeypatch):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=used + (1 << 30)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    try:
+        bound_memory()
+        with pytest.raises(RuntimeError):
+            torch.empty(1 << 32, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def test_folders_are_not_overwritten(tmp_path, capsys):

@@ -7,11 +7,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Exchange, Exchanges, Method, NothingNew, Sums
+from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.accounting import epsilon_of
 from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, in_words, noise_key
-from lit_fedad.privacy.noised_sums import clipped_sum, gaussian
+from lit_fedad.privacy.noised_sums import Noised, clipped_sum, gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
 SHAPES = {"a": (2, 3), "b": ()}
@@ -122,6 +123,21 @@ def test_a_budget_that_would_be_overdrawn_is_refused_before_the_run_and_before_a
     ) as no:
         found.check(5, "round 4")
     assert "\n" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hidden"), [({}, True), ({"epsilon": 1e6}, False), ({"delta": 0.1, "epsilon": 9.0}, False)]
+)
+def test_too_little_noise_hides_nothing(settings, hidden):
+    found = plan(where="distributed", secure_sum=SecureSum(quorum=0.5), **settings)
+    inner = Sends(Rows())
+    inner.discloses = (Disclosure(Kind.PATCHES, "rows"),)
+    (told,) = Noised(inner, None, found.noise, b"k" * 32).discloses
+    assert (told.noised, told.kind) == ((True, Kind.SUMS) if hidden else (False, Kind.PATCHES))
+
+
+def test_a_budget_of_endless_rounds_costs_no_memory():
+    assert plan(rounds=10**15).epsilon(10**15) == pytest.approx(4.0, rel=1e-6)
 
 
 def test_distributed_shares_add_up_to_the_central_noise():

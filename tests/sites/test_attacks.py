@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.class_sites import CLASSES, class_data
-from helpers.sites import DEBUG, HERE, settings
+from helpers.sites import DEBUG, HERE, NAMES, enrol_in_sums, settings
 from safetensors.torch import save
 
 from lit_fedad.contracts import TensorSpec
@@ -193,6 +193,42 @@ def test_no_round_is_answered_that_was_not_offered(site):
     for round, kind in ((2, "play"), (1 << 30, "play"), (-5, "play"), (3, "ask")):
         request = Request(kind, RUN, overrides, 0, round=round, step=1, payload=b"x")
         assert Reply.from_bytes(site.answer(request.to_bytes())).code == Code.EXCHANGE
+
+
+@pytest.mark.slow
+def test_the_difference_of_two_runs_is_of_no_single_image(site, folder):
+    """The coordinator chooses what is held out for calibration: of eight images two, three, six."""
+    (own,) = (folder / "north" / "images").iterdir()
+    codes = []
+    for number, share in enumerate((0.25, 0.375, 0.25)):
+        overrides = ["method=federated_subspace", f"calibration.share={share}", *SMALL]
+        request = Request("play", f"{number:016x}", overrides, 0, products=[own.name], step=1)
+        codes.append(Reply.from_bytes(site.answer(request.to_bytes())).code)
+    assert codes == [Code.NONE, Code.SUBSET, Code.NONE]
+
+
+@pytest.mark.slow
+def test_one_message_is_answered_from_few_states(site, folder):
+    (own,) = (folder / "north" / "images").iterdir()
+    codes = []
+    for step, base in ((1, 0), (1, 0), (2, 1), (3, 2), (4, 3)):
+        overrides, place = ["method=federated_subspace", *SMALL], {"step": step, "base": base}
+        request = Request("play", RUN, overrides, 0, products=[own.name], **place)
+        codes.append(Reply.from_bytes(site.answer(request.to_bytes())).code)
+    assert codes == [0, 0, 0, 0, Code.REPEATED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epsilon", "code"), [("8", Code.NONE), ("1e6", Code.NOT_ALLOWED)])
+def test_noise_that_hides_nothing_lets_no_sums_of_one_image_out(folder, tmp_path, epsilon, code):
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+    enrol_in_sums(tmp_path)
+    own, keys = tmp_path / "north", KeyRegistry.read(tmp_path / "north", "north")
+    given = replace(settings(folder, "north"), folder=own, key_registry=keys, policy=Policy())
+    overrides = ["method=federated_bank", "federation=secure", "federation/privacy=distributed", *SMALL]
+    request = Request("hello", RUN, [*overrides, f"federation.privacy.epsilon={epsilon}"], 0)
+    assert Reply.from_bytes(Site(given, Display(quiet=True)).answer(request.to_bytes())).code == code
 
 
 def framed(text, length=None):

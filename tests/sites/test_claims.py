@@ -55,6 +55,23 @@ def test_a_run_has_one_configuration_and_runs_without_noise_are_few(claims):
 
 
 @pytest.mark.parametrize(
+    ("training", "few"),
+    [(range(60), 0), (range(50), 0), (range(30, 60), 0), (range(59), 1), (range(57), 3), (range(1, 61), 1)],
+)
+def test_sums_of_two_runs_differ_by_many_images_or_none(tmp_path, training, few):
+    """Whatever share and seed hold out for calibration, the difference would be that of the images between them."""
+    claims = Claims(tmp_path / "runs.jsonl")
+    claims.begin("a", "one", "images", False, 20, range(60), 5)
+    claims.begin("noised", "two", "images", True, 20, training, 5)
+    claims.begin("others", "three", "other images", False, 20, training, 5)
+    if not few:
+        claims.begin("b", "four", "images", False, 20, training, 5)
+        return
+    with pytest.raises(RefusalError, match=f"would be of {few} images, and its policy asks for 5"):
+        claims.begin("b", "four", "images", False, 20, training, 5)
+
+
+@pytest.mark.parametrize(
     "change", [lambda lines: lines[1:], lambda lines: [lines[0].replace("east", "west"), *lines[1:]]]
 )
 def test_a_log_that_was_changed_is_none(claims, change):

@@ -146,6 +146,8 @@ def test_the_secret_stays_in_the_sites_folder(tmp_path):
         ["federation/privacy=distributed", "federation.privacy.epsilon=8"],
         ["federation/privacy=central", "federation.privacy.epsilon=1"],
         ["federation/privacy=distributed"],
+        ["federation/privacy=dp_sgd", "federation.privacy.epsilon=4", "federation.privacy.delta=0.1"],
+        ["federation/privacy=distributed", "federation.privacy.epsilon=4", "federation.privacy.delta=2e-5"],
     ],
 )
 def test_an_operator_who_asks_for_a_promise_gets_it_or_nothing(overrides):

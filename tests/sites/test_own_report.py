@@ -9,6 +9,7 @@ from PIL import Image
 
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
+from lit_fedad.sites.claims import CLAIMS
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.site import Site
@@ -38,6 +39,7 @@ def decide(site):
     (product,) = Reply.from_bytes(site.answer(first.to_bytes())).facts.held
 
     def ask(limit, question="decisions"):
+        (site.settings.folder / CLAIMS).unlink(missing_ok=True)  # a run is asked at few thresholds
         request = Request(
             "ask", RUN, WORDS, 0, round=1, step=1, question=question, numbers={product: limit}, names=[product],
             payload=payload,

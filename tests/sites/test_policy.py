@@ -72,6 +72,13 @@ ASK_FOR_PATCHES = [
     (["method=federated_subspace", "task.clusters=4"], Code.NOT_ALLOWED, PATCHES),
     (["method=federated_subspace", "calibration.share=0.0001"], Code.FLOOR, 0.05),
 ]
+ASK_FOR_ONE_BATCH = [
+    (["method=fedavg", "batch_size=1"], Code.FLOOR, 4),
+    (["method=fedavg", "task.learning_rate=1e6"], Code.CEILING, 1),
+    (["method=fedavg", "task.learning_rate=-1e6"], Code.CEILING, 1),
+    (["method=fedprox", "task.learning_rate=0.01", "method.client.mu=100"], Code.CEILING, 50),
+    (["method=fedprox", "task.learning_rate=1", "task.weight_decay=1"], Code.CEILING, 0.5),
+]
 
 
 @pytest.mark.parametrize(("overrides", "code", "number"), ASK_FOR_IMAGES)
@@ -82,8 +89,8 @@ def test_what_asks_for_images_is_refused(classes, overrides, code, number):
     assert "\n" not in reply.cause
 
 
-@pytest.mark.parametrize(("overrides", "code", "number"), ASK_FOR_PATCHES)
-def test_what_asks_for_single_patches_is_refused(files, overrides, code, number):
+@pytest.mark.parametrize(("overrides", "code", "number"), ASK_FOR_PATCHES + ASK_FOR_ONE_BATCH)
+def test_what_asks_for_single_patches_or_one_batch_is_refused(files, overrides, code, number):
     reply = hello(files, overrides)
     assert (reply.code, reply.numbers[0]) == (code, number)
 

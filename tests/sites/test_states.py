@@ -45,6 +45,17 @@ def test_a_damaged_state_is_refused(tmp_path):
         states.get(1)
 
 
+def test_states_that_nobody_settles_do_not_fill_the_disk(tmp_path):
+    states = States(tmp_path, {"w": torch.zeros(1)})
+    for step in range(1, 65):
+        states.put(step, {})
+    states.put(64, {})  # asked again
+    with pytest.raises(UserError, match="holds 64 states"):
+        states.put(65, {})
+    states.settle(60, 60)
+    states.put(65, {})
+
+
 def test_digests_tell_states_apart():
     whole = {"a": torch.arange(4), "b": [torch.zeros((), dtype=torch.bfloat16), None, 1.5]}
     assert digest_of(whole) == digest_of({"b": whole["b"], "a": whole["a"].clone()})

@@ -112,7 +112,7 @@ class Campaign:
             trial.wrong.append(f"not complete ({office.causes[-1] if office.causes else 'killed'})")
             return trial
         expected = self._reference(method, office.lost, office.refused, office.garbled)
-        found = outcome(folder)
+        found = outcome(folder, folder / "run")
         trial.wrong += [f"{part} differs" for part in found if found[part] != expected[part]]
         left = list(folder.rglob("*.partial"))
         trial.wrong += [f"{path.relative_to(folder)} was left behind" for path in left]
@@ -133,13 +133,13 @@ class Campaign:
             carrier = Absent(three_sites(folder), lost, refused, garbled)
             coordinate(_plan(method, folder), carrier, quiet=True)
             self._steps.setdefault(method, carrier.steps)
-            self._expected[key] = outcome(folder)
+            self._expected[key] = outcome(folder, folder / "run")
         return self._expected[key]
 
 
-def outcome(folder: Path) -> dict[str, str]:
+def outcome(folder: Path, run: Path) -> dict[str, str]:
     """What a run left behind, apart from times, places and the words of causes; each part as a hash or text."""
-    checkpoints = Checkpoints(folder / "run" / "checkpoints")
+    checkpoints = Checkpoints(run / "checkpoints")
     latest = checkpoints.latest()
     assert latest is not None
     _, state = checkpoints.load(latest)
@@ -153,13 +153,13 @@ def outcome(folder: Path) -> dict[str, str]:
             del said[circumstance]
         found[f"round {report.round}"] = json.dumps(said)
     for client, name in enumerate(NAMES):
-        if not bases[client]:
+        if not bases.get(client):
             found[f"the state of {name}"] = "initial"
             continue
-        (run,) = (folder / name / "states").iterdir()
-        found[f"the state of {name}"] = digest_of(torch.load(run / f"{bases[client]:012d}.pt"))
-    result = json.loads((folder / "run" / "result.json").read_text())
-    found["calibration"] = (folder / "run" / "calibration.json").read_text()
+        (states,) = (folder / name / "states").iterdir()
+        found[f"the state of {name}"] = digest_of(torch.load(states / f"{bases[client]:012d}.pt"))
+    result = json.loads((run / "result.json").read_text())
+    found["calibration"] = (run / "calibration.json").read_text()
     found["decisions"] = json.dumps([result["decisions"], result["last"]])
     return found
 
