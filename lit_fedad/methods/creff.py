@@ -50,7 +50,7 @@ class CReFFClient(ServerModelClient):
         self.draws, self.batch = draws, batch
         self._received: Message = {}
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares the re-trained classifier."""
         classifier = self.task.classifier
         return spec_of({WEIGHT: classifier.weight, BIAS: classifier.bias})
@@ -68,7 +68,7 @@ class CReFFClient(ServerModelClient):
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Replaces FedAvg's classifier by the re-trained one; there is no other predictor."""
-        self.task.classifier.load_state_dict({"weight": self.facts[WEIGHT], "bias": self.facts[BIAS]})
+        self.task.classifier.load_state_dict({"weight": self.auxiliary[WEIGHT], "bias": self.auxiliary[BIAS]})
 
     discloses = (
         TRAINED_WEIGHTS,
@@ -101,7 +101,7 @@ class CReFFClient(ServerModelClient):
         for _ in range(self.draws):
             drawn = images[torch.randperm(len(images))[: self.batch]].to(self.device)
             features.append(task(task.view({"image": drawn, "label": label.expand(len(drawn))})))
-        classifier = torch.column_stack([self.facts[WEIGHT], self.facts[BIAS]]).to(self.device)
+        classifier = torch.column_stack([self.auxiliary[WEIGHT], self.auxiliary[BIAS]]).to(self.device)
         target = F.one_hot(label, len(classifier)).to(self.device)
         return cross_entropy_gradient(classifier, torch.cat(features), target).cpu()
 
@@ -146,7 +146,7 @@ class CReFFServer(FedAvgServer):
         self.batch_size = batch_size
         self.classes, self.num_features = client.task.classes, client.task.num_features
         initial = client.task.classifier.state_dict()
-        self.facts = {
+        self.auxiliary = {
             name: initial[own].to("cpu", copy=True) for name, own in ((WEIGHT, "weight"), (BIAS, "bias"))
         }
         self.features: Tensor | None = None
@@ -167,7 +167,7 @@ class CReFFServer(FedAvgServer):
             *(torch.cat([m[name] for m in messages]) for name in (GRADIENTS, CLASSES))
         )
         device = self.device
-        classifier = torch.column_stack([self.facts[WEIGHT], self.facts[BIAS]]).to(device)
+        classifier = torch.column_stack([self.auxiliary[WEIGHT], self.auxiliary[BIAS]]).to(device)
         own, classes, wanted = (part.to(device) for part in (self.features[held], held, gradients))
         matched, before, after = match(
             own, classes, wanted, classifier, self.matching_steps, self.matching_rate
@@ -175,7 +175,7 @@ class CReFFServer(FedAvgServer):
         self.features = self.features.index_copy(0, held, matched.cpu())
         self.seen = self.seen.index_fill(0, held, True)
         self.report = {"matching_loss_before": before, "matching_loss_after": after}
-        self.facts = self._retrain(self.features[self.seen].to(device))
+        self.auxiliary = self._retrain(self.features[self.seen].to(device))
 
     def _retrain(self, features: Tensor) -> Message:
         """Re-trains a classifier on the features of all classes seen so far [C, n, d]."""

@@ -57,7 +57,7 @@ class DBEClient(FedAvgClient):
         """Lists the entries that FedAvg shares, without the bias."""
         return [name for name in super().shared_keys() if name != "offset"]
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares g [num_features]."""
         return {MEAN: TensorSpec((self.task.num_features,))}
 
@@ -75,7 +75,7 @@ class DBEClient(FedAvgClient):
         self.running = running.detach()
         if self.in_first_period:
             return outputs
-        drift = 0.5 * (running - self.facts[MEAN].to(running.device)).square().mean()
+        drift = 0.5 * (running - self.auxiliary[MEAN].to(running.device)).square().mean()
         return {**outputs, "loss": outputs["loss"] + self.kappa * drift, "drift": drift}
 
 
@@ -107,11 +107,11 @@ class FeatureMean(Exchange[DBEClient, FedAvgServer]):
 
     def upload_spec(self, client: DBEClient) -> MessageSpec:
         """Declares one vector [num_features]."""
-        return client.facts_spec()
+        return client.auxiliary_spec()
 
     def aggregate(self, server: FedAvgServer, updates: Mapping[int, Update]) -> None:
         """Averages the means to g, weighted by data size."""
-        server.facts = weighted_mean(updates)
+        server.auxiliary = weighted_mean(updates)
 
 
 def exchanges(client: DBEClient) -> Exchanges:

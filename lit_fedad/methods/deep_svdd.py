@@ -38,7 +38,7 @@ class DeepSVDDClient(OneModelClient):
         at_least("method.client", 0, pretraining=pretraining)
         self.pretraining = pretraining
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares the centre [D], which the task holds."""
         return {CENTRE: TensorSpec((self.task.num_features,))}
 
@@ -48,7 +48,7 @@ class DeepSVDDServer(FedAvgServer):
 
     def __init__(self, client: DeepSVDDClient) -> None:
         super().__init__(client)
-        self.facts, self.margin = {CENTRE: client.task.centre.clone()}, client.task.margin
+        self.auxiliary, self.margin = {CENTRE: client.task.centre.clone()}, client.task.margin
 
 
 class Pretrain(Train):
@@ -75,11 +75,11 @@ class Centre(AfterMerger):
 
     def upload_spec(self, client: DeepSVDDClient) -> MessageSpec:
         """Declares one vector [D]."""
-        return client.facts_spec()
+        return client.auxiliary_spec()
 
     def aggregate(self, server: DeepSVDDServer, updates: Mapping[int, Update]) -> None:
         """Averages the means, weighted by data size, and keeps the centre off 0."""
-        server.facts = {CENTRE: off_zero(weighted_mean(updates)[CENTRE], server.margin)}
+        server.auxiliary = {CENTRE: off_zero(weighted_mean(updates)[CENTRE], server.margin)}
 
 
 def exchanges(client: DeepSVDDClient) -> Exchanges:

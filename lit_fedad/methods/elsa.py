@@ -14,7 +14,7 @@ from lit_fedad.contracts import Exchanges, Message, MessageSpec, TensorSpec, Upd
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, KeepingServer, LastOfEach, OneModelClient
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, LatestMessages, LatestMessagesServer, OneModelClient
 from lit_fedad.tasks.elsa import Elsa, spherical_kmeans
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
@@ -31,13 +31,13 @@ class ElsaClient(OneModelClient):
     def __init__(self, task: Elsa, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares the prototypes, directions [K, D], which the task holds."""
         form = tuple(self.task.prototypes.shape)
         return {PROTOTYPES: TensorSpec(form, low=-_UNIT, high=_UNIT, unordered=True)}
 
 
-class Centres(LastOfEach):
+class Centres(LatestMessages):
     """The exchange in which clients send centres under the merged weights, from which the prototypes follow."""
 
     name = "prototypes"
@@ -56,9 +56,9 @@ class Centres(LastOfEach):
     def upload_spec(self, client: ElsaClient) -> MessageSpec:
         """Declares centres [K, D] and counts [K]."""
         counts = TensorSpec((len(client.task.prototypes),), torch.int64, low=0, counted=True)
-        return {**client.facts_spec(), COUNTS: counts}
+        return {**client.auxiliary_spec(), COUNTS: counts}
 
-    def validate(self, server: KeepingServer, client_id: int, update: Update) -> None:
+    def validate(self, server: LatestMessagesServer, client_id: int, update: Update) -> None:
         """Checks that the counts are those of a client with so many images."""
         counted = int(update.message[COUNTS].sum())
         if counted != update.num_samples:
@@ -66,7 +66,7 @@ class Centres(LastOfEach):
                 f"the client's centres stand for {counted} images, and it has {update.num_samples}"
             )
 
-    def facts_of(self, server: KeepingServer, joined: Message) -> Message:
+    def auxiliary_of(self, server: LatestMessagesServer, joined: Message) -> Message:
         """Clusters the centres of all clients, to as many as one sends."""
         draw, number = server.context.generator("prototypes"), len(joined[PROTOTYPES]) // len(server.last)
         weights = joined[COUNTS].double()

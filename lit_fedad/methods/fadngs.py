@@ -23,7 +23,14 @@ from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, Buffers, FedAvgClient, KeepingServer, LastOfEach
+from lit_fedad.methods.fedavg import (
+    MEANS,
+    WEIGHTS,
+    Buffers,
+    FedAvgClient,
+    LatestMessages,
+    LatestMessagesServer,
+)
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -68,7 +75,7 @@ class FADngsClient(FedAvgClient):
         shared = self.task.local_buffers if self.share_densities else ()
         return [name for name in super().own_keys() if name not in shared]
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares the densities of all clients, which the task holds, where they are shared."""
         return self.densities_spec() if self.share_densities else {}
 
@@ -112,7 +119,7 @@ class LastMerge(NamedTuple):
     local: dict[int, Message]
 
 
-class FADngsServer(KeepingServer):
+class FADngsServer(LatestMessagesServer):
     """The server, which keeps the clients' last densities, averages weights, and distils.
 
     Args:
@@ -166,13 +173,13 @@ class FADngsServer(KeepingServer):
         if self.distillation is None or self.public is None or self.task.warming_up:
             return
         teachers = {client: update.message for client, update in updates.items()}
-        self.task.load_state_dict(self.facts, strict=False)
+        self.task.load_state_dict(self.auxiliary, strict=False)
         self.weights, self.report = self.distillation(
             self.task, self.weights, teachers, self.public, self.context, self.fabric
         )
 
 
-class ShareDensities(LastOfEach):
+class ShareDensities(LatestMessages):
     """The exchange in which clients estimate densities under the merged weights, which the server keeps."""
 
     name = "densities"

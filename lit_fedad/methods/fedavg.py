@@ -64,7 +64,7 @@ class FedAvgClient(Client):
     Attributes:
         own_model: Whether each client predicts with a model of its own, beside that of the server.
         shares_weights: Whether a task without weights leaves the method nothing to do.
-        facts: What was received beside the weights.
+        auxiliary: What was received beside the weights.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
@@ -80,7 +80,7 @@ class FedAvgClient(Client):
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
         self.aggregate_buffers = aggregate_buffers
-        self.facts: Message = {}
+        self.auxiliary: Message = {}
         self.refreshed_in = 1
         """The round of the weights that the task's bank was computed with; `Prepare` uses the initial weights."""
 
@@ -135,18 +135,18 @@ class FedAvgClient(Client):
         if entries:
             self.task.load_state_dict(entries, strict=False)
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares what the server sends beside the weights, such as a centre of all clients; by default nothing."""
         return {}
 
     def receive(self, message: Message) -> None:
-        """Loads the averaged weights, and what else the task holds under a name of the message; keeps the facts."""
-        self.facts = {name: message[name] for name in self.facts_spec()}
+        """Loads the averaged weights, and what else the task holds under a name of the message; keeps the rest."""
+        self.auxiliary = {name: message[name] for name in self.auxiliary_spec()}
         self.task.load_state_dict(message, strict=False)
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares the shared entries and the facts."""
-        return {**self.shared_spec(), **self.facts_spec()}
+        """Declares the shared entries and what is sent beside them."""
+        return {**self.shared_spec(), **self.auxiliary_spec()}
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Recomputes the task's bank under the weights of the last round, once per round, where it is used."""
@@ -202,12 +202,12 @@ class FedAvgServer(Server):
     Attributes:
         report: Scalars of the last round to track, of servers that do more than average.
         weights: The global model, as broadcast.
-        facts: What is broadcast beside it (`FedAvgClient.facts_spec`). New tensors are put there where a value changes,
-            for the same tensors are serialised once for all clients.
+        auxiliary: What is broadcast beside it (`FedAvgClient.auxiliary_spec`). New tensors are put there where a value
+            changes, for the same tensors are serialised once for all clients.
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ("weights", "facts", "statistics", "server_optimizer_state")
+    state_names: ClassVar[tuple[str, ...]] = ("weights", "auxiliary", "statistics", "server_optimizer_state")
     merges_sums = True
 
     def __init__(
@@ -216,7 +216,7 @@ class FedAvgServer(Server):
         server_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     ) -> None:
         super().__init__()
-        self.weights, self.facts = client.shared_state(), dict[str, Tensor]()
+        self.weights, self.auxiliary = client.shared_state(), dict[str, Tensor]()
         self.server_optimizer = server_optimizer
         self.server_optimizer_state: dict[str, Any] = {}
         self.trained = [name for name in self.weights if name in trainable(client.task)]
@@ -224,8 +224,8 @@ class FedAvgServer(Server):
         self.report: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns the weights and the facts, the same to every client."""
-        return {**self.weights, **self.facts}
+        """Returns the weights and what is sent beside them, the same to every client."""
+        return {**self.weights, **self.auxiliary}
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the scalars of the round."""
@@ -289,8 +289,8 @@ class AfterMerger(Exchange[Any, Any]):
         client.task.load_state_dict(message, strict=False)
 
 
-class KeepingServer(FedAvgServer):
-    """FedAvg's server, which also keeps the last message that each client sent in a `LastOfEach`.
+class LatestMessagesServer(FedAvgServer):
+    """FedAvg's server, which also keeps the last message that each client sent in a `LatestMessages`.
 
     Attributes:
         last: These messages by client, in client order.
@@ -303,19 +303,19 @@ class KeepingServer(FedAvgServer):
         self.last: dict[int, Message] = {}
 
 
-class LastOfEach(AfterMerger):
-    """An exchange after the merger whose facts follow from the last messages of all clients."""
+class LatestMessages(AfterMerger):
+    """An exchange after the merger: the last messages of all clients give what is sent beside the weights."""
 
-    def aggregate(self, server: KeepingServer, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, server: LatestMessagesServer, updates: Mapping[int, Update]) -> None:
         """Replaces the messages of the round's clients; those of other clients are kept."""
         new = {client: update.message for client, update in updates.items()}
         server.last = dict(sorted({**server.last, **new}.items()))
         messages = list(server.last.values())
         joined = {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
-        server.facts = {**server.facts, **self.facts_of(server, joined)}
+        server.auxiliary = {**server.auxiliary, **self.auxiliary_of(server, joined)}
 
-    def facts_of(self, server: KeepingServer, joined: Message) -> Message:
-        """Computes the facts from all clients' last messages, each entry joined along its first dimension."""
+    def auxiliary_of(self, server: LatestMessagesServer, joined: Message) -> Message:
+        """Computes what is sent beside the weights, from all last messages joined along their first dimension."""
         return joined
 
 

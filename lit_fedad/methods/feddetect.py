@@ -61,14 +61,14 @@ class FedDetectClient(FedAvgClient):
             group["lr"] *= (1 + math.cos(math.pi * done)) / 2
         return optimizer
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares the threshold."""
         return {THRESHOLD: TensorSpec((), low=_SMALLEST)}
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Scores images by their errors over the threshold."""
         found = super().predict_step(batch, batch_idx)
-        threshold = self.facts[THRESHOLD].to(found.image_score)
+        threshold = self.auxiliary[THRESHOLD].to(found.image_score)
         drawn = None if found.anomaly_map is None else found.anomaly_map / threshold
         return found._replace(image_score=found.image_score / threshold, anomaly_map=drawn)
 
@@ -124,8 +124,8 @@ class Errors(AfterMerger):
         )
         mean, variance = pool_moments(counts, means, variances)
         found = mean + server.deviations * (variance / server.batch_size).sqrt()
-        server.facts = {THRESHOLD: found[0].clamp(min=_SMALLEST)}
-        server.report = {THRESHOLD: float(server.facts[THRESHOLD])}
+        server.auxiliary = {THRESHOLD: found[0].clamp(min=_SMALLEST)}
+        server.report = {THRESHOLD: float(server.auxiliary[THRESHOLD])}
 
 
 def exchanges(client: FedDetectClient) -> Exchanges:

@@ -93,14 +93,14 @@ class FedGenClient(CountingClient):
         )
         self._epoch = 0
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares the generator, and the classes' numbers of images."""
         return {**spec_of(_named(self.generator.state_dict())), COUNTS: self.counts_spec()}
 
     def receive(self, message: Message) -> None:
         """Loads the weights and the generator."""
         super().receive(message)
-        own = {n.removeprefix(GENERATOR): w for n, w in self.facts.items() if n.startswith(GENERATOR)}
+        own = {n.removeprefix(GENERATOR): w for n, w in self.auxiliary.items() if n.startswith(GENERATOR)}
         self.generator.load_state_dict(own)
 
     def on_train_start(self) -> None:
@@ -114,7 +114,7 @@ class FedGenClient(CountingClient):
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss plus those of generated features."""
-        known = self.facts[COUNTS].nonzero()[:, 0]
+        known = self.auxiliary[COUNTS].nonzero()[:, 0]
         if not self.weight or self.context.round < 2 or self._epoch >= _BETWEEN or not len(known):
             return self.task.training_step(batch, batch_idx)
         view = self.task.view(batch)
@@ -171,7 +171,7 @@ class FedGenServer(CountingServer):
         )
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
         none = torch.zeros(client.task.classes, dtype=torch.int64)
-        self.facts = {**_named(self.generator), COUNTS: none}
+        self.auxiliary = {**_named(self.generator), COUNTS: none}
         self.optimizer_state: dict[str, Any] | None = None
         first = client.generator.layers[0]
         assert isinstance(first, nn.Linear)
@@ -188,7 +188,7 @@ class FedGenServer(CountingServer):
             for update in updates.values()
         ]
         self.learn(counts, heads)
-        self.facts = {**_named(self.generator), COUNTS: counts.sum(0)}
+        self.auxiliary = {**_named(self.generator), COUNTS: counts.sum(0)}
         super().aggregate(updates)
 
     def learn(self, counts: Tensor, heads: list[tuple[Tensor, Tensor]]) -> None:

@@ -96,7 +96,7 @@ class GLDPClient(FedRepClient):
         """Global prototypes, of the client's classes or of all, local ones and the head; the last two are personal."""
         return Predictors(merged=True, heads=("all", "lp", "head"))
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares prototypes of any number of classes."""
         vectors = TensorSpec((Free("classes"), self.task.num_features))
         return {VECTORS: vectors, CLASSES: class_list(self.task.classes)}
@@ -215,17 +215,17 @@ class GLDPServer(FedAvgServer):
         within("method.server", 0, 1, beta=beta)
         self.beta, self.weighted = beta, weighted
         self.classes = client.task.classes
-        self.facts = packed(Prototypes.none(self.classes, client.task.num_features))
+        self.auxiliary = packed(Prototypes.none(self.classes, client.task.num_features))
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Computes ``Theta = mean mu_i`` (GLDP Eq. 5) and ``C = beta C + (1 - beta) mean C_i`` (GLDP Eq. 11)."""
         messages = [update.message for _, update in sorted(updates.items())]
         vectors, members = (torch.cat([m[name] for m in messages]) for name in (VECTORS, CLASSES))
         mean, holders = class_means(vectors.double(), members, self.classes)
-        known = Prototypes.unpack(self.facts[VECTORS], self.facts[CLASSES], self.classes)
-        self.facts = packed(known.moved(Prototypes(mean.float(), holders > 0), self.beta))
+        known = Prototypes.unpack(self.auxiliary[VECTORS], self.auxiliary[CLASSES], self.classes)
+        self.auxiliary = packed(known.moved(Prototypes(mean.float(), holders > 0), self.beta))
         self.weights = self.mean_weights(updates, equal=not self.weighted)
-        self.report = {"classes_known": float(len(self.facts[CLASSES]))}
+        self.report = {"classes_known": float(len(self.auxiliary[CLASSES]))}
 
 
 def packed(prototypes: Prototypes) -> Message:

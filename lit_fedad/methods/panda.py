@@ -22,7 +22,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgClient, KeepingServer, LastOfEach
+from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgClient, LatestMessages, LatestMessagesServer
 from lit_fedad.tasks.panda import Panda
 
 BANK, CENTRE, FISHER = "bank", "centre", "fisher."
@@ -70,7 +70,7 @@ class PandaClient(FedAvgClient):
             self.task.fisher = {name: message[f"{FISHER}{name}"] for name in self.task.fisher}
         super().receive(message)
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares the bank where it is shared, the centre and, with consolidation, Fisher information."""
         return {**({BANK: self.bank_spec(None)} if self.shared else {}), **self.means_spec()}
 
@@ -101,7 +101,7 @@ def _disclosed(client: PandaClient) -> Disclosures:
     return (*((Disclosure(Kind.PATCHES, what),) if client.shared else ()), mean)
 
 
-class Banks(LastOfEach):
+class Banks(LatestMessages):
     """The exchange in which clients send cluster centres of their features under the merged weights.
 
     Before round 1 they also send the features' mean and Fisher information.
@@ -112,7 +112,7 @@ class Banks(LastOfEach):
     discloses = DisclosedBy(_disclosed)
 
     def send(self, client: PandaClient, loader: DataLoader) -> Message:
-        """Returns the client's bank, and before round 1 the facts; a bank that is not shared stays with the client."""
+        """Returns the client's bank, and before round 1 its centre and Fisher information; a bank that is not shared stays here."""
         features = client.task.embed(loader)
         message: Message = {}
         if client.shared:
@@ -133,14 +133,14 @@ class Banks(LastOfEach):
         bank = {BANK: client.bank_spec(client.vectors)} if client.shared else {}
         return {**bank, **(client.means_spec() if self.initial else {})}
 
-    def validate(self, server: KeepingServer, client_id: int, update: Update) -> None:
+    def validate(self, server: LatestMessagesServer, client_id: int, update: Update) -> None:
         """Checks that a bank has no more vectors than the client has images, and at least one."""
         if BANK in update.message and not 1 <= len(update.message[BANK]) <= update.num_samples:
             raise UserError(
                 f"the client sent {len(update.message[BANK])} vectors of {update.num_samples} images"
             )
 
-    def aggregate(self, server: KeepingServer, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, server: LatestMessagesServer, updates: Mapping[int, Update]) -> None:
         """Joins the last banks of all clients, and averages what else was sent."""
         banks, means = {}, {}
         for client, update in updates.items():
@@ -150,7 +150,7 @@ class Banks(LastOfEach):
         if banks:
             super().aggregate(server, banks)
         if self.initial:
-            server.facts = {**server.facts, **weighted_mean(means)}
+            server.auxiliary = {**server.auxiliary, **weighted_mean(means)}
 
 
 def exchanges(client: PandaClient) -> Exchanges:

@@ -52,7 +52,7 @@ class ScaffoldClient(FedAvgClient):
         """Corrects the gradient to ``g + c - c_i``."""
         for name, parameter in trainable(self.task).items():
             if parameter.grad is not None:
-                parameter.grad += self.facts[CONTROL + name].to(parameter) - self.own[name].to(parameter)
+                parameter.grad += self.auxiliary[CONTROL + name].to(parameter) - self.own[name].to(parameter)
         self._steps += 1
 
     def on_train_end(self) -> None:
@@ -60,7 +60,7 @@ class ScaffoldClient(FedAvgClient):
         travelled = self._steps * self.learning_rate
         renewed = {
             name: self.own[name].to(y)
-            - self.facts[CONTROL + name].to(y)
+            - self.auxiliary[CONTROL + name].to(y)
             + (self._received[name] - y.detach()) / travelled
             for name, y in trainable(self.task).items()
         }
@@ -73,7 +73,7 @@ class ScaffoldClient(FedAvgClient):
         """Returns the weights y and the change of the control."""
         return {**super().send(loader), **{CONTROL + name: c for name, c in self.change.items()}}
 
-    def facts_spec(self) -> MessageSpec:
+    def auxiliary_spec(self) -> MessageSpec:
         """Declares the server's control."""
         return spec_of({CONTROL + name: p for name, p in trainable(self.task).items()})
 
@@ -97,13 +97,13 @@ class ScaffoldServer(FedAvgServer):
         super().__init__(client)
         above("method.server", 0, learning_rate=learning_rate)
         self.learning_rate = learning_rate
-        self.facts = {CONTROL + name: torch.zeros_like(p, device="cpu") for name, p in client.own.items()}
+        self.auxiliary = {CONTROL + name: torch.zeros_like(p, device="cpu") for name, p in client.own.items()}
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Sets the number N of clients; the control is their mean, in which those that join have 0."""
         share = (self.clients or len(sizes)) / len(sizes)
-        self.facts = {name: share * control for name, control in self.facts.items()}
+        self.auxiliary = {name: share * control for name, control in self.auxiliary.items()}
         self.clients = len(sizes)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
@@ -112,7 +112,7 @@ class ScaffoldServer(FedAvgServer):
         share = len(senders(updates)) / self.clients
         for name in self.trained:
             self.weights[name] = torch.lerp(self.weights[name], mean.pop(name), self.learning_rate)
-            self.facts[CONTROL + name] = self.facts[CONTROL + name] + share * mean.pop(CONTROL + name)
+            self.auxiliary[CONTROL + name] = self.auxiliary[CONTROL + name] + share * mean.pop(CONTROL + name)
         self.weights.update(mean)
 
 

@@ -74,10 +74,22 @@ class Subspace(PatchTask):
         rim: int = 1,
         top: float = 0.0,
         tile: int | None = None,
+        image_sigma: float | None = None,
         products: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
-            backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top, tile
+            backbone,
+            grid,
+            image_size,
+            standardise,
+            shrinkage,
+            None,
+            average_pool,
+            sigma,
+            rim,
+            top,
+            tile,
+            image_sigma,
         )
         check_share("task", share=share)
         at_least("task", 0, clusters=clusters)

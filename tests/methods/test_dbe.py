@@ -77,7 +77,7 @@ def test_three_rounds_are_the_authors(dbe, hand, points_by_hand, clients, kappa,
     played = dbe(data, client={"kappa": kappa, "momentum": momentum})
     shared, common, bias = by_hand(hand, data, kappa, momentum)
     nearly(hand.theta(played.server.weights), shared)
-    nearly(played.server.facts[MEAN], common)
+    nearly(played.server.auxiliary[MEAN], common)
     for client in data:
         nearly(played.pool.get(client)["own_entries"]["offset"], bias[client])
 
@@ -88,7 +88,7 @@ def test_one_step_in_numbers(dbe, exactly):
     data = {0: DataLoader(rows[:1] * 3, batch_size=3), 1: DataLoader(rows[1:])}
     played = dbe(data, rounds=1, client={"kappa": 0.8, "momentum": 1.0})
     # One batch a client: g = (3 * -1.375 - 0.875) / 4 and (3 * 3.75 + 1.5) / 4
-    exactly(played.server.facts[MEAN], torch.tensor([-1.25, 3.1875]))
+    exactly(played.server.auxiliary[MEAN], torch.tensor([-1.25, 3.1875]))
     # Client 1: r = (-0.875, 1.5), r - g = (0.375, -1.6875); the bias moves by the error alone.
     nearly(played.pool.get(1)["own_entries"]["offset"], [0.0875, -0.15])
     drift = (0.375**2 + 1.6875**2) / 4
@@ -105,7 +105,7 @@ def test_the_first_period_leaves_nothing_but_the_common_mean(federate, make_clas
         predicts = played.history[-1].metrics[client]
         exactly(predicts.pop("offset"), torch.zeros(3))
         exactly(predicts, dict(start))
-    assert played.server.facts[MEAN].all()
+    assert played.server.auxiliary[MEAN].all()
 
 
 # ---------------------------------------------------------------------------------------------------- its limits

@@ -47,11 +47,11 @@ def test_the_centre_is_the_mean_of_all_images_after_pre_training(play, tap):
     }.values()
     everyone = torch.cat([z_of(sent, loader) for loader in data.values()])
     expected = off_zero(everyone.mean(0), 0.01)
-    torch.testing.assert_close(played.server.facts[CENTRE], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(played.server.auxiliary[CENTRE], expected, rtol=1e-5, atol=1e-6)
     # It goes out with every round's weights, and stays.
     later = [m for at, client, m in tap.sent if at > 0 and client is None]
     assert later
-    assert all(torch.equal(m[CENTRE], played.server.facts[CENTRE]) for m in later)
+    assert all(torch.equal(m[CENTRE], played.server.auxiliary[CENTRE]) for m in later)
     assert not any(CENTRE in m for at, client, m in tap.sent if at > 0 and client is not None)
 
 
@@ -117,4 +117,4 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
             play(task=task(), data=data, folder="parts", after_round=stop, **settings)
     parts = play(task=task(), data=data, folder="parts", **settings)
     exactly(parts.server.weights, whole.server.weights)
-    assert torch.equal(parts.server.facts[CENTRE], whole.server.facts[CENTRE])
+    assert torch.equal(parts.server.auxiliary[CENTRE], whole.server.auxiliary[CENTRE])

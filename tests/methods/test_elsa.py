@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.elsa import COUNTS, PROTOTYPES, Centres, ElsaClient
-from lit_fedad.methods.fedavg import FedAvgClient, KeepingServer
+from lit_fedad.methods.fedavg import FedAvgClient, LatestMessagesServer
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import SimCLR
 from lit_fedad.tasks.elsa import Elsa
@@ -54,7 +54,9 @@ def scores_of(client, number):
 def play(federate):
     def run(data, live=None, rounds=2, **settings):
         settings = {"question": scores_of, **settings}
-        return federate(ElsaClient, KeepingServer, task=live or task(), data=data, rounds=rounds, **settings)
+        return federate(
+            ElsaClient, LatestMessagesServer, task=live or task(), data=data, rounds=rounds, **settings
+        )
 
     return run
 
@@ -66,7 +68,7 @@ def test_prototypes_are_of_all_clients_under_the_merged_weights(play, rounds):
     played = play(data, rounds=rounds)
     merged = dict(played.server.weights)
     expected = np.concatenate([projections(loader, merged) for loader in data.values()])
-    found = played.server.facts[PROTOTYPES].numpy()
+    found = played.server.auxiliary[PROTOTYPES].numpy()
     # Prototypes that no image has are copies of others; there are none here, as 5 + 3 = 8.
     np.testing.assert_allclose(sorted(found.tolist()), sorted(expected.tolist()), atol=1e-4)
     energies = np.log(np.exp(projections([NEW], merged) @ expected.T).sum(1))
@@ -75,14 +77,16 @@ def test_prototypes_are_of_all_clients_under_the_merged_weights(play, rounds):
 
 
 def test_centres_weigh_as_many_images_as_they_stand_for():
-    server = KeepingServer(ElsaClient(task()))
+    server = LatestMessagesServer(ElsaClient(task()))
     along, across = torch.eye(3)[:1], torch.eye(3)[1:2]
     uploads = {
         0: Update({PROTOTYPES: along, COUNTS: torch.tensor([9])}, 9),
         1: Update({PROTOTYPES: across, COUNTS: torch.tensor([1])}, 1),
     }
     Centres().aggregate(server, uploads)
-    np.testing.assert_allclose(server.facts[PROTOTYPES][0].numpy(), np.array([9, 1, 0]) / 82**0.5, rtol=1e-5)
+    np.testing.assert_allclose(
+        server.auxiliary[PROTOTYPES][0].numpy(), np.array([9, 1, 0]) / 82**0.5, rtol=1e-5
+    )
 
 
 def test_clients_that_take_no_part_keep_their_centres(play):
@@ -116,12 +120,12 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
         play(data, folder="parts", after_round=stop, **settings)
     parts = play(data, folder="parts", **settings)
     exactly(parts.server.weights, whole.server.weights)
-    exactly(parts.server.facts[PROTOTYPES], whole.server.facts[PROTOTYPES])
+    exactly(parts.server.auxiliary[PROTOTYPES], whole.server.auxiliary[PROTOTYPES])
     exactly(parts.history[-1].metrics, whole.history[-1].metrics)
 
 
 def test_counts_that_are_not_the_client_s_are_refused():
-    server = KeepingServer(ElsaClient(task()))
+    server = LatestMessagesServer(ElsaClient(task()))
     update = Update({PROTOTYPES: torch.zeros(8, 3), COUNTS: torch.ones(8, dtype=torch.int64)}, 4)
     with pytest.raises(UserError, match="stand for 8 images, and it has 4"):
         Centres().validate(server, 0, update)

@@ -283,7 +283,7 @@ def test_a_client_with_one_image_sends_no_density(play, make_contrastive, make_i
     data, channel = {0: make_images(1), 1: make_images(6, seed=1)}, Channel(codec(), codec())
     federation = play(make_contrastive(), data, sed=True, channel=channel)
     assert len(federation.server.last[0][MEAN]) == 0
-    assert len(federation.server.facts[MEAN]) == 1
+    assert len(federation.server.auxiliary[MEAN]) == 1
     assert torch.isfinite(federation.history[-1].metrics[0]).all()
 
 

@@ -56,8 +56,8 @@ def test_the_threshold_is_that_of_all_images_under_the_merged_weights(play):
     played = play(data, server={"deviations": 2.0, "batch_size": 16})
     errors = torch.cat([errors_of(played.server.weights, loader) for loader in data.values()])
     expected = errors.mean() + 2 * errors.std(correction=0) / 4
-    assert played.server.facts[THRESHOLD].item() == pytest.approx(expected.item(), rel=1e-5)
-    assert played.history[-1].scalars["threshold"] == played.server.facts[THRESHOLD].item()
+    assert played.server.auxiliary[THRESHOLD].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert played.history[-1].scalars["threshold"] == played.server.auxiliary[THRESHOLD].item()
     # Scores are multiples of it, of new images too.
     found = played.history[-1].metrics[1]
     live = task()
@@ -72,7 +72,7 @@ def test_the_first_threshold_belongs_to_the_initial_weights(play):
     data = {0: images(5), 1: images(4, seed=1)}
     first = play(data, rounds=0, server={"deviations": 0.0})
     errors = torch.cat([errors_of({}, loader) for loader in data.values()])
-    assert first.server.facts[THRESHOLD].item() == pytest.approx(errors.mean().item(), rel=1e-5)
+    assert first.server.auxiliary[THRESHOLD].item() == pytest.approx(errors.mean().item(), rel=1e-5)
 
 
 def test_the_learning_rate_falls_as_a_cosine():
@@ -92,4 +92,4 @@ def test_in_its_first_round_the_weights_are_fedavg_s(play, federate, exactly):
 
 
 def test_clients_of_one_image_take_part(play):
-    assert play({0: images(1), 1: images(1, seed=1)}).server.facts[THRESHOLD] > 0
+    assert play({0: images(1), 1: images(1, seed=1)}).server.auxiliary[THRESHOLD] > 0

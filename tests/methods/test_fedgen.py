@@ -26,7 +26,7 @@ def client_of(round: int = 2, **settings) -> FedGenClient:
     client = FedGenClient(make(), **{**SMALL, **settings})
     client.context = Context(0, round, 0)
     client.task.augment = False
-    client.facts[COUNTS] = torch.tensor([4, 0, 2])
+    client.auxiliary[COUNTS] = torch.tensor([4, 0, 2])
     client.on_train_start()
     client.on_train_epoch_start()
     return client
@@ -119,7 +119,7 @@ def test_the_generator_goes_down_and_counts_go_up(federate, tap):
     played = federate(
         FedGenClient, FedGenServer, task=make(), data=data_of(), client=SMALL, rounds=2, channel=tap
     )
-    assert played.server.facts[COUNTS].tolist() == [3, 3, 3]
+    assert played.server.auxiliary[COUNTS].tolist() == [3, 3, 3]
     up, down = played.client.upload_spec(), played.client.broadcast_spec()
     assert COUNTS in up
     assert not any(name.startswith(GENERATOR) for name in up)

@@ -204,7 +204,7 @@ def test_identical_clients_are_one(federate, exactly):
         for n in (1, 3)
     )
     exactly(one.server.weights, three.server.weights)
-    exactly(one.server.facts, three.server.facts)
+    exactly(one.server.auxiliary, three.server.auxiliary)
     for client in range(3):
         exactly(three.pool.get(client)["own_entries"], one.pool.get(0)["own_entries"])
         exactly(plain(three.pool.get(client)["current"]), plain(one.pool.get(0)["current"]))
@@ -221,7 +221,7 @@ def test_one_client_s_base_is_its_own_and_its_prototypes_are_the_global_ones(fed
     expected = sent[0]
     for current in sent[1:]:
         expected = expected.moved(current, beta)
-    torch.testing.assert_close(played.server.facts, gldp.packed(expected))
+    torch.testing.assert_close(played.server.auxiliary, gldp.packed(expected))
     base = {
         name: entry for name, entry in played.client.task.state_dict().items() if "classifier" not in name
     }
@@ -236,7 +236,7 @@ def test_order_of_clients_does_not_matter(federate):
         for order in (loaders, loaders[::-1])
     )
     torch.testing.assert_close(forward.server.weights, backward.server.weights)
-    torch.testing.assert_close(forward.server.facts, backward.server.facts)
+    torch.testing.assert_close(forward.server.auxiliary, backward.server.auxiliary)
     for client in range(3):
         torch.testing.assert_close(
             forward.pool.get(client)["own_entries"], backward.pool.get(2 - client)["own_entries"]

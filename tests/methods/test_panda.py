@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.fedavg import FedAvgClient, KeepingServer
+from lit_fedad.methods.fedavg import FedAvgClient, LatestMessagesServer
 from lit_fedad.methods.panda import BANK, CENTRE, Banks, PandaClient
 from lit_fedad.tasks.panda import Panda
 
@@ -45,7 +45,9 @@ def scores_of(client, number):
 def play(federate):
     def run(data, live=None, rounds=2, **settings):
         settings = {"question": scores_of, **settings}
-        return federate(PandaClient, KeepingServer, task=live or task(), data=data, rounds=rounds, **settings)
+        return federate(
+            PandaClient, LatestMessagesServer, task=live or task(), data=data, rounds=rounds, **settings
+        )
 
     return run
 
@@ -66,7 +68,7 @@ def test_before_training_it_is_nearest_neighbours_of_frozen_features(play):
     expected = by_scikit_learn(bank, raw(NEW["image"]))
     np.testing.assert_allclose(played.history[-1].metrics[0], expected, rtol=1e-3, atol=1e-6)
     # As many centres as images: the images themselves. The centre is the mean of all.
-    np.testing.assert_allclose(played.server.facts[CENTRE], bank.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(played.server.auxiliary[CENTRE], bank.mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_banks_are_of_the_merged_weights(play):
@@ -74,7 +76,7 @@ def test_banks_are_of_the_merged_weights(play):
     played = play(data, client={"clip": None})
     merged = dict(played.server.weights)
     expected = np.concatenate([features(loader, merged) for loader in data.values()])
-    found = played.server.facts[BANK].numpy()
+    found = played.server.auxiliary[BANK].numpy()
     order = functools.partial(sorted, key=lambda row: tuple(np.round(row, 4)))
     np.testing.assert_allclose(order(found.tolist()), order(expected.tolist()), rtol=1e-3, atol=1e-5)
     queries = features([NEW], merged)
@@ -176,7 +178,7 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly, bank):
 
 
 def test_more_vectors_than_images_are_refused():
-    server = KeepingServer(PandaClient(task()))
+    server = LatestMessagesServer(PandaClient(task()))
     with pytest.raises(UserError, match="5 vectors of 4 images"):
         Banks().validate(server, 0, Update({BANK: torch.zeros(5, 8)}, 4))
 

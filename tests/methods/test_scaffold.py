@@ -16,7 +16,7 @@ STEP = 0.1
 
 
 def control_of(server):
-    return {name.removeprefix(CONTROL): entry for name, entry in server.facts.items()}
+    return {name.removeprefix(CONTROL): entry for name, entry in server.auxiliary.items()}
 
 
 def scaffold_by_hand(

@@ -57,7 +57,7 @@ def test_a_step_left_out_for_overflow_is_no_step_of_scaffold(federate, make_line
         client={"learning_rate": 0.25},
         fabric=scaled_fabric(scale=2.0**100, backoff=2.0**-96),
     )
-    control = {name.removeprefix(CONTROL): entry for name, entry in played.server.facts.items()}
+    control = {name.removeprefix(CONTROL): entry for name, entry in played.server.auxiliary.items()}
     np.testing.assert_allclose(control["layer.weight"], [[-2.375, 0], [-1.25, 0]], rtol=1e-5)
     np.testing.assert_allclose(control["layer.bias"], [-2.375, -1.25], rtol=1e-5)
     moved = 0.125 + 0.25 * 2.375

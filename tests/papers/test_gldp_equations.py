@@ -67,7 +67,7 @@ def packed(known: dict[int, np.ndarray], dtype=torch.float64) -> Prototypes:
 
 
 def told_by(server: GLDPServer) -> Prototypes:
-    return Prototypes.unpack(server.facts[VECTORS], server.facts[CLASSES], KINDS)
+    return Prototypes.unpack(server.auxiliary[VECTORS], server.auxiliary[CLASSES], KINDS)
 
 
 def assert_known(found: Prototypes, expected: dict[int, np.ndarray]) -> None:
@@ -290,7 +290,7 @@ def test_equation_11(beta):
     """The mean over the clients that hold a class, each counted once, whatever their images."""
     server = GLDPServer(make_client(), beta=beta)
     before = some(0, 1, seed=1)
-    server.facts = dict(zip((VECTORS, CLASSES), packed(before, torch.float32).pack(), strict=True))
+    server.auxiliary = dict(zip((VECTORS, CLASSES), packed(before, torch.float32).pack(), strict=True))
     own = {0: some(0, 2, seed=2), 1: some(2, seed=3), 5: some(0, 2, 3, seed=4)}
     sizes = {0: 30, 1: 5, 5: 1}
     updates = {}

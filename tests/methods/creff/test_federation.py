@@ -26,14 +26,14 @@ def test_weights_are_fedavgs_number_for_number(federate, creff, data, exactly, f
     exactly(ours.server.weights, theirs.server.weights)
     assert [r.per_client for r in ours.history] == [r.per_client for r in theirs.history]
     # The classifier that predicts is another one.
-    assert not torch.allclose(ours.server.facts[WEIGHT], ours.server.weights["classifier.weight"])
+    assert not torch.allclose(ours.server.auxiliary[WEIGHT], ours.server.weights["classifier.weight"])
 
 
 def test_the_federated_base_predicts_with_the_retrained_classifier(creff, exactly):
     played = creff()
     head = {
-        "classifier.weight": played.server.facts[WEIGHT],
-        "classifier.bias": played.server.facts[BIAS],
+        "classifier.weight": played.server.auxiliary[WEIGHT],
+        "classifier.bias": played.server.auxiliary[BIAS],
     }
     expected = {**played.server.weights, **head}
     exactly(played.history[-1].metrics, dict.fromkeys((0, 1, 2), expected))

@@ -86,7 +86,7 @@ def test_draws_are_of_distinct_images_of_one_class(data, monkeypatch):
     # Class 0 has three images, of which two are drawn anew each time.
     assert len({frozenset(drawn) for drawn in places[:8]}) > 1
     drawn = task.encoder(torch.cat([batch["image"] for batch in seen[:8]])).detach()
-    nearly(message[GRADIENTS][0], by_autograd(side_by_side(server.facts), drawn, 0))
+    nearly(message[GRADIENTS][0], by_autograd(side_by_side(server.auxiliary), drawn, 0))
 
 
 def test_images_are_the_tasks_views_and_draws_depend_on_the_place_alone(creff, data, tap, exactly):

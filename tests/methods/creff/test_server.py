@@ -122,7 +122,7 @@ def update(server, gradients, classes) -> Update:
 def test_features_live_on_and_classes_never_seen_are_left_out(exactly):
     server = CReFFServer(CReFFClient(make()), **QUICK)
     first = torch.randn(K, 6, WIDTH, generator=Context(0, 1).generator("federated features"))
-    initial = side_by_side(server.facts).clone()
+    initial = side_by_side(server.auxiliary).clone()
     wanted = rows(2, K, WIDTH + 1).float()
     server.context = Context(0, 1)
     server.aggregate({0: update(server, wanted[:1], [1]), 1: update(server, wanted[1:], [3])})
@@ -139,14 +139,14 @@ def test_features_live_on_and_classes_never_seen_are_left_out(exactly):
             weight, bias = train_classifier(nn.Linear(WIDTH, K), features.flatten(0, 1), labels, 3, 0.01, 32)
         return {WEIGHT: weight, BIAS: bias}
 
-    exactly(server.facts, retrained(1, held, [1, 3]))
+    exactly(server.auxiliary, retrained(1, held, [1, 3]))
     # Class 1 is not held in this round: its features stay, and are trained on.
     server.context = Context(0, 2)
-    classifier = side_by_side(server.facts)
+    classifier = side_by_side(server.auxiliary)
     server.aggregate({2: update(server, wanted, [0, 3])})
     second = match(torch.stack([first[0], held[1]]), torch.tensor([0, 3]), wanted, classifier, 4, 0.1)[0]
     exactly(server.features, torch.stack([second[0], held[0], first[2], second[1]]))
-    exactly(server.facts, retrained(2, server.features[[0, 1, 3]], [0, 1, 3]))
+    exactly(server.auxiliary, retrained(2, server.features[[0, 1, 3]], [0, 1, 3]))
 
 
 def test_the_number_of_threads_does_not_matter(exactly):
@@ -181,8 +181,8 @@ def test_a_classifier_of_federated_features_classifies_real_ones():
     for round in range(1, 6):
         server.context = Context(0, round)
         gradients = cross_entropy_gradient(
-            side_by_side(server.facts).double(), real, F.one_hot(torch.arange(K), K)[:, None]
+            side_by_side(server.auxiliary).double(), real, F.one_hot(torch.arange(K), K)[:, None]
         )
         server.aggregate({c: update(server, gradients[own], own) for c, own in hands.items()})
-    predicted = F.linear(real.float(), server.facts[WEIGHT], server.facts[BIAS]).argmax(-1)
+    predicted = F.linear(real.float(), server.auxiliary[WEIGHT], server.auxiliary[BIAS]).argmax(-1)
     assert (predicted == torch.arange(K)[:, None]).float().mean(1).min() > 0.9
