@@ -112,7 +112,7 @@ class Banks(LatestMessages):
     discloses = DisclosedBy(_disclosed)
 
     def send(self, client: PandaClient, loader: DataLoader) -> Message:
-        """Returns the client's bank, and before round 1 its centre and Fisher information; a bank that is not shared stays here."""
+        """Returns the client's bank, if it is shared, and before round 1 its centre and Fisher information."""
         features = client.task.embed(loader)
         message: Message = {}
         if client.shared:
