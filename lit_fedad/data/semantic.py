@@ -43,31 +43,17 @@ def semantic(
     contaminants: int | None = None,
     seed: int = 0,
 ) -> SemanticSet:
-    """Reads a normal set and anomaly sets that lie in one folder (or are linked there), and joins them.
+    """Reads a normal set and anomaly sets that lie in one folder (or are linked there), and joins them (`join`).
 
-    Args:
-        root: The folder.
-        normal: Function that reads the normal set: in a configuration, a node with ``_partial_: true`` and without
-            its ``root``.
-        anomalies: Name -> function that reads the anomaly set, likewise.
-        name: As in `join`.
-        test_per_set: As in `join`.
-        contaminants: As in `join`.
-        seed: As in `join`.
+    ``normal`` and ``anomalies`` are functions that read a set from the folder ``root``: in a configuration, nodes with
+    ``_partial_: true`` and without their ``root``.
 
     Raises:
         UserError: As in `join`, or if a set cannot be read.
     """
     folder = Path(root).expanduser()
-    known = normal(folder)
-    return join(
-        known,
-        {other: read(folder) for other, read in anomalies.items()},
-        name,
-        test_per_set,
-        contaminants,
-        seed,
-    )
+    known, others = normal(folder), {other: read(folder) for other, read in anomalies.items()}
+    return join(known, others, name, test_per_set, contaminants, seed)
 
 
 def join(

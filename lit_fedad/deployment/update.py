@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.additions import Addition, grow, grown_digest
-from lit_fedad.data.content import content_hashes
+from lit_fedad.data.content import Addition, content_hashes, grow, grown_digest
 from lit_fedad.data.image_files import entries
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition

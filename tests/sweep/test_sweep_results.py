@@ -7,8 +7,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 from lit_fedad.report.console import Display
+from lit_fedad.sweep.command import best_so_far, show, write_results
 from lit_fedad.sweep.plan import Dimension, Plan
-from lit_fedad.sweep.results import best_so_far, show, write_results
 
 SPACE = {
     "task.slots": Dimension("categorical", choices=[None, 16]),
