@@ -76,7 +76,7 @@ def test_images_are_scored_by_the_central_fit_of_all_others(federate, make_loade
     some = DataLoader(Subset(data[0].dataset, fold), batch_size=2)
 
     def scores(live, number):
-        return played.exchanges.leave_out.scores(live, some, score=None)
+        return next(played.exchanges.leave_out.scores(live, [some], score=None))
 
     found = played.ask(0, LocalQuery("scores", scores), [0], sums=True)[0]
     rows = features(data[0])
