@@ -41,7 +41,7 @@ class MomentSets:
 
     @classmethod
     def union(cls, parts: Sequence[MomentSets]) -> MomentSets:
-        """Computes the moments of the union of disjoint parts, set by set; see `Moments.union`."""
+        """Computes the moments of the union of disjoint parts, at least one, set by set; see `Moments.union`."""
         if len(parts) == 1:
             return parts[0]
         count = torch.stack([part.count for part in parts]).sum(0)
@@ -76,7 +76,7 @@ class MomentSets:
 
     def covariances(self, at: slice) -> Tensor:
         """Unpacks the covariances of some sets, float64 [m, C, C]."""
-        return symmetric(self.covariance[at].double(), self.mean.shape[1])
+        return symmetric(self.covariance[at], self.mean.shape[1]).double()
 
     def check(self) -> None:
         """Checks that every covariance can be one; see `check_covariance`."""

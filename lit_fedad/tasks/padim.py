@@ -17,6 +17,9 @@ from lit_fedad.memory.moments import upper_triangle
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 
+_HELD = 1 << 26
+"""Numbers of features that are held at once: 268 MB."""
+
 
 class PaDiM(PatchTask):
     """The task whose patch score is the Mahalanobis distance to the normal patches at the same position.
@@ -86,24 +89,8 @@ class PaDiM(PatchTask):
     @torch.no_grad()
     def position_moments(self, loader: DataLoader) -> MomentSets:
         """Computes the moments of local features at each position."""
-        count = 0
-        shift = total = torch.zeros_like(self.centres, dtype=torch.float64)
-        square = torch.zeros_like(self.whiteners, dtype=torch.float64)
-        for features in map_batches(self, loader, self):
-            rows = features.double().transpose(0, 1)
-            # Sums around the first batch's mean keep small variances of channels that lie far from zero.
-            shift = rows.mean(1) if count == 0 else shift
-            rows = rows - shift[:, None]
-            count += rows.shape[1]
-            total = total + rows.sum(1)
-            square.baddbmm_(rows.mT, rows)  # in place: at 56 x 56 positions of 100 channels it has 251 MB
-        offset = total / max(count, 1)
-        triangles = [
-            upper_triangle(square[at] / max(count, 1) - offset[at, :, None] * offset[at, None])
-            for at in cached_sets(*shift.shape)
-        ]
-        mean, covariance = (shift + offset).cpu(), torch.cat(triangles).cpu()
-        return MomentSets(torch.full((len(mean),), count), mean, covariance)
+        groups = _groups(map_batches(self, loader, self))
+        return MomentSets.union([_moments(torch.cat(group)) for group in groups])
 
     def fit_gaussians(self, moments: MomentSets) -> tuple[Tensor, Tensor]:
         """Computes what `load_gaussians` loads.
@@ -140,33 +127,29 @@ class PaDiM(PatchTask):
         Yields:
             The image scores [k] of a loader; None where no image remains, or no covariance.
         """
-        counts, factored, factors = moments.count.double(), 0, torch.empty(0)
-        for loader in loaders:
-            features = torch.cat([batch.cpu().float() for batch in map_batches(self, loader, self)])
-            rest = counts - len(features)
-            if rest.min() < 1:
-                yield None
-                continue
-            if factored != len(features):
-                factored, factors = len(features), self._factors(moments, rest)
-            squares = torch.empty(features.shape[:2], dtype=torch.float64)
-            for at in cached_sets(*moments.mean.shape):
-                offsets = features[:, at].permute(1, 2, 0).double() - moments.mean[at, :, None].double()
-                whitened = torch.linalg.solve_triangular(factors[at], offsets, upper=False)
-                squares[:, at] = _squares_without(whitened, rest[at, None, None]).T
-            distances = (squares * (rest - 1).clamp(min=1)).sqrt().float()
-            known = not distances.isnan().any()
-            yield self.judge(distances.flatten().to(self.centres)).cpu() if known else None
+        features = (torch.cat([*map_batches(self, loader, self)]).cpu().float() for loader in loaders)
+        for group in _groups(features):
+            for squares in self._squares_without(group, moments):
+                distances = squares.sqrt().flatten().to(self.centres)
+                yield None if distances.isnan().any() else self.judge(distances).cpu()
 
-    def _factors(self, moments: MomentSets, rest: Tensor) -> Tensor:
-        """Computes the lower triangular factors of ``n S + (r - 1) epsilon I`` [P, d, d]; NaN where there is none."""
-        factors = torch.empty(*moments.mean.shape, self.channels, dtype=torch.float64)
+    def _squares_without(self, group: Sequence[Tensor], moments: MomentSets) -> list[Tensor]:
+        """Computes the squared distances [k, P] of each of a group's features [k, P, d]; NaN where there are none."""
+        squares = [torch.empty(features.shape[:2], dtype=torch.float64) for features in group]
         for at in cached_sets(*moments.mean.shape):
-            scatter = moments.covariances(at) * moments.count[at, None, None]
-            spread = (rest[at] - 1).clamp(min=1) * self.regularisation
-            scatter.diagonal(dim1=1, dim2=2).add_(spread[:, None])
-            factors[at] = _factor(scatter)
-        return factors
+            counts, mean = moments.count[at, None, None].double(), moments.mean[at, :, None].double()
+            scatter, factors = moments.covariances(at) * counts, {}
+            for features, found in zip(group, squares, strict=True):
+                rest = counts - len(features)
+                freedom = (rest - 1).clamp(min=1)
+                if len(features) not in factors:
+                    identity = torch.eye(self.channels, dtype=torch.float64)
+                    factors[len(features)] = _factor(scatter + self.regularisation * freedom * identity)
+                offsets = features[:, at].permute(1, 2, 0).double() - mean
+                whitened = torch.linalg.solve_triangular(factors[len(features)], offsets, upper=False)
+                left_out = _left_out(whitened, rest) * freedom[:, 0]
+                found[:, at] = left_out.masked_fill(rest[:, 0] < 1, torch.nan).T
+        return squares
 
     def load_gaussians(self, centres: Tensor, whiteners: Tensor) -> None:
         """Loads the mean [P, d] of each position, and the factor of ``Sigma^-1 = U^T U``.
@@ -193,13 +176,35 @@ class PaDiM(PatchTask):
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
 
 
+def _groups(batches: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Puts features [B, P, d] together that are computed with at once."""
+    group: list[Tensor] = []
+    for features in batches:
+        group.append(features)
+        if sum(one.numel() for one in group) >= _HELD:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _moments(features: Tensor) -> MomentSets:
+    """Computes the moments of features [n, P, d] at each position, on the CPU."""
+    mean = features.mean(0, dtype=torch.float64)
+    triangles = []
+    for at in cached_sets(*mean.shape):
+        rows = features[:, at].transpose(0, 1) - mean[at, None]
+        triangles.append(upper_triangle(rows.mT @ rows) / len(features))
+    return MomentSets(torch.full((len(mean),), len(features)), mean.cpu(), torch.cat(triangles).cpu())
+
+
 def _factor(matrices: Tensor) -> Tensor:
     """Computes the lower triangular factors of symmetric matrices [..., d, d]; NaN of those that have none."""
     factors, failed = torch.linalg.cholesky_ex(matrices)
     return factors.masked_fill_((failed > 0)[..., None, None], torch.nan)
 
 
-def _squares_without(whitened: Tensor, rest: Tensor) -> Tensor:
+def _left_out(whitened: Tensor, rest: Tensor) -> Tensor:
     """Computes ``diag((I - P)^-1) - 1 - 1/r`` of leverages ``P = W^T W + 1/n``; see `PaDiM.scores_without`.
 
     Args:
