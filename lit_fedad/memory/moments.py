@@ -144,6 +144,7 @@ def check_covariance(covariance: Tensor) -> None:
         UserError: If a direction has a negative variance.
     """
     largest = covariance.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=torch.finfo(covariance.dtype).tiny)
-    identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype)
-    if torch.linalg.cholesky_ex(covariance + _ROUNDING * largest[..., None, None] * identity).info.any():
+    shifted = covariance.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(_ROUNDING * largest[..., None])
+    if torch.linalg.cholesky_ex(shifted).info.any():
         raise UserError("the covariance has a negative variance in some direction")

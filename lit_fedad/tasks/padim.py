@@ -105,8 +105,9 @@ class PaDiM(PatchTask):
         identity = torch.eye(self.channels, dtype=torch.float64)
         for at in cached_sets(*moments.mean.shape):
             spread = moments.covariances(at) * (counts[at] / (counts[at] - 1).clamp(min=1))
+            spread.diagonal(dim1=1, dim2=2).add_(self.regularisation)
             # The factor of a matrix turned upside down is, turned back, the upper triangular U' of Sigma = U' U'^T.
-            turned = torch.linalg.cholesky((spread + self.regularisation * identity).flip(1, 2))
+            turned = torch.linalg.cholesky(spread.flip(1, 2))
             inverse = torch.linalg.solve_triangular(turned.flip(1, 2), identity, upper=True)
             whiteners.append(upper_triangle(inverse.float()))
         centres = moments.mean.to(torch.float32, copy=True)  # no two tensors of a message share memory
@@ -143,8 +144,9 @@ class PaDiM(PatchTask):
                 rest = counts - len(features)
                 freedom = (rest - 1).clamp(min=1)
                 if len(features) not in factors:
-                    identity = torch.eye(self.channels, dtype=torch.float64)
-                    factors[len(features)] = _factor(scatter + self.regularisation * freedom * identity)
+                    spread = scatter.clone()
+                    spread.diagonal(dim1=1, dim2=2).add_(self.regularisation * freedom[:, 0])
+                    factors[len(features)] = _factor(spread)
                 offsets = features[:, at].permute(1, 2, 0).double() - mean
                 whitened = torch.linalg.solve_triangular(factors[len(features)], offsets, upper=False)
                 left_out = _left_out(whitened, rest) * freedom[:, 0]
