@@ -29,16 +29,19 @@ def best_times(works: list[Callable[[], object]], repeats: int) -> list[float]:
 
 
 def compare_nearest(sizes: list[tuple[int, int, int]], repeats: int) -> None:
-    print(f"{'nearest: n x C in m':>24} {'k':>2} {'torch ms':>10} {'faiss ms':>10}")
+    """Prints times of the search beside the plain matrix product of queries and bank, and its GFLOP/s."""
+    heads = f"{'torch ms':>10} {'faiss ms':>10} {'product ms':>10}"
+    print(f"{'nearest: n x C in m':>24} {'k':>2} {heads} {'GFLOP/s of each':>25}")
     for count, channels, slots in sizes:
         queries, bank = torch.randn(count, channels), torch.randn(slots, channels)
+        product = torch.empty(count, slots)
         for k in (1, 3, 6):
-            torch_time, faiss_time = best_times(
-                [partial(nearest, queries, bank, k, backend=backend) for backend in ("torch", "faiss")],
-                repeats,
-            )
-            size = f"{count} x {channels} in {slots}"
-            print(f"{size:>24} {k:>2} {1e3 * torch_time:10.1f} {1e3 * faiss_time:10.1f}")
+            works = [partial(nearest, queries, bank, k, backend=backend) for backend in ("torch", "faiss")]
+            times = best_times([*works, partial(torch.mm, queries, bank.T, out=product)], repeats)
+            size, operations = f"{count} x {channels} in {slots}", 2e-9 * count * channels * slots
+            speeds = " ".join(f"{operations / seconds:7.1f}" for seconds in times)
+            milliseconds = " ".join(f"{1e3 * seconds:10.1f}" for seconds in times)
+            print(f"{size:>24} {k:>2} {milliseconds} {speeds:>25}")
 
 
 def compare_kmeans(count: int, channels: int, clusters: int, steps: int, with_sklearn: bool) -> None:

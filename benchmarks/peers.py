@@ -1,10 +1,11 @@
 """This library beside others: ``python -m benchmarks peers cache=DIR [data=DIR] [images=20] [pairs=3] [tasks=...]``.
 
-Installs anomalib into an environment of its own in ``cache``, and runs each pair in turn: PatchCore and PaDiM (fit and
-test; ResNet-18 with the same random weights, 224 pixels, a coreset of 10 %), pixel metrics, `predict` of 100 images,
-export to ONNX and its latency, the start of the command; FedAvg's round beside a bare PyTorch loop. ``data`` is a
-product in the layout of MVTec AD; without it images are drawn. Seconds are the processor's, user and system, and the
-clock's.
+Installs anomalib and Flower into environments of their own in ``cache``, and runs each pair in turn: PatchCore and
+PaDiM (fit and test; ResNet-18 with the same random weights, 224 pixels, a coreset of 10 %), pixel metrics, `predict`
+of 100 images, export to ONNX and its latency, the start of the command; FedAvg's round beside a bare PyTorch loop,
+beside Flower's simulation and, with ``pfllib=DIR``, a clone of PFLlib, beside its loop. ``data`` is a product in the
+layout of MVTec AD; without it images are drawn. ``client_images=992`` is the number of images of each of FedAvg's ten
+clients. Seconds are the processor's, user and system, and the clock's.
 """
 
 import json
@@ -38,6 +39,8 @@ Seconds = tuple[float, float]
 Work = Callable[[], Seconds]
 
 MAPS = 60
+ANOMALIB = ("patchcore", "padim", "pixel metrics", "predict", "export", "latency", "help")
+FEDAVG = ("fedavg", "flower", "pfllib")
 
 
 def prepare(folder: Path, data: Path | None, images: int) -> None:
@@ -141,16 +144,31 @@ def anomalib_pairs(folder: Path, python: Path) -> dict[str, tuple[Work, Work]]:
     }
 
 
-def fedavg_pair(folder: Path) -> tuple[Work, Work]:
-    """Returns FedAvg's round and that of a bare PyTorch loop."""
-    ours, bare = fedavg_round.contestants(folder)
-    return lambda: timed(ours), lambda: timed(bare)
+def fedavg_pairs(folder: Path, keys: dict[str, str], tasks: list[str]) -> dict[str, tuple[Work, Work]]:
+    """Returns FedAvg's round beside those of a bare PyTorch loop, of Flower's simulation and of PFLlib's loop."""
+    ours, bare = fedavg_round.contestants(folder, int(keys.get("client_images", fedavg_round.IMAGES)))
+    pairs: dict[str, tuple[Work, Work]] = {"fedavg": (lambda: timed(ours), lambda: timed(bare))}
+
+    def there(name: str, packages: list[str], *words: str) -> None:
+        python = python_of(Path(keys["cache"]), name, ["torch", "torchvision", *packages])
+        if python:
+            print(f"peer: {versions(python, ['torch', 'torchvision'])}")
+            command = [str(python), "-m", f"benchmarks._peers.{name}_side", *words, str(folder)]
+            pairs[name] = (lambda: timed(ours), lambda: seconds_of(command))
+
+    if "flower" in tasks:
+        there("flower", ["flwr[simulation]", "psutil"])
+    if "pfllib" in tasks and "pfllib" in keys:
+        there("pfllib", ["scikit-learn", "h5py", "ujson"], keys["pfllib"])
+    elif "pfllib" in tasks:
+        print("pfllib is left out: give pfllib=DIR, a clone of github.com/TsingZ0/PFLlib")
+    return pairs
 
 
 def main() -> None:
     """Prints one table: seconds of both sides, and how many times ours theirs are."""
     keys = dict(word.partition("=")[::2] for word in sys.argv[1:])
-    if unknown := keys.keys() - {"cache", "data", "images", "pairs", "tasks"}:
+    if unknown := keys.keys() - {"cache", "data", "images", "pairs", "tasks", "pfllib", "client_images"}:
         sys.exit(f"peers has no key {', '.join(sorted(unknown))}")
     if "cache" not in keys:
         sys.exit("peers needs cache=DIR, a folder for the environments of other libraries")
@@ -159,22 +177,22 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     )
     print(f"here: {versions(sys.executable, ['torch', 'timm', 'lightning', 'onnxruntime'])}")
-    python = python_of(Path(keys["cache"]), "anomalib", ["anomalib", "onnx", "onnxscript", "onnxruntime"])
+    tasks = keys["tasks"].split(",") if "tasks" in keys else [*ANOMALIB, *FEDAVG]
+    if unknown := {*tasks} - {*ANOMALIB, *FEDAVG}:
+        sys.exit(f"no task {', '.join(sorted(unknown))}; one of {', '.join([*ANOMALIB, *FEDAVG])}")
+    pairs: dict[str, tuple[Work, Work]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder, pairs = Path(name), {}
-        if python:
+        folder, packages = Path(name), ["anomalib", "onnx", "onnxscript", "onnxruntime"]
+        if {*tasks} & {*ANOMALIB} and (python := python_of(Path(keys["cache"]), "anomalib", packages)):
             print(f"peer: {versions(python, ['anomalib', 'torch', 'timm', 'lightning'])}")
             prepare(folder, data, int(keys.get("images", 20)))
-            pairs = anomalib_pairs(folder, python)
-        tasks = keys["tasks"].split(",") if "tasks" in keys else [*pairs, "fedavg"]
-        if "fedavg" in tasks:
-            pairs["fedavg"] = fedavg_pair(folder)
-        if unknown := {*tasks} - pairs.keys():
-            sys.exit(f"no task {', '.join(sorted(unknown))}; one of {', '.join(pairs)}")
+            pairs |= anomalib_pairs(folder, python)
+        if {*tasks} & {*FEDAVG}:
+            pairs |= fedavg_pairs(folder, keys, tasks)
         print(
             f"{'seconds':<14}{'ours':>9}{'theirs':>9}{'ratio':>8}  spread{'clock':>17}{'theirs':>9}{'load':>7}"
         )
-        for task in tasks:
+        for task in (task for task in tasks if task in pairs):
             compare(task, *pairs[task], int(keys.get("pairs", 3)))
 
 

@@ -1,5 +1,6 @@
 """This library's side: ``python -m benchmarks._peers.own_side TASK FOLDER``."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,11 +27,17 @@ def detect(method: str, folder: Path) -> None:
         f"backbone.layers={LAYERS[method]}",
         "evaluation.alone=false",
     ]
-    words += ["tracking=off", "evaluation.pictures=0", "cache.enabled=false", "fabric.accelerator=cpu"]
+    words += [
+        "tracking=off",
+        "evaluation.pictures=0",
+        f"cache.folder={folder}/cache",
+        "fabric.accelerator=cpu",
+    ]
     words += ["calibration.share=0"]  # trains on all images, as the other side does
     if method == "patchcore":
         words += [f"task.slots={images * 28 * 28 // 10}"]
     config = compose(words)
+    shutil.rmtree(folder / "cache", ignore_errors=True)  # every run computes its features
     report(lambda: train(config, quiet=True))
 
 

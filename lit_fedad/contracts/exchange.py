@@ -7,7 +7,7 @@ they check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -173,25 +173,32 @@ class LeaveOut(Exchange[C, S]):
         """
         raise NotImplementedError
 
-    def scores(self, client: C, loader: DataLoader, score: Callable[[C, DataLoader], Tensor]) -> Tensor:
-        """Computes the scores [n] of a client's images as if nobody had seen them; the model stays what it was.
+    def scores(
+        self, client: C, loaders: Sequence[DataLoader], score: Callable[[C, DataLoader], Tensor]
+    ) -> Iterator[Tensor | None]:
+        """Computes scores as if nobody had seen the images that are scored; the model stays what it was.
 
         Args:
             client: See `leave_out`.
-            loader: Some of its images.
+            loaders: Some of its images each, which are left out together.
             score: Computes scores by the model in the task's buffers.
 
-        Raises:
-            UserError: If no model remains without them.
+        Yields:
+            The scores [n] of a loader's images; None where no model remains without them.
         """
         task = cast("Client", client).task
         whole = {name: getattr(task, name) for name in task.local_buffers}
-        try:
-            self.leave_out(client, loader)
-            return score(client, loader)
-        finally:
-            for name, buffer in whole.items():
-                setattr(task, name, buffer)
+        for loader in loaders:
+            found = None
+            try:
+                self.leave_out(client, loader)
+                found = score(client, loader)
+            except UserError:
+                pass
+            finally:
+                for name, buffer in whole.items():
+                    setattr(task, name, buffer)
+            yield found
 
 
 @dataclass(frozen=True)

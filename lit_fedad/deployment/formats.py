@@ -117,22 +117,31 @@ def trace(detector: Detector, transform: ImageTransform) -> ExportedProgram:
         # Torch warns of views into a message and of tensors with their channels last.
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
     try:
-        # Without gradients, FedDyMem's head takes the faster of two ways by the number of patches, which a graph
-        # does not know; nothing here requires any.
-        with torch.enable_grad():
-            program = torch.export.export(
-                detector, (example,), dynamic_shapes={"pixels": {0: Dim("batch")}}, strict=True
-            )
-    except Exception as error:  # torch's tracers fail in many ways
-        raise UserError(
-            f"{type(detector.client).__name__}: its prediction cannot be exported ({first_line(error)}); it may not"
-            " branch on values of tensors"
-        ) from error
+        program = _exported(detector, example, strict=False)
+    except (
+        Exception
+    ):  # such as of a task that calls `len`, which fixes the number of images; strict takes twice as long
+        try:
+            program = _exported(detector, example, strict=True)
+        except Exception as error:  # torch's tracers fail in many ways
+            raise UserError(
+                f"{type(detector.client).__name__}: its prediction cannot be exported ({first_line(error)}); it may"
+                " not branch on values of tensors"
+            ) from error
     signature = program.graph_signature
     used = {*signature.inputs_to_parameters.values(), *signature.inputs_to_buffers.values()}
     for name in program.state_dict.keys() - used:  # such as a second, personal model
         del program.state_dict[name]
     return program
+
+
+def _exported(detector: Detector, example: Tensor, strict: bool) -> ExportedProgram:
+    # Without gradients, FedDyMem's head takes the faster of two ways by the number of patches, which a graph does not
+    # know; nothing here requires any.
+    with torch.enable_grad():
+        return torch.export.export(
+            detector, (example,), dynamic_shapes={"pixels": {0: Dim("batch")}}, strict=strict
+        )
 
 
 def output_shapes(program: ExportedProgram) -> dict[str, tuple[int, ...]]:

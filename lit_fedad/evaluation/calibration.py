@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client, Free, LeaveOut, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import counted
 from lit_fedad.contracts.randomness import numpy_generator
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition, image_groups
@@ -83,11 +81,14 @@ class CalibrationScores:
             members.setdefault(self.groups[index], []).append(place)
         groups = list(members.values())
         order = numpy_generator(self.seed, "calibration folds", number).permutation(len(groups))
-        for chosen in np.array_split(order, min(self.folds, len(groups))):
-            places = sorted(chain.from_iterable(groups[group] for group in chosen))
-            fold = [indices[place] for place in places]
-            with suppress(UserError):  # without this fold there is no model: its images cannot be scored
-                scores[places] = sums.scores(client, self.module.normal_loader(fold), self._scores)
+        folds = [
+            sorted(chain.from_iterable(groups[group] for group in chosen))
+            for chosen in np.array_split(order, min(self.folds, len(groups)))
+        ]
+        loaders = [self.module.normal_loader([indices[place] for place in places]) for places in folds]
+        for places, found in zip(folds, sums.scores(client, loaders, self._scores), strict=True):
+            if found is not None:  # without these images there is no model to score them by otherwise
+                scores[places] = found
         return scores
 
     def _by_product(self, indices: Sequence[int], scores: Tensor) -> dict[str, ScoreCounts]:

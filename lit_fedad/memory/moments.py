@@ -135,15 +135,16 @@ _ROUNDING = 1e-4
 
 
 def check_covariance(covariance: Tensor) -> None:
-    """Checks that a symmetric matrix can be a covariance: no direction has a negative variance, beyond rounding.
+    """Checks that symmetric matrices can be covariances: no direction has a negative variance, beyond rounding.
 
     Args:
-        covariance: The matrix [C, C].
+        covariance: The matrices [..., C, C].
 
     Raises:
         UserError: If a direction has a negative variance.
     """
-    largest = covariance.diagonal().max().clamp(min=torch.finfo(covariance.dtype).tiny)
-    shifted = covariance + _ROUNDING * largest * torch.eye(len(covariance), dtype=covariance.dtype)
-    if torch.linalg.cholesky_ex(shifted).info:
+    largest = covariance.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=torch.finfo(covariance.dtype).tiny)
+    shifted = covariance.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(_ROUNDING * largest[..., None])
+    if torch.linalg.cholesky_ex(shifted).info.any():
         raise UserError("the covariance has a negative variance in some direction")

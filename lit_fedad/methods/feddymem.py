@@ -234,7 +234,7 @@ class FedDyMemServer(MomentsServer):
 
     def learn(self) -> None:
         """Computes statistics, once, and the subspace of all features that clients have measured so far."""
-        moments = self.moments_by_set()
+        moments = list(self.moment_sets())
         if standardised(self.task) and not self.statistics:
             # Statistics stay what they were first: the memory is kept in features that they standardise.
             self.statistics = self.task.statistics_of(moments[0])

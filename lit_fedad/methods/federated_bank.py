@@ -160,7 +160,7 @@ class FederatedBankServer(FedDyMemServer):
         super().learn()
         if self.drawn and not self.known:
             generator = self.context.generator("memory")
-            memory = draw_slots(self.moments_by_set()[0], self.statistics, self.slots, generator)
+            memory = draw_slots(next(iter(self.moment_sets())), self.statistics, self.slots, generator)
             self.known = {"memory": memory, "radii": torch.ones(self.slots)}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:

@@ -6,17 +6,16 @@ is trained, and rounds send nothing but the moments of data that have come since
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Evidence, Exchanges, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import Disclosures, summed
 from lit_fedad.core.bounds import at_least
-from lit_fedad.memory.moments import upper_triangle
+from lit_fedad.memory.moment_sets import MomentSets
 from lit_fedad.methods.parts.evidence import moments_sent
 from lit_fedad.methods.parts.noised_padim import noised_padim
 from lit_fedad.methods.parts.pooled_moments import (
@@ -58,11 +57,11 @@ class FederatedPaDiMClient(MomentsClient):
 
     def receive(self, message: Message) -> None:
         """Loads the Gaussians."""
-        centres, packed = message["centres"], message["whiteners"]
-        whiteners = packed.new_zeros(*centres.shape, centres.shape[1])
-        rows, columns = torch.triu_indices(centres.shape[1], centres.shape[1])
-        whiteners[:, rows, columns] = packed
-        self.task.load_gaussians(centres, whiteners)
+        self.task.load_gaussians(message["centres"], message["whiteners"])
+
+    def moment_sets(self, loader: DataLoader) -> MomentSets:
+        """Computes the moments of local features by position."""
+        return self.task.position_moments(loader)
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares a mean and the upper triangle of a whitener for each position."""
@@ -93,11 +92,11 @@ class FederatedPaDiMServer(MomentsServer):
 
     def learn(self) -> None:
         """Fits the Gaussians to all features that clients have measured so far."""
-        self.tell(*self.task.fit_gaussians(self.moments))
+        self.tell(*self.task.fit_gaussians(self.moment_sets()))
 
     def tell(self, centres: Tensor, whiteners: Tensor) -> None:
-        """Sets what clients are sent: means [P, d] and upper triangular whiteners [P, d, d]."""
-        self.gaussians = {"centres": centres, "whiteners": upper_triangle(whiteners)}
+        """Sets what clients are sent: means [P, d] and packed whiteners [P, d (d + 1) / 2]."""
+        self.gaussians = {"centres": centres, "whiteners": whiteners}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the Gaussians, the same to every client."""
@@ -108,13 +107,15 @@ class PositionSums(ModelSums):
     """The exchange after the rounds in which clients receive the moments of all images."""
 
     def scores(
-        self, client: MomentsClient, loader: DataLoader, score: Callable[[MomentsClient, DataLoader], Tensor]
-    ) -> Tensor:
-        """Computes the scores [n] of a client's images by the Gaussians of all images but these."""
+        self,
+        client: MomentsClient,
+        loaders: Sequence[DataLoader],
+        score: Callable[[MomentsClient, DataLoader], Tensor],
+    ) -> Iterator[Tensor | None]:
+        """Computes the scores [n] of a client's images by the Gaussians of all images but these, loader by loader."""
         if not int(client.sums["measured"]):
-            return score(client, loader)
-        moments = {name: client.sums[f"sum_{name}"].cpu() for name in ("count", "mean", "covariance")}
-        return cast("PaDiM", client.task).scores_without(loader, moments)
+            return iter([score(client, loader) for loader in loaders])
+        return cast("PaDiM", client.task).scores_without(loaders, client.sums_by_set())
 
 
 def exchanges(client: FederatedPaDiMClient) -> Exchanges:

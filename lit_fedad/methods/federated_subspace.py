@@ -90,7 +90,7 @@ class FederatedSubspaceServer(MomentsServer):
 
     def learn(self) -> None:
         """Computes the subspace of all features that clients have measured so far."""
-        found = self.task.fit_subspace(self.moments_by_set())
+        found = self.task.fit_subspace(list(self.moment_sets()))
         self.subspace = dict(zip(("centre", "basis"), found, strict=True))
 
     def broadcast(self, client_id: int) -> Message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above, at_least
-from lit_fedad.core.errors import UserError
-from lit_fedad.memory.moments import Moments, symmetric
+from lit_fedad.memory.moment_sets import MomentSets, cached_sets
+from lit_fedad.memory.moments import upper_triangle
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 
-CACHED = 1 << 18
-"""Numbers of the matrices that are factored at once: 2 MB."""
+_HELD = 1 << 26
+"""Numbers of features that are held at once: 268 MB."""
 
 
 class PaDiM(PatchTask):
@@ -86,92 +86,84 @@ class PaDiM(PatchTask):
         """Number of positions H0 * W0, each of which has moments of its own."""
         return self.vectors_per_image
 
-    def moments(self, loader: DataLoader) -> list[Moments]:
-        """Computes number, mean and covariance of the local features at each position."""
-        moments = self.position_moments(loader)
-        return [Moments(int(count), *rest) for count, *rest in zip(*moments.values(), strict=True)]
-
     @torch.no_grad()
-    def position_moments(self, loader: DataLoader) -> dict[str, Tensor]:
-        """Computes ``count`` [P], ``mean`` [P, d] and ``covariance`` [P, d, d] of local features at all positions."""
-        count = 0
-        shift = total = torch.zeros_like(self.centres, dtype=torch.float64)
-        square = torch.zeros_like(self.whiteners, dtype=torch.float64)
-        for features in map_batches(self, loader, self):
-            rows = features.double().transpose(0, 1)
-            # Sums around the first batch's mean keep small variances of channels that lie far from zero.
-            shift = rows.mean(1) if count == 0 else shift
-            rows = rows - shift[:, None]
-            count += rows.shape[1]
-            total = total + rows.sum(1)
-            square.baddbmm_(rows.mT, rows)  # in place: at 56 x 56 positions of 100 channels it has 251 MB
-        offset = total / max(count, 1)
-        covariance = square.div_(max(count, 1)).baddbmm_(offset[:, :, None], offset[:, None], alpha=-1).cpu()
-        counts = torch.full((len(shift),), count)
-        return {"count": counts, "mean": (shift + offset).cpu(), "covariance": covariance}
+    def position_moments(self, loader: DataLoader) -> MomentSets:
+        """Computes the moments of local features at each position."""
+        groups = _groups(map_batches(self, loader, self))
+        return MomentSets.union([_moments(torch.cat(group)) for group in groups])
 
-    def fit_gaussians(self, moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def fit_gaussians(self, moments: MomentSets) -> tuple[Tensor, Tensor]:
         """Computes what `load_gaussians` loads.
 
         ``Sigma = 1/(n - 1) sum (x - m) (x - m)^T + epsilon I`` (PaDiM Eq. 1); of a single image it is epsilon alone.
 
         Args:
-            moments: ``count`` [P], ``mean`` [P, d] and ``covariance`` [P, d, d] of all positions, float64.
+            moments: Moments of the features at each position.
         """
-        counts = moments["count"].double()[:, None, None]
-        whiteners = torch.empty_like(self.whiteners, device="cpu")
+        counts = moments.count.double()[:, None, None]
+        whiteners = []
         identity = torch.eye(self.channels, dtype=torch.float64)
-        for at in self._cached_positions():
-            spread = moments["covariance"][at] * (counts[at] / (counts[at] - 1).clamp(min=1))
+        for at in cached_sets(*moments.mean.shape):
+            spread = moments.covariances(at) * (counts[at] / (counts[at] - 1).clamp(min=1))
+            spread.diagonal(dim1=1, dim2=2).add_(self.regularisation)
             # The factor of a matrix turned upside down is, turned back, the upper triangular U' of Sigma = U' U'^T.
-            turned = torch.linalg.cholesky((spread + self.regularisation * identity).flip(1, 2))
-            whiteners[at] = torch.linalg.solve_triangular(turned.flip(1, 2), identity, upper=True)
-        return moments["mean"].float(), whiteners
+            turned = torch.linalg.cholesky(spread.flip(1, 2))
+            inverse = torch.linalg.solve_triangular(turned.flip(1, 2), identity, upper=True)
+            whiteners.append(upper_triangle(inverse.float()))
+        centres = moments.mean.to(torch.float32, copy=True)  # no two tensors of a message share memory
+        return centres, torch.cat(whiteners)
 
     @torch.no_grad()
-    def scores_without(self, loader: DataLoader, moments: Mapping[str, Tensor]) -> Tensor:
-        """Computes image scores [n] by the Gaussians of all other images.
+    def scores_without(self, loaders: Iterable[DataLoader], moments: MomentSets) -> Iterator[Tensor | None]:
+        """Computes the scores of images by the Gaussians of all other images.
 
-        The images' own part is subtracted from the covariance of each position, and one factor of what remains gives
-        their distances.
+        With ``A = n S + (r - 1) epsilon I`` and offsets x from the mean of all n images, the squared distances of k
+        images from the mean of the r others are ``(r - 1) (diag((I - P)^-1) - 1 - 1/r)``, where
+        ``P = X^T A^-1 X + 1/n`` are their leverages [k, k]. A has one factor for all loaders of equally many images.
 
         Args:
-            loader: Images that are among those of the moments.
-            moments: ``count`` [P], ``mean`` [P, d] and ``covariance``, the upper triangles [P, d (d + 1) / 2].
+            loaders: Images each that are among those of the moments, and are left out together.
+            moments: Moments of the features of all images at each position.
 
-        Raises:
-            UserError: If no image remains, or the moments are not those of images with these among them.
+        Yields:
+            The image scores [k] of a loader; None where no image remains, or no covariance.
         """
-        features = torch.cat([batch.cpu().float() for batch in map_batches(self, loader, self)])
-        counts = moments["count"].double()
-        rest = counts - len(features)
-        if rest.min() < 1:
-            raise UserError("no vector remains when a client's own are left out")
-        divisors = (rest - 1).clamp(min=1)
-        distances = torch.empty(features.shape[:2])
-        for at in self._cached_positions():
-            scatter = symmetric(moments["covariance"][at], self.channels).double()
-            scatter *= counts[at, None, None]
-            offsets = features[:, at].transpose(0, 1).double() - moments["mean"][at, None].double()
-            shift = offsets.sum(1, keepdim=True) / rest[at, None, None]  # of the mean, without these images
-            gone = torch.cat([offsets, shift * rest[at, None, None].sqrt()], dim=1)
-            scatter.baddbmm_(gone.mT, gone, alpha=-1)
-            scatter.diagonal(dim1=1, dim2=2).add_(divisors[at, None] * self.regularisation)
-            factors, failed = torch.linalg.cholesky_ex(scatter)
-            if failed.any():
-                raise UserError("no covariance remains when a client's own vectors are left out")
-            whitened = torch.linalg.solve_triangular(factors, (offsets + shift).mT, upper=False)
-            distances[:, at] = (whitened.norm(dim=1).T * divisors[at].sqrt()).float()
-        return self.judge(distances.flatten().to(self.centres)).cpu()
+        features = (torch.cat([*map_batches(self, loader, self)]).cpu().float() for loader in loaders)
+        for group in _groups(features):
+            for squares in self._squares_without(group, moments):
+                distances = squares.sqrt().flatten().to(self.centres)
+                yield None if distances.isnan().any() else self.judge(distances).cpu()
 
-    def _cached_positions(self) -> list[slice]:
-        """Cuts the positions into parts whose matrices stay in the processor's cache."""
-        step = max(1, CACHED // self.channels**2)
-        return [slice(start, start + step) for start in range(0, self.vectors_per_image, step)]
+    def _squares_without(self, group: Sequence[Tensor], moments: MomentSets) -> list[Tensor]:
+        """Computes the squared distances [k, P] of each of a group's features [k, P, d]; NaN where there are none."""
+        squares = [torch.empty(features.shape[:2], dtype=torch.float64) for features in group]
+        for at in cached_sets(*moments.mean.shape):
+            counts, mean = moments.count[at, None, None].double(), moments.mean[at, :, None].double()
+            scatter, factors = moments.covariances(at) * counts, {}
+            for features, found in zip(group, squares, strict=True):
+                rest = counts - len(features)
+                freedom = (rest - 1).clamp(min=1)
+                if len(features) not in factors:
+                    spread = scatter.clone()
+                    spread.diagonal(dim1=1, dim2=2).add_(self.regularisation * freedom[:, 0])
+                    factors[len(features)] = _factor(spread)
+                offsets = features[:, at].permute(1, 2, 0).double() - mean
+                whitened = torch.linalg.solve_triangular(factors[len(features)], offsets, upper=False)
+                left_out = _left_out(whitened, rest) * freedom[:, 0]
+                found[:, at] = left_out.masked_fill(rest[:, 0] < 1, torch.nan).T
+        return squares
 
     def load_gaussians(self, centres: Tensor, whiteners: Tensor) -> None:
-        """Loads the mean [P, d] of each position, and the factor U [P, d, d] of ``Sigma^-1 = U^T U``."""
-        self.centres, self.whiteners = centres.to(self.centres), whiteners.to(self.whiteners)
+        """Loads the mean [P, d] of each position, and the factor of ``Sigma^-1 = U^T U``.
+
+        Args:
+            centres: The means.
+            whiteners: The upper triangles of U [P, d (d + 1) / 2].
+        """
+        rows, columns = torch.triu_indices(self.channels, self.channels)
+        unpacked = torch.zeros_like(self.whiteners)
+        unpacked[:, rows, columns] = whiteners.to(unpacked)
+        self.centres, self.whiteners = centres.to(self.centres), unpacked
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Fits the Gaussians to local data, the first time."""
@@ -184,3 +176,50 @@ class PaDiM(PatchTask):
         distances = (offsets @ self.whiteners.mT).norm(dim=2).T
         scores = distances.flatten()
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
+
+
+def _groups(batches: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Puts features [B, P, d] together that are computed with at once."""
+    group: list[Tensor] = []
+    for features in batches:
+        group.append(features)
+        if sum(one.numel() for one in group) >= _HELD:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _moments(features: Tensor) -> MomentSets:
+    """Computes the moments of features [n, P, d] at each position, on the CPU."""
+    mean = features.mean(0, dtype=torch.float64)
+    triangles = []
+    for at in cached_sets(*mean.shape):
+        rows = features[:, at].transpose(0, 1) - mean[at, None]
+        triangles.append(upper_triangle(rows.mT @ rows) / len(features))
+    return MomentSets(torch.full((len(mean),), len(features)), mean.cpu(), torch.cat(triangles).cpu())
+
+
+def _factor(matrices: Tensor) -> Tensor:
+    """Computes the lower triangular factors of symmetric matrices [..., d, d]; NaN of those that have none."""
+    factors, failed = torch.linalg.cholesky_ex(matrices)
+    return factors.masked_fill_((failed > 0)[..., None, None], torch.nan)
+
+
+def _left_out(whitened: Tensor, rest: Tensor) -> Tensor:
+    """Computes ``diag((I - P)^-1) - 1 - 1/r`` of leverages ``P = W^T W + 1/n``; see `PaDiM.scores_without`.
+
+    Args:
+        whitened: Vectors W [P, d, k].
+        rest: Numbers r of other vectors [P, 1, 1]; n is r + k.
+    """
+    channels, count = whitened.shape[1:]
+    if count <= channels:
+        identity = torch.eye(count, dtype=whitened.dtype)
+        root = _factor(identity - whitened.mT @ whitened - 1 / (rest + count))
+        inverse = torch.linalg.solve_triangular(root, identity, upper=False)
+        return (inverse.square().sum(1) - 1 - 1 / rest[:, 0]).clamp(min=0)
+    # The same with a matrix [d, d], which is smaller.
+    shifted = whitened + whitened.sum(2, keepdim=True) / rest
+    root = _factor(torch.eye(channels, dtype=whitened.dtype) - shifted @ whitened.mT)
+    return torch.linalg.solve_triangular(root, shifted, upper=False).square().sum(1)

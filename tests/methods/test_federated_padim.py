@@ -10,6 +10,7 @@ from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.methods.federated_padim import FederatedPaDiMClient, FederatedPaDiMServer
 from lit_fedad.privacy.image_privacy import ImagePrivacy
 from lit_fedad.privacy.secure_aggregation import SecureSum
+from lit_fedad.tasks import padim
 from lit_fedad.tasks.padim import PaDiM
 
 CHANNELS, EPSILON = 5, 0.01
@@ -45,7 +46,8 @@ def play(federate, data, **settings):
 
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (1, 2, 9), (3, 2, 5, 2)])
-def test_is_the_central_fit_whatever_the_partition(federate, make_loader, sizes, secure):
+def test_is_the_central_fit_whatever_the_partition(federate, make_loader, sizes, secure, monkeypatch):
+    monkeypatch.setattr(padim, "_HELD", 1)  # each batch is a group of its own
     data = {client: make_loader(size, client) for client, size in enumerate(sizes)}
     settings = {"secure_sum": SecureSum()} if secure else {}
     task = play(federate, data, **settings).client.task
@@ -76,15 +78,16 @@ def test_images_are_scored_by_the_central_fit_of_all_others(federate, make_loade
     some = DataLoader(Subset(data[0].dataset, fold), batch_size=2)
 
     def scores(live, number):
-        return played.exchanges.leave_out.scores(live, some, score=None)
+        return list(played.exchanges.leave_out.scores(live, [some, some], score=None))
 
-    found = played.ask(0, LocalQuery("scores", scores), [0], sums=True)[0]
+    found, again = played.ask(0, LocalQuery("scores", scores), [0], sums=True)[0]
     rows = features(data[0])
     means, spreads = gaussians(np.concatenate([np.delete(rows, fold, axis=0), features(data[1])]))
     offsets = rows[fold] - means
     expected = np.sqrt(np.einsum("npi,pij,npj->np", offsets, np.linalg.inv(spreads), offsets))
     judged = make().judge(torch.from_numpy(expected).float().flatten())
     torch.testing.assert_close(found, judged, rtol=1e-5, atol=0)
+    assert torch.equal(found, again)
 
 
 def test_noised_gaussians_are_those_of_cells_in_a_frame(federate, make_loader):

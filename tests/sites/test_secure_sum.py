@@ -8,6 +8,7 @@ from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.memory.moment_sets import MomentSets
 from lit_fedad.memory.moments import Moments
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.report.console import Display
@@ -65,13 +66,7 @@ def test_the_coordinator_has_the_sum_alone(folder):
     summed = play(folder, "summed", carrier, ["federation=secure"])
     plain_carrier = Here(sites(folder, secure=False))
     plain = play(folder, "plain", plain_carrier, ["federation/robust=off"])
-    (found,), apart = (
-        [
-            Moments(*one)
-            for one in zip(*(server["moments"][n] for n in ("count", "mean", "covariance")), strict=True)
-        ]
-        for server in (summed, plain)
-    )
+    (found,), apart = (MomentSets(**server["moments"]) for server in (summed, plain))
     assert len(apart) > 1  # a product's sum would be the message of the site that holds it
     whole = Moments.union(apart)
     assert found.count == whole.count

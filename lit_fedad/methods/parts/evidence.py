@@ -21,9 +21,9 @@ from lit_fedad.contracts.evidence import (
     SharedSubspace,
     Shown,
 )
+from lit_fedad.memory.moment_sets import MomentSets
 from lit_fedad.memory.moments import Moments
 from lit_fedad.methods.parts.condensed_images import IMAGES
-from lit_fedad.methods.parts.pooled_moments import unpacked
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.patches import PatchTask
@@ -56,7 +56,7 @@ def moments_sent(client: Client, received: Message, sent: Message) -> list[Shown
     assert isinstance(task, PatchTask)
     if "covariance" not in sent or not len(sent["count"]):
         return []
-    sets, pool = unpacked(sent), None
+    sets, pool = list(MomentSets.of_message(sent)), None
     if isinstance(task, MemoryBank) and task.subspace is not None:
         sets, pool = task.subspace_moments(sets), True
     moments = Moments.union(sets)

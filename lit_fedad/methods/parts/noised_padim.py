@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Exchange, Message, MessageSpec, TensorSpec
+from lit_fedad.memory.moments import upper_triangle
 from lit_fedad.methods.parts.noised_subspace import (
     CONSTANT,
     ImageMeans,
@@ -101,7 +102,7 @@ class ImageSpread(ImageProducts):
         back = torch.linalg.pinv(held["frame"])  # [k, d]
         at = cell_of(server.task.grid, server.cells)
         centres = held["centre"] + held["cells"][at] @ back
-        server.tell(centres.float(), whole.float().expand(len(at), -1, -1))
+        server.tell(centres.float(), upper_triangle(whole.float()).repeat(len(at), 1))
 
 
 class NoisedSpread(Projected):

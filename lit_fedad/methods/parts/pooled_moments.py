@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
@@ -28,7 +27,8 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosures, summed
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
+from lit_fedad.memory.moment_sets import MomentSets
+from lit_fedad.memory.moments import Moments
 from lit_fedad.methods.parts.feature_sums import MomentSums
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.patches import PatchTask
@@ -95,9 +95,17 @@ class MomentsClient(Client):
         twice. Of these, k count a patch. The covariance divides by the count, and is packed by `upper_triangle`.
         """
         stage = self.context.stage
-        sets = [] if self.measured > stage else self.task.moments(loader)
+        sets = self.moment_sets(loader) if self.measured <= stage else self.no_sets()
         self.measured = max(self.measured, stage + 1)
-        return packed(sets, self.task.num_features)
+        return sets.message()
+
+    def moment_sets(self, loader: DataLoader) -> MomentSets:
+        """Computes the moments of local features by set."""
+        return MomentSets.of(self.task.moments(loader), self.task.num_features)
+
+    def no_sets(self) -> MomentSets:
+        """Returns the moments of nothing new."""
+        return MomentSets.of((), self.task.num_features)
 
     def moments_spec(self) -> MessageSpec:
         """Declares the form of `new_moments`."""
@@ -108,6 +116,12 @@ class MomentsClient(Client):
         moments = packed_spec(self.sets, self.sets, self.task.num_features)
         measured = TensorSpec((), torch.int64, low=0, high=1)
         return {**{f"sum_{name}": form for name, form in moments.items()}, "measured": measured}
+
+    def sums_by_set(self) -> MomentSets:
+        """Takes the moments of all images out of the last message of `ModelSums`."""
+        return MomentSets.of_message(
+            {name: self.sums[f"sum_{name}"] for name in ("count", "mean", "covariance")}
+        )
 
     def refit(self, moments: list[Moments], loader: DataLoader) -> None:
         """Computes the model without the images of a loader, which ``moments`` by set are without."""
@@ -142,10 +156,9 @@ class MomentsServer(Server):
         """Computes what follows from the moments, after they have changed."""
         raise NotImplementedError
 
-    def moments_by_set(self) -> list[Moments]:
+    def moment_sets(self) -> MomentSets:
         """Returns the moments by set."""
-        rows = zip(*(self.moments[name] for name in ("count", "mean", "covariance")), strict=True)
-        return [Moments(int(count), mean, covariance) for count, mean, covariance in rows]
+        return MomentSets(**self.moments)
 
     def check_moments(self, update: Update, needed: bool = False) -> None:
         """Checks what the form of `MomentsClient.new_moments` cannot say.
@@ -163,67 +176,39 @@ class MomentsServer(Server):
             raise UserError("the client sent moments of no image")
         if rows != filled:
             raise UserError(f"the client sent {rows} sets of moments, and counts patches of {filled}")
-        parts = unpacked(update.message)
-        if len(parts) != self.sets and (needed or parts):
-            raise UserError(f"the client sent {len(parts)} sets of moments, instead of {self.sets}")
-        for part in parts:
-            check_count(part.count, update.num_samples * self.set_vectors)
-            check_covariance(part.covariance)
+        if len(counts) != self.sets and (needed or len(counts)):
+            raise UserError(f"the client sent {len(counts)} sets of moments, instead of {self.sets}")
+        for count in counts.tolist():
+            check_count(count, update.num_samples * self.set_vectors)
+        MomentSets.of_message(update.message).check()
 
     def add_moments(self, updates: Mapping[int, Update]) -> None:
         """Adds the clients' new moments, and learns from them if there are any."""
-        new = [parts for update in updates.values() if (parts := unpacked(update.message))]
+        sent = [MomentSets.of_message(update.message) for update in updates.values()]
+        new = [sets for sets in sent if len(sets)]
         if not new:
             return
-        known = [self.moments_by_set()] if self.moments else []
-        total = [Moments.union(parts) for parts in zip(*known, *new, strict=True)]
-        self.moments = {
-            "count": torch.tensor([part.count for part in total]),
-            "mean": torch.stack([part.mean for part in total]),
-            "covariance": torch.stack([part.covariance for part in total]),
-        }
+        known = [self.moment_sets()] if self.moments else []
+        self.moments = dict(vars(MomentSets.union([*known, *new])))
         for client, update in updates.items():
             images = update.num_samples if len(update.message["count"]) else 0
             self.measured[client] = self.measured.get(client, 0) + images
         self.learn()
 
     def model_sums(self, client_id: int) -> Message:
-        """Returns the sums that the model is made of, by set as `packed` has them: ``sum_count`` and so on.
+        """Returns the sums that the model is made of, by set as in `new_moments`: ``sum_count`` and so on.
 
         ``measured`` says whether this client's images are among them.
         """
-        message = packed(self.moments_by_set(), self.moments["mean"].shape[1])
         measured = not {client_id, SUM}.isdisjoint(self.measured)
         return {
-            **{f"sum_{name}": values for name, values in message.items()},
+            **{f"sum_{name}": values for name, values in self.moment_sets().message().items()},
             "measured": torch.tensor(int(measured)),
         }
 
 
-def packed(sets: Sequence[Moments], channels: int) -> Message:
-    """Packs moments by set as `MomentsClient.new_moments` describes; of no set, the message of nothing new."""
-    held = [part for part in sets if part.count]
-    means, triangles = torch.zeros(0, channels), torch.zeros(0, channels * (channels + 1) // 2)
-    if held:
-        means = torch.stack([part.mean for part in held]).float()
-        triangles = upper_triangle(torch.stack([part.covariance.float() for part in held]))
-    count = torch.tensor([part.count for part in sets], dtype=torch.int64)
-    return {"count": count, "mean": means, "covariance": triangles}
-
-
-def unpacked(message: Mapping[str, Tensor]) -> list[Moments]:
-    """Unpacks `packed`: the moments by set, float64 on the CPU."""
-    means, channels = message["mean"].double().cpu(), message["mean"].shape[1]
-    covariances = symmetric(message["covariance"].double().cpu(), channels)
-    held = zip(means, covariances, strict=True)
-    return [
-        Moments(count, *next(held)) if count else Moments.none(channels)
-        for count in message["count"].tolist()
-    ]
-
-
 def packed_spec(sets: int | Free, most: int, channels: int) -> MessageSpec:
-    """Declares the form of `packed`, of at most so many sets."""
+    """Declares the form of `MomentSets.message`, of at most so many sets."""
     filled = Free("filled", most)
     return {
         "count": TensorSpec((sets,), torch.int64, low=0, counted=True),
@@ -273,7 +258,7 @@ class NewMoments(PooledMoments):
     sums = Sums(
         lambda client: MomentSums(client.vectors_per_image),
         # Without stages, rounds bring no image that was not measured before.
-        lambda client: NothingNew(packed((), client.task.num_features)),
+        lambda client: NothingNew(client.no_sets().message()),
     )
 
 
@@ -301,9 +286,8 @@ class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
         Raises:
             UserError: If no image remains.
         """
-        sums = client.sums
-        remaining = unpacked({name: sums[f"sum_{name}"] for name in ("count", "mean", "covariance")})
-        if int(sums["measured"]):
+        remaining = list(client.sums_by_set())
+        if int(client.sums["measured"]):
             own = client.task.moments(loader)
             remaining = [total.without(part) for total, part in zip(remaining, own, strict=True)]
         if not any(part.count for part in remaining):
