@@ -46,7 +46,7 @@ _DEFAULT = "versions/default.json"
 _FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
 
 # Written to config.yaml. Raise it when a version cannot open the files of the one before; 0.1 wrote none.
-_FORMAT = 5
+_FORMAT = 6
 _MAKERS = {None: "lit_fedad 0.1", 4: "lit_fedad 0.2"}
 
 _ANEW = "remove result.json and calibration.json, and the command that began the run writes them anew"
