@@ -53,8 +53,6 @@ _EXPERIMENT_TAGS = {
 _JOURNAL_TAG = "lit_fedad.journal"
 _PROBE_TAG = "lit_fedad.probe"
 
-_opening = threading.Lock()  # a thread that nobody waits for any more may still be creating the run
-
 _PATIENCE_S = 8
 """Longest wait for a database, in seconds."""
 
@@ -221,9 +219,8 @@ def open_run(uri: str, run_id: str | None, start: Record) -> ServerRun:
         The run; under another id if the former one was deleted.
     """
     client = connect(uri)
-    with _opening:
-        if run_id is None or not _is_active(client, run_id):
-            run_id = _find_or_create(client, start)
+    if run_id is None or not _is_active(client, run_id):
+        run_id = _find_or_create(client, start)
     return ServerRun(client, run_id)
 
 
