@@ -15,7 +15,7 @@ from lit_fedad.core.extras import install
 from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.core.text import redact, without_user
 from lit_fedad.tracking.journal import check_journal, complete_lines, journal_file, tracking_folder
-from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run
+from lit_fedad.tracking.server import ServerRun, connect, destination, one_line, open_run
 
 _logger = logging.getLogger(__name__)
 
@@ -156,7 +156,10 @@ class Sender:
     def _open_run(self) -> ServerRun:
         """Opens the run, and finds the position in the journal behind what the server has of it."""
         with journal_file(self._folder).open("rb") as file:
-            run = open_run(self._uri, self.run_id, json.loads(file.readline()))
+            client = connect(self._uri)
+            if self._abandoned.is_set():  # a later delivery may be creating the run by now
+                raise UserError("nobody waits for this delivery any more")
+            run = open_run(client, self.run_id, json.loads(file.readline()))
             if run.run_id != self.run_id:
                 self.run_id, self._delivered = run.run_id, 0
                 self.save()

@@ -212,13 +212,12 @@ class ServerRun:
         self.client.set_tag(self.run_id, _PROBE_TAG, str(time.time_ns()))
 
 
-def open_run(uri: str, run_id: str | None, start: Record) -> ServerRun:
+def open_run(client: Any, run_id: str | None, start: Record) -> ServerRun:
     """Opens the run of a journal on the server, and creates it if the server does not have it.
 
     Returns:
         The run; under another id if the former one was deleted.
     """
-    client = connect(uri)
     if run_id is None or not _is_active(client, run_id):
         run_id = _find_or_create(client, start)
     return ServerRun(client, run_id)
