@@ -227,7 +227,7 @@ def test_owners_decisions_and_those_of_one_client_alone(played_fadngs, drawn, tm
     torch.testing.assert_close(
         features, embed(task, data.images.test_images[laid_out(data)]), rtol=1e-4, atol=1e-5
     )
-    shared = federation.server.facts
+    shared = federation.server.auxiliary
     assert len(shared["densities.mean"]) == 6
     scores = raw_scores(features, zip(shared["densities.mean"], shared["densities.covariance"], strict=True))
     decided = (scores - 150.0).abs() > 0.2  # nearer, rounding decides
@@ -334,7 +334,7 @@ def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
     name = "projection.0.weight"
     mean = sum(size * server.last_merge.local[c][name] for c, size in enumerate(sizes))
     torch.testing.assert_close(server.last_merge.averaged[name], mean)
-    assert set(state_of(server)) == {"weights", "statistics", "server_optimizer_state", "facts", "last"}
+    assert set(state_of(server)) == {"weights", "statistics", "server_optimizer_state", "auxiliary", "last"}
 
 
 @pytest.mark.slow
