@@ -65,8 +65,7 @@ class MemoryBank(PatchTask):
         maps: What anomaly maps are drawn of: distances to the ``"bank"``, or, as image scores are, distances from the
             ``"subspace"`` at their local scale.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
-        slots: Size of the bank; None for slots_per_place * grid * grid.
-        slots_per_place: Slots for each patch of an image, where ``slots`` is None.
+        slots: Size of the bank; None for grid * grid.
         patches_per_image: Random patches of each image per training step; None for all.
         learning_rate: Learning rate of the optimiser.
         weight_decay: Weight decay of the optimiser.
@@ -98,7 +97,6 @@ class MemoryBank(PatchTask):
         grid: int = 56,
         image_size: int | Sequence[int] = 224,
         slots: int | None = None,
-        slots_per_place: int = 1,
         standardise: bool = False,
         shrinkage: float = 1.0,
         whiten: float | None = None,
@@ -131,7 +129,7 @@ class MemoryBank(PatchTask):
             tile,
             image_sigma,
         )
-        at_least("task", 1, slots=slots, slots_per_place=slots_per_place, patches_per_image=patches_per_image)
+        at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, bank_weight=bank_weight)
         check_share("task", subspace=subspace)
         if distance not in get_args(Distance):
@@ -140,7 +138,7 @@ class MemoryBank(PatchTask):
             raise UserError(
                 f"task.maps={maps}: give bank, or subspace where task.subspace is a share of variance"
             )
-        self.slots = slots or slots_per_place * grid * grid
+        self.slots = slots or grid * grid
         self.reach = max(score.neighbours, 1 if image_score is None else image_score.neighbours)
         reach = max(loss.reach, self.reach)
         if self.slots < reach:

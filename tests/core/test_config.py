@@ -227,7 +227,7 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
         assert 0 < task.warmup < task.rounds == config["rounds"]
         return
     section = config["task"]
-    assert len(task.memory) == (section["slots"] or section["slots_per_place"] * section["grid"] ** 2)
+    assert len(task.memory) == (section["slots"] or section["grid"] ** 2)
     if experiment == "paper" and backbone is None:
         assert task.memory.shape == (4 * 3136, 1792)
 

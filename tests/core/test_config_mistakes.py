@@ -125,7 +125,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["task.slots=0"], "task.slots=0 must be at least 1"),
         (["task.slots=3"], "task.slots=3: a bank of 3 slots, but loss and score look at 6"),
         (
-            ["method=feddymem", "task.grid=2", "task.slots_per_place=1", "task.rim=0"],
+            ["method=feddymem", "task.grid=2", "task.slots=null", "task.rim=0"],
             "task.grid=2: a bank of 4 slots, but loss and score look at 6",
         ),
         (["task.image_size=0"], "task.image_size=0 must be at least 1"),
