@@ -234,8 +234,11 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_others(state: State, client: int) -> State:
-    """What is neither of a client alone, which may withdraw its densities, nor only reported to the user."""
-    own = (f"/densities/{client}/", "/latest/", "/first_spread")
+    """What is neither of a client alone, which may withdraw its densities, nor only reported to the user.
+
+    All clients' densities together follow from those of each.
+    """
+    own = (f"/last/{client}/", "/auxiliary/densities.", "/latest/", "/first_spread")
     return {name: entry for name, entry in state.items() if not name.startswith(own)}
 
 
