@@ -41,8 +41,8 @@ from lit_fedad.metrics.functional.histograms import (
     image_sizes,
     pixel_histograms,
 )
-from lit_fedad.report.closing import human_bytes, metric_title
 from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.naming import human_bytes, metric_title
 
 _BATCH = 20
 _BOUNDS = (1e-5, 1e-4)  # of AUPIMO

@@ -30,7 +30,7 @@ from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
-from lit_fedad.report.decision_figures import draw_correlation_heatmap
+from lit_fedad.report.audit_figures import draw_correlation_heatmap
 
 # Centred distances below this share of the distances themselves are rounding, not spread.
 _ROUNDING = 1e-12

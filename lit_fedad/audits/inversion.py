@@ -25,7 +25,7 @@ from lit_fedad.experiment.figures.embedding import loader_of
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.models.backbones import OWN_NAME, create_backbone
-from lit_fedad.report.decision_figures import Shown, inversion_sheet
+from lit_fedad.report.audit_figures import Shown, inversion_sheet
 from lit_fedad.report.figures import save_figure
 
 _CANDIDATES = 200  # images of other clients that the judge compares with, at most

@@ -15,16 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_fedad.audits.membership_report import (
-    Attacked,
-    MembershipReport,
-    Rule,
-    exchangeable_scores,
-    membership_report,
-    offline_scores,
-    online_scores,
-    pooled_roc,
-)
+from lit_fedad.audits.lira import Rule, exchangeable_scores, offline_scores, online_scores
+from lit_fedad.audits.membership_report import Attacked, MembershipReport, membership_report, pooled_roc
 from lit_fedad.audits.page import Outcome
 from lit_fedad.audits.shadow_runs import NonMembers, Seen, ShadowRuns, Side
 from lit_fedad.audits.statistics import COLUMNS, WHO, evidence_of
@@ -33,7 +25,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.privacy.image_privacy import Plan
-from lit_fedad.report.decision_figures import roc_figure
+from lit_fedad.report.audit_figures import roc_figure
 from lit_fedad.report.figures import save_figure
 
 _SHIFT = {
@@ -89,9 +81,10 @@ class Finding:
 
 
 def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
-    """Infers membership from all messages of a run (LiRA); writes ``privacy/lira.json``, ``figures/lira.png``.
+    """Infers membership from all messages of a run, against those of shadow runs; the same command continues.
 
-    Called again it continues where it was interrupted; shadow runs that are complete are not played again.
+    The attack is LiRA; it writes ``privacy/lira.json`` and ``figures/lira.png``. Shadow runs that are complete are not
+    played again.
 
     Args:
         run: The run.

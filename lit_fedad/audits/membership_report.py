@@ -1,134 +1,16 @@
-"""LiRA, the likelihood ratio attack on membership (Carlini et al., IEEE S&P 2022), and how well it tells members.
+"""How well an attack tells members from others, with intervals and with what chance gives under the same metric."""
 
-The attacker trains shadow models with and without each image, and tests under which of the two what it sees of the
-attacked model is likelier. Its success has intervals, and beside it stands what chance gives under the same metric.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import numpy_generator
-
-LEAST_DEVIATION = 1e-5
-"""Least standard deviation of a statistic over shadow models."""
-OWN_VARIANCE = 64
-"""Least number of shadow models for variances of each image of its own."""
-_SHRINKAGE = 1e-3  # of correlations between statistics: two that are equal shall not make a singular matrix
-
-Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A likelihood ratio: of phi of the attacked model, phi of shadow models, and what these were trained on."""
-
-
-def confidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """Computes the confidence of a classifier in the true class: ``phi = log p_y - log(1 - p_y)``.
-
-    The difference of the true logit and the log-sum-exp of the others keeps the digits that 1 - p_y loses; nothing is
-    clamped, since images that are learnt by heart differ in these digits.
-
-    Args:
-        logits: Class logits [n, K], K of at least 2.
-        labels: True classes, int64 [n].
-
-    Returns:
-        float64 [n].
-    """
-    logits, at = logits.double(), labels.unsqueeze(1)
-    return logits.gather(1, at).squeeze(1) - logits.scatter(1, at, -torch.inf).logsumexp(1)
-
-
-def online_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
-    """Computes ``log N(phi | in) - log N(phi | out)`` with Gaussians fitted to the shadow models (online attack).
-
-    Args:
-        phi: One statistic of the attacked model for each example [n], or several [n, d].
-        shadows: Those of the J shadow models [J, n] or [J, n, d]; NaN where there is none.
-        trained_on: Whether each shadow model was trained on each example, bool [J, n].
-
-    Returns:
-        Scores float64 [n], high for members; NaN for an example that no shadow model, or each, was trained on.
-    """
-    phi, shadows = _vectors(phi, shadows)
-    inside, outside = (_fit(shadows, trained_on), _fit(shadows, ~trained_on))
-    return _log_density(phi, *inside) - _log_density(phi, *outside)
-
-
-def offline_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
-    """Computes ``log Phi((phi - mu_out) / sd_out)`` from the shadow models without the example (offline attack).
-
-    The logarithm keeps the order of scores where Phi itself rounds to 1. Of several statistics, each of which is high
-    for members, logarithms are added up, as if they were independent.
-
-    Arguments and scores are those of `online_scores`; NaN for an example that each shadow model was trained on.
-    """
-    phi, shadows = _vectors(phi, shadows)
-    centre, deviation, _ = _fit(shadows, ~trained_on)
-    return torch.special.log_ndtr((phi - centre) / deviation).sum(-1)
-
-
-def exchangeable_scores(phi: Tensor, trained_on: Tensor, rule: Rule) -> Tensor:
-    """Attacks each shadow model in turn, with Gaussians of the others but the one that completes its pair.
-
-    The attacked model is then drawn like those that it is compared with, so that nothing but membership tells them
-    apart. Shadow models 0 and 1, 2 and 3 and so on were trained on complementary halves.
-
-    Args:
-        phi: Statistics of the J shadow models [J, n] or [J, n, d]; NaN where there is none.
-        trained_on: Whether each was trained on each example, bool [J, n].
-        rule: `online_scores` or `offline_scores`; their scores [J, n] are returned.
-    """
-    pair = torch.arange(len(phi)) // 2
-    return torch.stack(
-        [rule(phi[j], phi[pair != pair[j]], trained_on[pair != pair[j]]) for j in range(len(phi))]
-    )
-
-
-def _vectors(phi: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor]:
-    """Gives single statistics a last dimension of 1."""
-    if phi.ndim == 1:
-        phi, shadows = phi.unsqueeze(-1), shadows.unsqueeze(-1)
-    return phi.double(), shadows.double()
-
-
-def _fit(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [n, d], standard deviation and correlation of each example's chosen observations; NaN where there is none.
-
-    Below `OWN_VARIANCE` shadow models one covariance serves all examples: that of the observations around their
-    example's mean.
-    """
-    values = torch.where(chosen.unsqueeze(-1), shadows, torch.nan)
-    present = ~values.isnan().any(-1)
-    counts = present.sum(0)
-    values = torch.where(present.unsqueeze(-1), values, torch.nan)
-    centre = values.nanmean(0)
-    gaps = (values - centre).nan_to_num(0.0)
-    products = torch.einsum("jnd,jne->nde", gaps, gaps)
-    freedom = (counts - 1).clamp(min=0)
-    if len(shadows) < OWN_VARIANCE:
-        products, freedom = products.sum(0, keepdim=True), freedom.sum(0, keepdim=True)
-    covariance = products / freedom.clamp(min=1)[:, None, None]
-    deviation = covariance.diagonal(dim1=-2, dim2=-1).sqrt().clamp(min=LEAST_DEVIATION)
-    correlation = covariance / (deviation.unsqueeze(-1) * deviation.unsqueeze(-2))
-    correlation = (1 - _SHRINKAGE) * correlation
-    correlation.diagonal(dim1=-2, dim2=-1).fill_(1.0)
-    return centre, deviation, correlation
-
-
-def _log_density(value: Tensor, centre: Tensor, deviation: Tensor, correlation: Tensor) -> Tensor:
-    """Of a Gaussian, without its constant."""
-    root = torch.linalg.cholesky(correlation)
-    z = ((value - centre) / deviation).unsqueeze(-1)
-    whitened = torch.linalg.solve_triangular(root.expand(len(z), -1, -1), z, upper=False)
-    volume = deviation.log().sum(-1) + root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return -whitened.square().sum((-2, -1)) / 2 - volume
-
 
 RATES = {"tpr_at_0.1_percent": 0.001, "tpr_at_1_percent": 0.01}
 """False positive rates at which the true positive rate is reported, by name."""

@@ -12,8 +12,8 @@ from lit_fedad.contracts import MessageSpec, TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.report.closing import human_bytes, metric_title
 from lit_fedad.report.html import Block, Grid, Line, Page, Prose, Section, render_html, render_markdown
+from lit_fedad.report.naming import human_bytes, metric_title
 from lit_fedad.tracking.tracker import amend
 
 BUDGET = "differential_privacy"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fedad.audits.membership_report import confidence
+from lit_fedad.audits.lira import confidence
 from lit_fedad.contracts import (
     Client,
     Evidence,

@@ -75,7 +75,7 @@ def init_data(folder: Path, display: Display) -> None:
 
 
 def check_data(name: str, overrides: Mapping[str, str], display: Display) -> None:
-    """Reads every file of a data configuration's set, and prints its counts, its problems and its card.
+    """Reads every file of a download, and prints broken images, wrong masks, leaks, what is missing, and its card.
 
     Sets that hold arrays instead of files are only counted: building them has read them completely.
 

@@ -111,7 +111,7 @@ def status(fed: str) -> None:
 
 
 def renew(fed: str) -> None:
-    """Issues its certificates again, in place.
+    """Issues the coordinator's certificates again, in place.
 
     Args:
         fed: The coordinator's folder.

@@ -109,7 +109,7 @@ def review(site: str, offer: str | None = None) -> None:
 
 
 def approve(site: str, hash: str, offer: str | None = None) -> None:
-    """Lets that federation take it, and no other.
+    """Lets the offered federation take what its review shows, and nothing else.
 
     Args:
         site: The site's folder.

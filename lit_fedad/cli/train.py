@@ -14,7 +14,7 @@ _PAINTED = "lit_fedad.data.textures.textures"
 
 
 def train(overrides: Sequence[str]) -> None:
-    """Trains, continues or shows an experiment; with ``--cfg``, prints its configuration instead.
+    """Runs an experiment; the same command again continues or shows it, ``--cfg`` prints its configuration instead.
 
     Args:
         overrides: Of the configuration; ``--cfg`` may stand among them.

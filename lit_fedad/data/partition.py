@@ -1,9 +1,6 @@
-"""Partitions of the training images among clients, their files, and the images that clients keep back."""
-
-from __future__ import annotations
+"""Partitions of the training images among clients, and their files."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
@@ -12,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.input_files import read_json
 from lit_fedad.data.labelled import Images, LabelledImage
@@ -44,7 +40,7 @@ class Partition:
     calibration: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of_clients(cls, clients: Iterable[Iterable[int]]) -> Partition:
+    def of_clients(cls, clients: Iterable[Iterable[int]]) -> "Partition":
         """Builds the partition of clients that hold these image indices, in any order, from the start."""
         return cls(tuple(map(_ascending, clients)))
 
@@ -54,7 +50,7 @@ class Partition:
         stages: Iterable[Iterable[Iterable[int]]],
         reserved: Iterable[int] = (),
         schedule: Schedule = "stage_major",
-    ) -> Partition:
+    ) -> "Partition":
         """Builds the partition of clients whose images arrive in stages.
 
         Args:
@@ -110,7 +106,7 @@ class Partition:
         Path(path).write_text(f'{{"{key}": [\n  {rows}\n]{more}}}\n')
 
     @classmethod
-    def load(cls, path: str | Path) -> Partition:
+    def load(cls, path: str | Path) -> "Partition":
         """Reads index lists from JSON.
 
         The file holds ``{"clients": [[...], ...]}`` or the list of lists alone; for images that arrive in stages
@@ -263,96 +259,3 @@ def _whole_numbers(indices: Any, where: str) -> list[int]:
     if not isinstance(indices, list) or any(type(index) is not int for index in indices):
         raise UserError(f"{where} is not a list of whole numbers; list its image indices")
     return indices
-
-
-def image_groups(
-    samples: Sequence[Sample | LabelledImage], group: str | None, key: str = "calibration.group"
-) -> list[str]:
-    """Returns the name of each image's group: images of one group are never divided between training and calibration.
-
-    Args:
-        samples: The images.
-        group: Regular expression: what it finds in an image's path is the group's name; None where every image is a
-            group of its own.
-        key: Key that gives the expression, for messages.
-
-    Raises:
-        UserError: If the expression is none, or a path lacks it, or the images have no paths.
-    """
-    if group is None:
-        return [str(number) for number in range(len(samples))]
-    try:
-        found = [re.search(group, str(sample.path)) for sample in samples if isinstance(sample, Sample)]
-    except re.error as error:
-        raise UserError(f"{key}='{group}' is no regular expression: {error}") from error
-    if len(found) < len(samples):
-        raise UserError(f"{key}='{group}': these images are no files; leave it out")
-    if lost := next((sample for sample, match in zip(samples, found, strict=True) if match is None), None):
-        raise UserError(f"{key}='{group}' is not found in {lost.path}")  # type: ignore[union-attr]
-    return [match.group(0) for match in found if match is not None]
-
-
-def hold_out(
-    partition: Partition,
-    images: Images,
-    share: float,
-    seed: int,
-    group: str | None = None,
-    least: int = 0,
-) -> Partition:
-    """Moves a share of each client's training images to `Partition.calibration`.
-
-    The share is taken from every product of a client, or of each of its stages, as evenly as whole groups allow. At
-    least one group of each product, and of each stage, stays in training.
-
-    Args:
-        partition: Training indices by client; returned as it is where it holds images out already.
-        images: The training images.
-        share: Share of the images, in [0, 1).
-        seed: Seed of the draw.
-        group: Regular expression: images whose paths it finds the same text in (an object, a patient) stay together.
-            None where every image is a group of its own.
-        least: Images of each client, for which the share grows up to a half.
-
-    Raises:
-        UserError: If the expression is none, or the images have no paths to look for it.
-    """
-    groups = image_groups(images.train, group)
-    if not share or partition.calibration:
-        return partition
-    stages, calibration = [], []
-    for client, own in enumerate(partition.by_stage):
-        draw = numpy_generator(seed, "hold-out", client)
-        grown = max(share, min(0.5, least / max(1, sum(map(len, own)))))
-        held = [_held_out(stage, images.train, groups, grown, draw) for stage in own]
-        stages.append([sorted(set(stage) - out) for stage, out in zip(own, held, strict=True)])
-        calibration.append(tuple(sorted(chain.from_iterable(held))))
-    if partition.stages is None:
-        rest = Partition.of_clients(stage for (stage,) in stages)
-        rest = replace(rest, reserved=partition.reserved)
-    else:
-        rest = Partition.in_stages(stages, partition.reserved, partition.schedule)
-    return replace(rest, calibration=tuple(calibration))
-
-
-def _held_out(
-    indices: Sequence[int],
-    samples: Sequence[Sample | LabelledImage],
-    groups: Sequence[str],
-    share: float,
-    draw: np.random.Generator,
-) -> set[int]:
-    by_product: dict[str, dict[str, list[int]]] = {}
-    for index in indices:
-        by_product.setdefault(samples[index].category, {}).setdefault(groups[index], []).append(index)
-    held: set[int] = set()
-    due = 0.0
-    for members in by_product.values():
-        due += share * sum(map(len, members.values()))
-        names = list(members)
-        for number in draw.permutation(len(names))[:-1]:
-            own = members[names[number]]
-            if len(held) + len(own) / 2 > due:
-                break
-            held.update(own)
-    return held

@@ -19,15 +19,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.dicom import read_dicom, read_native_dicom
-from lit_fedad.data.input_files import (
-    NO_PICTURE,
-    check_pixels,
-    check_regular,
-    chosen_page,
-    other_compression,
-    uncompressed,
-)
+from lit_fedad.data.input_files import check_pixels, check_regular, chosen_page
 from lit_fedad.data.sample import DICOM_SUFFIXES
+from lit_fedad.data.tiff_codecs import NO_PICTURE, other_compression, uncompressed
 
 FORMATS = ("PNG", "JPEG", "MPO", "TIFF", "WEBP", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI")
 """Pillow's decoders that are used, all of formats that begin with bytes of their own; DICOM is read by pydicom."""

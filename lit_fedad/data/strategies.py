@@ -10,8 +10,9 @@ import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
-from lit_fedad.data.partition import Partition, check_clients, image_groups, indices_by_category
+from lit_fedad.data.partition import Partition, check_clients, indices_by_category
 from lit_fedad.data.semantic import SemanticSet
 
 _MAX_DRAWS = 10_000

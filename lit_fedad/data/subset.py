@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.partition import image_groups
+from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.sample import ImageSet, Sample
 
 

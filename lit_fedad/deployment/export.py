@@ -18,23 +18,16 @@ from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.exported import read_sheet, write_sheet
-from lit_fedad.deployment.formats import (
-    FORMATS,
-    MOST_IMAGES,
-    Detector,
-    Outputs,
-    check_formats,
-    output_shapes,
-    trace,
-)
+from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
 from lit_fedad.deployment.live_detector import decision_rule, named_version, open_client
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import image_files
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.report.closing import human_bytes
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
 
 TOLERANCE = 1e-4
@@ -65,7 +58,7 @@ def write_checked(
     """Writes a detector in each format; keeps no file if one of them differs from the live detector.
 
     Args:
-        program: The graph, from `lit_fedad.deployment.formats.trace`.
+        program: The graph, from `lit_fedad.deployment.detector.trace`.
         formats: Keys of `FORMATS`.
         folder: Folder to write to.
         compared: Batches, at least one.
@@ -188,7 +181,7 @@ def export(
     normal: str | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes a trained client's detector, its preprocessing and its model card, and checks what it wrote.
+    """Writes a trained detector with its decision rule and model card, and checks it against the live one.
 
     The run's training images need not exist any more. Files compute in single precision, whatever the run did.
 

@@ -18,7 +18,7 @@ from lit_fedad.data.input_files import check_regular, read_json
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
-from lit_fedad.tracking.reading import SCHEME, fetch_version, register_files
+from lit_fedad.tracking.registry import SCHEME, fetch_version, register_files
 
 if TYPE_CHECKING:
     from lit_fedad.deployment.model_card import Facts

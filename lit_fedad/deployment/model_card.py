@@ -20,7 +20,7 @@ from lit_fedad.data.cards import CARDS, Source
 from lit_fedad.deployment.live_detector import named_version
 from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.privacy.image_privacy import in_words
-from lit_fedad.report.closing import human_bytes, metric_title
+from lit_fedad.report.naming import human_bytes, metric_title
 
 _PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")
 

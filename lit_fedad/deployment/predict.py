@@ -25,8 +25,8 @@ from lit_fedad.experiment.decisions import decisions
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import DecisionRule
-from lit_fedad.report.closing import p_value_text, promised_text
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import p_value_text, promised_text
 from lit_fedad.report.overlay import colour_ends, save_heatmap
 
 UNREADABLE = "unreadable"

@@ -30,15 +30,8 @@ from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.connections import PatientProtocol
 from lit_fedad.deployment.exported import find_exported
-from lit_fedad.deployment.served_detector import (
-    Limits,
-    RefusedError,
-    ServedDetector,
-    Verdict,
-    file_in,
-    image_format,
-    read_upload,
-)
+from lit_fedad.deployment.served_detector import ServedDetector, Verdict
+from lit_fedad.deployment.uploads import Limits, RefusedError, file_in, image_format, read_upload
 from lit_fedad.report.console import Display
 
 _PAGE = Path(__file__).parent / "serving.html"

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.content import Addition, content_hashes, grow, grown_digest
+from lit_fedad.data.additions import Addition, grow, grown_digest
+from lit_fedad.data.content import content_hashes
 from lit_fedad.data.image_files import entries
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
@@ -36,8 +37,8 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import flat_metrics, flat_summaries
 from lit_fedad.experiment.train import conclude
 from lit_fedad.methods.parts.pooled_moments import MomentsServer
-from lit_fedad.report.closing import metric_title
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import metric_title
 from lit_fedad.tracking.tracker import amend
 
 _KNOWN = "are part of the detector already, or copies"
@@ -75,11 +76,11 @@ class UpdateOptions:
 
 
 def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -> Path:
-    """Plays one more round of a complete run's method, in which some clients have new images.
+    """Adds normal images, a folder for each client, to a detector made of sums: a new version beside the old.
 
-    The round is the method's own: clients with new images send the sums of these, as at the beginning of a stage. It
-    begins where the default version ended; then the detector is evaluated and calibrated, as at the end of the run. The
-    run's own images must be there. The default stays what it is.
+    One more round of the method is played: clients with new images send the sums of these, as at the beginning of a
+    stage. It begins where the default version ended; then the detector is evaluated and calibrated, as at the end of
+    the run. The run's own images must be there. The default stays what it is.
 
     Args:
         options: Options of the command.

@@ -10,7 +10,7 @@ from scipy import stats
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.content import Addition
+from lit_fedad.data.additions import Addition
 from lit_fedad.data.subset import by_product
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import Model

@@ -17,7 +17,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client
 from lit_fedad.deployment.predict import UNREADABLE, listed, readable
-from lit_fedad.deployment.reviews import Key, WatchLog, key_of
+from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
@@ -72,10 +72,10 @@ class WatchOptions:
 
 
 def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Scores the images of a folder as they come, and tests whether they drift (`DriftTest`).
+    """Scores a folder as it grows, and raises an alarm when images drift; the same command continues.
 
-    Images are taken in the order of their last change. Each is scored once: what was scored stands in ``images.csv``,
-    and the same command continues there. Files that cannot be read are looked at again when they have changed.
+    Drift is tested by `DriftTest`. Images are taken in the order of their last change. Each is scored once: what was
+    scored stands in ``images.csv``. Files that cannot be read are looked at again when they have changed.
 
     The run's record in MLflow gets counts and statistics, after ten new images at the earliest; neither paths nor
     scores of single images.

@@ -15,8 +15,9 @@ from lit_fedad.contracts import Client, Free, LeaveOut, Message, MessageSpec, Te
 from lit_fedad.contracts.disclosure import counted
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
-from lit_fedad.data.partition import Partition, image_groups
+from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.federation.evaluator import ClientQuery, QueriedFederation
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts

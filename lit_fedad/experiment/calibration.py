@@ -7,8 +7,9 @@ from lightning.fabric import Fabric
 from lit_fedad.contracts import Method
 from lit_fedad.core.config import Config
 from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.hold_out import hold_out
 from lit_fedad.data.labelled import Images
-from lit_fedad.data.partition import Partition, hold_out
+from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationScores
 from lit_fedad.metrics.conformal import Alpha
 

@@ -26,7 +26,7 @@ from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.run import Run
 from lit_fedad.metrics.conformal import USUAL_RATE, Alpha, Calibration, needed_images
-from lit_fedad.report.closing import promised_text
+from lit_fedad.report.naming import promised_text
 
 _DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Promised rates of the figure."""

@@ -17,7 +17,7 @@ from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.files import atomic, sha256
-from lit_fedad.data.content import Addition, grow, grown_digest
+from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet

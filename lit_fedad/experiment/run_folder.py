@@ -20,7 +20,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, stored_bytes
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.core.unfolded import stored_yaml
-from lit_fedad.data.content import Addition
+from lit_fedad.data.additions import Addition
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest

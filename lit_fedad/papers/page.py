@@ -28,9 +28,9 @@ from lit_fedad.papers.sections.figures import (
     sweeps,
 )
 from lit_fedad.papers.sections.overview import client_spread, complete_table, incomplete_table, product_tables
-from lit_fedad.report.closing import human_bytes
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
+from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 
 _COMMAND = "report without table="

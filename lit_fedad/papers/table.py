@@ -26,8 +26,8 @@ from lit_fedad.papers.plan import (
     read_table,
 )
 from lit_fedad.papers.results import TableResults, report_forms
-from lit_fedad.report.closing import human_seconds
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import human_seconds
 from lit_fedad.tracking.tracker import log_files
 
 _POLL_S = 0.05

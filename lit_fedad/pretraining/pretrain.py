@@ -156,7 +156,7 @@ def pretrain(options: PretrainOptions) -> Path:
 
 
 def command(options: Sequence[str], display: Display) -> None:
-    """Makes a backbone from drawn scenes alone.
+    """Makes a backbone from drawn scenes alone; the same command continues.
 
     Args:
         options: Those of `PretrainOptions`.

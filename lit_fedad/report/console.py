@@ -32,15 +32,12 @@ from rich.text import Text
 import lit_fedad
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.text import printable, redact
-from lit_fedad.report.closing import (
+from lit_fedad.report.closing import closing_rows, constant_predictions, in_words, looking_at_nothing
+from lit_fedad.report.naming import (
     METRIC_TITLES,
     clock,
-    closing_rows,
-    constant_predictions,
     human_bytes,
     human_seconds,
-    in_words,
-    looking_at_nothing,
     metric_family,
     metric_title,
     without_value,

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from lit_fedad.report.figures import DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 
 _WIDE = 20  # from this ratio of the largest to the smallest on, an axis is logarithmic
 _SHORT = 30  # letters of a name up to which two stand side by side

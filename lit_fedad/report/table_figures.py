@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from lit_fedad.report.closing import METRIC_TITLES, metric_title
-from lit_fedad.report.figures import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.naming import METRIC_TITLES, metric_title
+from lit_fedad.report.style import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 from lit_fedad.report.tables import Outcome, Table
 
 

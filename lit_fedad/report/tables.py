@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from lit_fedad.report.closing import human_bytes, human_seconds, metric_title
 from lit_fedad.report.html import Cell, Grid, Line
+from lit_fedad.report.naming import human_bytes, human_seconds, metric_title
 
 UNKNOWN = "–"  # noqa: RUF001
 

@@ -13,7 +13,7 @@ from lit_fedad.evaluation.decisions import DecisionsQuery
 from lit_fedad.experiment.build import build_images, build_model
 from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.privacy.image_privacy import in_words
-from lit_fedad.report.closing import human_bytes
+from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import compose_offered
 from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart

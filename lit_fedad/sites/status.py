@@ -15,7 +15,7 @@ from lit_fedad.core.files import atomic
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.report.closing import human_bytes, human_seconds
+from lit_fedad.report.naming import human_bytes, human_seconds
 
 
 @dataclass

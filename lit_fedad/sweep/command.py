@@ -76,7 +76,7 @@ class SweepOptions:
 
 
 def sweep(options: Sequence[str], display: Display, play: Play | None = None) -> None:
-    """Joins a study, or begins it; any number of processes may do so.
+    """Joins a study as a worker, or begins it; start as many as you like. ``n_trials=0`` shows it.
 
     Raises:
         UserError: For bad input, before anything runs; and if all trials fail.

@@ -28,8 +28,8 @@ from lit_fedad.experiment.train import train
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.report.closing import clock
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import clock
 from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
 from lit_fedad.sweep.storage import (
     GIVEN_BACK,

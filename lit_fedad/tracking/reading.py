@@ -1,14 +1,8 @@
-"""Runs and registered detectors as the tracking server knows them."""
+"""Runs as the tracking server knows them: their folders, parameters, metrics and artifacts."""
 
-from __future__ import annotations
-
-import hashlib
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import FileLock
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import redact
@@ -17,9 +11,7 @@ from lit_fedad.tracking.server import (
     connect,
     connect_existing,
     destination,
-    fetch_file,
     is_database,
-    list_files,
     one_line,
 )
 
@@ -150,98 +142,3 @@ def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | No
         if artifact.path in names:
             client.download_artifacts(run_id, artifact.path, str(into))
     return into
-
-
-SCHEME = "models:/"
-"""How the address of a registered version begins."""
-
-_ADDRESS = re.compile(r"models:/(?P<name>[^/@:]+)(?:@(?P<alias>[^/@:]+)|/(?P<version>\d{1,9}))")
-_EXPERIMENT = "registered detectors"
-_FOLDER = "detector"  # of the files among a registering run's artifacts
-_LARGEST = 2**31  # bytes of a file: what ONNX allows
-
-
-def register_files(
-    files: Collection[Path], name: str, alias: str | None = None, tags: Mapping[str, str] | None = None
-) -> str:
-    """Registers files as the next version of a model, which is made with its first version.
-
-    The files are logged to a run of their own, whose artifacts nothing changes later. An alias names this version from
-    now on.
-
-    Raises:
-        UserError: If the server does not answer, or refuses a name.
-    """
-    uri = destination(None)
-    client = connect(uri)
-    try:
-        experiment = client.get_experiment_by_name(_EXPERIMENT)
-        place = experiment.experiment_id if experiment else client.create_experiment(_EXPERIMENT)
-        run = client.create_run(place, run_name=name, tags=dict(tags or {}))
-        for file in files:
-            client.log_artifact(run.info.run_id, str(file), _FOLDER)
-        client.set_terminated(run.info.run_id)
-        if not client.search_registered_models(f"name = '{name}'"):
-            client.create_registered_model(name)
-        source = f"{run.info.artifact_uri}/{_FOLDER}"
-        version = client.create_model_version(name, source, run.info.run_id, dict(tags or {})).version
-        if alias:
-            client.set_registered_model_alias(name, alias, version)
-    except Exception as cause:
-        raise _failure(f"name={name}", cause, uri) from None  # its cause may name the password
-    return str(version)
-
-
-def fetch_version(address: str, names: Collection[str], into: Path) -> Path:
-    """Copies files of a registered version from the server; a version that was fetched before is not copied again.
-
-    Args:
-        address: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
-        names: Names of the files; others, and folders, stay there.
-        into: Folder in which the version gets one of its own.
-
-    Raises:
-        UserError: If the address is none, the registry has no such version or none of the files, a file is larger than
-            2 GiB, or the server does not answer.
-    """
-    wanted = _ADDRESS.fullmatch(address)
-    if wanted is None:
-        raise UserError(f"run={address}: give models:/NAME@ALIAS or models:/NAME/VERSION")
-    uri = destination(None)
-    client = connect_existing(uri, address)
-    try:
-        name, alias, version = wanted["name"], wanted["alias"], wanted["version"]
-        found = (
-            client.get_model_version_by_alias(name, alias)
-            if alias
-            else client.get_model_version(name, version)
-        )
-        source = client.get_model_version_download_uri(found.name, found.version)
-        identity = repr((redact(uri), found.name, found.version, found.creation_timestamp, source))
-        folder = into / hashlib.sha256(identity.encode()).hexdigest()[:16]
-        into.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}-lock"):
-            if not folder.is_dir():
-                sizes = {name: size for name, size in list_files(source, uri).items() if name in names}
-                _check(address, sizes)
-                draft = folder.with_name(f"{folder.name}-draft")
-                for name in sizes:
-                    fetch_file(f"{source}/{name}", draft, uri)
-                draft.replace(folder)
-    except UserError:
-        raise
-    except Exception as cause:
-        raise _failure(address, cause, uri) from None
-    return folder
-
-
-def _check(address: str, sizes: Mapping[str, int]) -> None:
-    if not sizes:
-        raise UserError(f"{address}: holds no detector; register one: lit-fedad register run=RUN name=NAME")
-    for name, size in sizes.items():
-        if size > _LARGEST:
-            raise UserError(f"{address}: {name} has {size} bytes, and at most {_LARGEST} are fetched")
-
-
-def _failure(what: str, cause: Exception, uri: str) -> UserError:
-    return UserError(f"{what}: the model registry at {redact(uri)} says: {one_line(cause, uri)}")

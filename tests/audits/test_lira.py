@@ -7,7 +7,7 @@ from scipy.special import log_softmax
 from scipy.stats import multivariate_normal, norm
 from sklearn.metrics import roc_auc_score
 
-from lit_fedad.audits.membership_report import confidence, exchangeable_scores, offline_scores, online_scores
+from lit_fedad.audits.lira import confidence, exchangeable_scores, offline_scores, online_scores
 
 
 def draw(shadows: int, examples: int = 30, seed: int = 0):

@@ -15,8 +15,9 @@ from helpers.damage import forge
 from helpers.shadowed import OVERFIT, TINY, Spy
 
 from lit_fedad.audits import membership as membership_audit
+from lit_fedad.audits.lira import online_scores
 from lit_fedad.audits.membership import LiraOptions, attack, infer
-from lit_fedad.audits.membership_report import membership_report, online_scores
+from lit_fedad.audits.membership_report import membership_report
 from lit_fedad.audits.shadow_runs import ShadowRuns
 from lit_fedad.cli import main as cli
 from lit_fedad.contracts.sums import HiddenByNoiseError

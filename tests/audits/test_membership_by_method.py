@@ -10,7 +10,8 @@ import torch
 from helpers.shadowed import OVERFIT, TINY
 
 from lit_fedad.audits.membership import LiraOptions, infer
-from lit_fedad.audits.shadow_runs import ShadowRuns, split, trained_on
+from lit_fedad.audits.shadow_runs import ShadowRuns
+from lit_fedad.audits.shadow_splits import split, trained_on
 from lit_fedad.cli import main as cli
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError

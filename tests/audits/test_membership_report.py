@@ -6,13 +6,8 @@ import torch
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from lit_fedad.audits.membership_report import (
-    Attacked,
-    exchangeable_scores,
-    membership_report,
-    online_scores,
-    pooled_roc,
-)
+from lit_fedad.audits.lira import exchangeable_scores, online_scores
+from lit_fedad.audits.membership_report import Attacked, membership_report, pooled_roc
 
 
 def halves(rng, cells, models):

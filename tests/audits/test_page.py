@@ -10,7 +10,7 @@ from lit_fedad.audits.page import BUDGET, form, privacy_page, write_page
 from lit_fedad.cli import main as cli
 from lit_fedad.contracts import Free, TensorSpec
 from lit_fedad.experiment.finished_run import reopen
-from lit_fedad.report.closing import human_bytes
+from lit_fedad.report.naming import human_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 

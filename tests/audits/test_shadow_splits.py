@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from lit_fedad.audits.shadow_runs import draw_cells, draw_training_cells, split, trained_on
+from lit_fedad.audits.shadow_splits import draw_cells, draw_training_cells, split, trained_on
 
 # Positions 0 to 29 are trained on, 30 to 39 held out; classes alternate.
 CLASSES = ["ab"[i % 2] for i in range(40)]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.content import Addition, grow, grown_digest
+from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.stream import LastStages

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.partition import FromFile, Partition, hold_out
+from lit_fedad.data.hold_out import hold_out
+from lit_fedad.data.partition import FromFile, Partition
 from lit_fedad.data.sample import ImageSet, Sample
 
 

@@ -12,7 +12,7 @@ from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.pictures import caution, decode_upload, open_picture, read_picture, sniff
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.served_detector import FORMATS, RefusedError, read_upload
+from lit_fedad.deployment.uploads import FORMATS, RefusedError, read_upload
 
 tifffile = pytest.importorskip("tifffile")
 

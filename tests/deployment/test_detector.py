@@ -8,9 +8,9 @@ import torch
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.formats import DecisionRule, Detector, trace
+from lit_fedad.deployment.detector import Detector, trace
 from lit_fedad.methods.local import LocalClient
-from lit_fedad.metrics.conformal import ScoreCounts
+from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
 
 
 @pytest.fixture

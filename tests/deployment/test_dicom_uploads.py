@@ -7,8 +7,8 @@ import pytest
 
 from lit_fedad.data import dicom
 from lit_fedad.data.dicom import read_dicom
-from lit_fedad.deployment import served_detector as uploads
-from lit_fedad.deployment.served_detector import RefusedError, image_format, read_upload
+from lit_fedad.deployment import uploads
+from lit_fedad.deployment.uploads import RefusedError, image_format, read_upload
 
 pydicom = pytest.importorskip("pydicom")
 

@@ -22,7 +22,6 @@ from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import predict as prediction
-from lit_fedad.deployment.formats import DecisionRule
 from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.experiment.build import build_model
@@ -30,8 +29,8 @@ from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.metrics.conformal import ScoreCounts
-from lit_fedad.report.closing import METRIC_TITLES
+from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
+from lit_fedad.report.naming import METRIC_TITLES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 

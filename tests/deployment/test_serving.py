@@ -27,8 +27,9 @@ pytest.importorskip("fastapi")
 pytest.importorskip("onnxruntime")
 from helpers.serving import served
 
-from lit_fedad.deployment.served_detector import Limits, RefusedError, ServedDetector, read_upload
+from lit_fedad.deployment.served_detector import ServedDetector
 from lit_fedad.deployment.serving import Desk, Logged, application
+from lit_fedad.deployment.uploads import Limits, RefusedError, read_upload
 from lit_fedad.report.overlay import overlay
 
 LIMITS = Limits(bytes=20_000, pixels=10_000, patience=1.0)

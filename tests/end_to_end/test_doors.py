@@ -15,10 +15,10 @@ from PIL import Image
 from lit_fedad.cli.main import main
 from lit_fedad.data.pictures import sniff
 from lit_fedad.deployment.predict import predict
-from lit_fedad.deployment.served_detector import FORMATS, Limits
 from lit_fedad.deployment.ui.command import trial
 from lit_fedad.deployment.ui.reading import RunView, read_scored
 from lit_fedad.deployment.update import UpdateOptions, update
+from lit_fedad.deployment.uploads import FORMATS, Limits
 from lit_fedad.deployment.watch import WatchOptions, watch
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate

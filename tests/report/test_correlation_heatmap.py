@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lit_fedad.report.decision_figures import draw_correlation_heatmap
+from lit_fedad.report.audit_figures import draw_correlation_heatmap
 
 NAMES = ("raw", "shared", "noise")
 R_SQUARED = np.array([[1, 0.36, 0.04], [0.36, 1, 0.09], [0.04, 0.09, 1]])

@@ -8,7 +8,8 @@ from matplotlib.collections import PolyCollection
 from PIL import Image
 
 from lit_fedad.core.files import atomic
-from lit_fedad.report.figures import blank_figure, curves_figure, partition_figure, save_figure, stages_figure
+from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
+from lit_fedad.report.style import blank_figure
 
 PRODUCTS = ["bottle", "screw", "tile", "brain"]
 COUNTS = np.array([[10, 0, 30, 5], [1, 2, 3, 4], [80, 0, 0, 0], [7, 7, 7, 7], [0, 0, 19, 1]])

@@ -1,6 +1,6 @@
 import numpy as np
 
-from lit_fedad.report.decision_figures import Shown, inversion_sheet
+from lit_fedad.report.audit_figures import Shown, inversion_sheet
 
 GENERATOR = np.random.default_rng(0)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lit_fedad.report.heatmaps import class_colours, knowledge_plane
+from lit_fedad.report.knowledge import class_colours, knowledge_plane
 
 PLACES = np.random.default_rng(0).normal(size=(12, 2))
 LABELS = np.arange(12) % 3

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lit_fedad.report.heatmaps import evenly, knowledge_sheet
+from lit_fedad.report.knowledge import evenly, knowledge_sheet
 
 SIDE = 14  # hence gaps of one pixel
 CLASSES = ("north", "east", "south")

@@ -1,6 +1,6 @@
 import pytest
 
-from lit_fedad.report.closing import human_bytes, human_seconds
+from lit_fedad.report.naming import human_bytes, human_seconds
 
 
 @pytest.mark.parametrize(

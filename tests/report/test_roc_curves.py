@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lit_fedad.report.decision_figures import roc_figure
+from lit_fedad.report.audit_figures import roc_figure
 
 CURVES = {
     "uploads": (np.array([0, 0.1, 1]), np.array([0, 0.75, 1])),

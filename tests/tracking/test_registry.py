@@ -11,8 +11,8 @@ from helpers.tiny_detector import tiny_detector
 from lit_fedad.cli import main as cli
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.exported import find_exported
-from lit_fedad.tracking import reading as registry
-from lit_fedad.tracking.reading import fetch_version, register_files
+from lit_fedad.tracking import registry
+from lit_fedad.tracking.registry import fetch_version, register_files
 
 
 @pytest.fixture(autouse=True)

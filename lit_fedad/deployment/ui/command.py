@@ -14,8 +14,8 @@ from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.exported import SHEET
 from lit_fedad.deployment.ui.reading import RunView
-from lit_fedad.report.closing import p_value_text
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import p_value_text
 
 _MOST_BYTES, _MOST_PIXELS = 20_000_000, 25_000_000
 
@@ -100,12 +100,8 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
     def attempt(content: bytes, name: str) -> tuple[Any, str]:
         from PIL import Image
 
-        from lit_fedad.deployment.served_detector import (
-            RefusedError,
-            ServedDetector,
-            image_format,
-            read_upload,
-        )
+        from lit_fedad.deployment.served_detector import ServedDetector
+        from lit_fedad.deployment.uploads import RefusedError, image_format, read_upload
 
         if not loaded:
             folders = sorted(path.parent for path in (run / "export").glob(f"*/{SHEET}"))

@@ -28,7 +28,7 @@ from lit_fedad.deployment.ui.reading import (
     histogram_svg,
     read_scored,
 )
-from lit_fedad.report.closing import p_value_text, promised_text
+from lit_fedad.report.naming import p_value_text, promised_text
 
 Try = Callable[[bytes, str], tuple[Any, str]]
 """Scores the content of a file of a name: its heatmap, and what is said of it."""

@@ -18,7 +18,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.input_files import check_regular, read_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
-from lit_fedad.report.closing import human_bytes, metric_title
+from lit_fedad.report.naming import human_bytes, metric_title
 from lit_fedad.sites.status import STATUS, read_status
 
 Row = dict[str, Any]

@@ -32,7 +32,8 @@ from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
-from lit_fedad.report.figures import DARK, FONT_SIZE, LEGEND, blank_figure, save_figure
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure
 
 _A_BOX = 200  # test images per box
 

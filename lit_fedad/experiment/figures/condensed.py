@@ -19,7 +19,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.parts.condensed_images import Knowledge
 from lit_fedad.methods.parts.condensed_server import CondensedServer
 from lit_fedad.report.figures import save_figure
-from lit_fedad.report.heatmaps import evenly, knowledge_plane, knowledge_sheet, tsne_layout
+from lit_fedad.report.knowledge import evenly, knowledge_plane, knowledge_sheet, tsne_layout
 
 _EACH, _IN_THE_PLANE = 40, 1000  # images of a class and kind at most; images in the plane at most
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.report.closing import METRIC_TITLES, metric_title
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
+from lit_fedad.report.naming import METRIC_TITLES, metric_title
 from lit_fedad.report.run_figures import lines_figure
 
 _NOT_DRAWN = ("f1_max", "p_ap", "pro_05", "spro", "aupimo")

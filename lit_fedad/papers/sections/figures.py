@@ -11,9 +11,9 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.paper import FilledTable, missing
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
-from lit_fedad.report.closing import metric_title, promised_text
 from lit_fedad.report.figures import curves_figure
 from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
+from lit_fedad.report.naming import metric_title, promised_text
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, svg
 from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.sites.status import status_rows

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links
-from lit_fedad.report.closing import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
+from lit_fedad.report.naming import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.run_figures import spread_figure, svg
 from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.tracking.reading import TrackedRun
