@@ -23,6 +23,9 @@ from lit_fedad.core.errors import UserError
 T = TypeVar("T")
 
 
+_threads_alone: int | None = None
+"""Threads that one process would compute with; None where none was launched."""
+
 _REDUCED = ("16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
 
 
@@ -93,7 +96,7 @@ def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., Non
 
 def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
     try:
-        fabric.launch(function, *arguments)
+        fabric.launch(partial(_begin, torch.get_num_threads(), function), *arguments)
     except ProcessRaisedException as error:
         # A child process passes on only the text of its traceback.
         last = str(error).strip().splitlines()[-1]
@@ -101,6 +104,13 @@ def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> N
         if kind == f"{UserError.__module__}.{UserError.__qualname__}":
             raise UserError(message) from None
         raise
+
+
+def _begin(threads: int, function: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function in a launched process, which Lightning gives a share of the threads."""
+    global _threads_alone
+    _threads_alone = threads
+    function(*arguments)
 
 
 def shard(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
@@ -151,10 +161,10 @@ def on_first(fabric: Fabric, function: Callable[[], T]) -> T:
 
 @contextmanager
 def all_cores(fabric: Fabric) -> Iterator[None]:
-    """Lets torch use every core of the machine for a block in which the other processes wait."""
+    """Lets torch use as many threads as one process would, for a block in which the other processes wait."""
     threads = torch.get_num_threads()
     if fabric.world_size > 1:
-        torch.set_num_threads(os.cpu_count() or threads)
+        torch.set_num_threads(_threads_alone or os.cpu_count() or threads)
     try:
         yield
     finally:
