@@ -44,15 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with plain_warnings(display), _terminable():
         try:
             _call(name, rest, display, explain=not _HELP.isdisjoint(given))
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, Exception) as error:
+            if (line := _line(error, name)) is not None:
+                display.error(line)
+                return 2
+            if (stop := _interruption(error)) is None:
+                raise
             terminated = isinstance(stop, _Terminated)
             display.error(f"{'terminated' if terminated else 'interrupted'}{_continues(name)}")
             return 143 if terminated else 130
-        except Exception as error:
-            if (line := _line(error, name)) is None:
-                raise
-            display.error(line)
-            return 2
     return 0
 
 
@@ -74,7 +74,16 @@ def _call(name: str, words: Sequence[str], display: Display, explain: bool) -> N
     bind(getattr(import_module(f"lit_fedad.{module}"), function), words, title, display=display)()
 
 
-def _line(error: Exception, name: str) -> str | None:
+def _interruption(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Finds the interruption behind an error: `torch.save` that is interrupted fails at closing its file."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return error
+        error = error.__context__
+    return None
+
+
+def _line(error: BaseException, name: str) -> str | None:
     """Says in one line what the user can mend; None of an error that is the library's own."""
     match error:
         case UserError():
@@ -93,7 +102,7 @@ def _line(error: Exception, name: str) -> str | None:
     return None
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Tells whether an error says that memory could not be had; torch has no class for that of the processor."""
     told = ("out of memory", "can't allocate memory")
     return isinstance(error, MemoryError) or any(words in str(error) for words in told)

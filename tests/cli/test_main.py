@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import io
 import logging
 import os
 import shutil
@@ -322,6 +323,19 @@ def test_an_interruption_is_one_line_and_status_130(say, monkeypatch, command, h
     status, _, err = say(command, *(["run=r"] if command == "evaluate" else []))
     assert status == 130
     assert err == ["error: interrupted" + ("; the same command continues" if hint else "")]
+
+
+def test_an_interrupted_save_of_torch_ends_as_an_interruption_does(say, monkeypatch):
+    """Its zip file cannot be closed in the middle of an entry, and that error takes the interruption's place."""
+
+    class File(io.BytesIO):
+        def write(self, data):
+            if len(data) > 1000:
+                raise KeyboardInterrupt
+            return super().write(data)
+
+    monkeypatch.setattr(experiment, "train", lambda *_: torch.save({"a": torch.zeros(10_000)}, File()))
+    assert say("train")[::2] == (130, ["error: interrupted; the same command continues"])
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), None])
