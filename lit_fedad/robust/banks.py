@@ -32,6 +32,10 @@ nearer to each other, by the power of their number and the features' dimension, 
 """
 
 
+APART = 1.1
+"""Factor by which clients that are left out lie farther than all others; docs/lab/robust.md says why."""
+
+
 NAMED = 0.01
 """Share of a client's patches from which on their loss is worth a warning."""
 
@@ -59,7 +63,7 @@ class BankSupport:
     size changes. The distance of x to the others is the `holders`-th smallest over the other clients' banks, or that to
     the last bank, if smaller.
 
-    - A client whose median vector, weighted by counts, is farther than `far` is left out, and named.
+    - A client whose median vector, weighted by counts, is farther than `far` is named, and left out if it stands out.
     - Of other clients, single vectors farther than `reach` are left out where the server has sent a bank, which covers
       all kinds of normal; before, only those farther than `reach_first`.
 
@@ -102,15 +106,13 @@ class BankSupport:
         masses = {client: _mass(message, name) for client, message in messages.items()}
         limit = self.far if COUNTS in spec else self.far_without_counts
         medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
+        far = standing_out(medians, limit, tolerated(self.liars, len(updates)))
         lines = {
             client: f"lies far out: half of what it holds is {median:.3g} times as far from all that"
             f" others hold as their vectors are from each other, more than {limit:g}"
             for client, median in medians.items()
             if median > limit
         }
-        far = standing_out(
-            {client: medians[client] - limit for client in lines}, tolerated(self.liars, len(updates))
-        )
         remarks = [
             (client, f"{line}; left out" if client in far else f"{line}; kept, as others do too")
             for client, line in lines.items()
@@ -147,28 +149,30 @@ class BankSupport:
         return found
 
 
-def standing_out(excess: Mapping[int, float], at_most: int) -> set[int]:
-    """Finds the clients that lie so far out that they can be told from others that do.
+def standing_out(distances: Mapping[int, float], limit: float, at_most: int) -> set[int]:
+    """Finds the clients that lie beyond a limit and far from where all others lie.
 
-    A client that lies takes the support from honest ones that hold what it should have held. These lie little beyond
-    the limit; where all have a kind of normal of their own, distances are alike, and nobody stands out.
+    Where each client has a kind of normal of its own, all lie about equally far out. A client that lies also takes the
+    support from honest ones that hold what it should have held; these come a little beyond the limit.
 
     Args:
-        excess: How far clients lie beyond the limit.
+        distances: How far each client lies out.
+        limit: Distance up to which a client never stands out.
         at_most: How many may stand out.
 
     Returns:
-        The farthest clients, up to `at_most`; none if another one lies more than half as far beyond the limit.
+        As many of the farthest clients as can be told from the next by a factor of `APART`; none if none can.
 
     Example:
-        >>> standing_out({2: 0.34, 4: 0.02}, 1), standing_out({2: 0.34, 4: 0.30}, 1)
+        >>> standing_out({1: 1.0, 2: 1.5, 4: 1.2}, 1.2, 1), standing_out({1: 1.0, 2: 1.25, 4: 1.19}, 1.2, 1)
         ({2}, set())
     """
-    farthest = sorted(excess, key=lambda client: -excess[client])
-    first, rest = farthest[:at_most], farthest[at_most:]
-    if not first or (rest and excess[rest[0]] > excess[first[-1]] / 2):
-        return set()
-    return set(first)
+    farthest = sorted(distances, key=lambda client: -distances[client])
+    for count in range(at_most, 0, -1):
+        out, rest = farthest[:count], farthest[count:]
+        if distances[out[-1]] > max(limit, APART * distances[rest[0]] if rest else 0):
+            return set(out)
+    return set()
 
 
 def _mass(message: Message, name: str) -> Tensor:
