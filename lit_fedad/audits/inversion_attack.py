@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lit_fedad.audits.private_images import channel_statistics, private_images
 from lit_fedad.audits.reconstruction import (
     Batches,
     Decoder,
@@ -30,7 +31,7 @@ from lit_fedad.contracts.randomness import generator
 from lit_fedad.contracts.state import detached, load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch
-from lit_fedad.data.labelled import LabelledSet, read_images, resized
+from lit_fedad.data.labelled import read_images, resized
 from lit_fedad.data.public import natural, refuse_overlap
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.finished_run import FinishedRun
@@ -360,7 +361,7 @@ class Attack:
         return (images, *private_images(self.run, self.client, 1).shape[1:])
 
     def _normalise(self) -> Callable[[Tensor], Tensor]:
-        mean, std = (values.to(self.run.fabric.device) for values in _channel_statistics(self.run))
+        mean, std = (values.to(self.run.fabric.device) for values in channel_statistics(self.run))
         return lambda pixels: (pixels - mean) / std
 
 
@@ -377,26 +378,3 @@ def _shared(run: FinishedRun) -> tuple[Invertible, int]:
         f"attack=inversion: method {run.result['method']} with task {run.result['task']} shares no images, no"
         " memory bank and no weights of a classifier"
     )
-
-
-def private_images(run: FinishedRun, number: int, at_most: int | None = None) -> Tensor:
-    """Reads a client's training images in [0, 1] [n, ch, H, W], as its task sees them."""
-    return pixels(run, run.data.partition.clients[number][:at_most])
-
-
-def pixels(run: FinishedRun, positions: Sequence[int]) -> Tensor:
-    """Reads training images in [0, 1] [n, ch, H, W], as the run's task sees them."""
-    images = run.data.images
-    if isinstance(images, LabelledSet):
-        return images.train_images[list(positions)] / 255
-    mean, std = _channel_statistics(run)
-    paths = [images.train[index].path for index in positions]
-    return (torch.stack([run.data.transform.image(path) for path in paths]) * std + mean).clamp(0, 1)
-
-
-def _channel_statistics(run: FinishedRun) -> tuple[Tensor, Tensor]:
-    """Finds the mean and deviation that images are normalised by, each [ch, 1, 1]."""
-    images = run.data.images
-    source = run.data.transform if isinstance(images, ImageSet) else images
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))
-    return mean, std

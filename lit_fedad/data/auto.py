@@ -15,25 +15,12 @@ from lit_fedad.core.typed_words import as_typed, shell_word
 from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suffixes
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import matches
+from lit_fedad.data.layout_names import LABELS, MASKS, NORMAL, ONE, TEST, TRAIN, ZERO, bare
 from lit_fedad.data.mixture import mixture
-from lit_fedad.data.mvtec import MASK_NAMES
 from lit_fedad.data.sample import ImageSet
 
-NORMAL = frozenset(
-    (
-        *("good", "goods", "normal", "normals", "ok", "okfront", "healthy", "negative", "intact", "clean"),
-        *("pass", "passed", "gut", "io", "undamaged", "nodamage", "nodefect", "defectfree", "nondefective"),
-        *("notdefective", "notumor", "nofinding", "nocrack", "uncracked", "nonanomalous", "noanomaly"),
-    )
-)
-"""What folders and labels of normal images are called, in lower case, without blanks, ``-`` and ``_``."""
-
-_MASKS = frozenset({*MASK_NAMES, "labelmasks", "annotations", "labels", "segmentations"})
 _MOST_CLASSES = 20
 _KEPT = "no normal test images, so a share is kept"
-_TRAIN, _TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
-_LABELS = ("label", "class", "target", "defect", "anomaly", "category", "is_anomaly", "diagnosis", "y")
-_ZERO, _ONE = frozenset({"0", "0.0", "false", "no"}), frozenset({"1", "1.0", "true", "yes"})
 _READERS = {
     "mvtec_mixture": "lit_fedad.data.mvtec.mvtec_mixture",
     "folders": "lit_fedad.data.folders.folders",
@@ -132,8 +119,8 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
         if layout := look(root, split):
             return layout
     folders = _folders(root)
-    parts = {*_MASKS, *_TRAIN, *_TEST} if len(folders) > 1 else _MASKS
-    if odd := [path for path in folders if _bare(path.name) in parts and _images(path)]:
+    parts = {*MASKS, *TRAIN, *TEST} if len(folders) > 1 else MASKS
+    if odd := [path for path in folders if bare(path.name) in parts and _images(path)]:
         raise UserError(
             f"{root}: holds {_names(odd, root)}, and no folder there says which images are normal; call it train/good"
         )
@@ -173,7 +160,7 @@ def _annotated(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """COCO annotation files."""
     if sorted(root.glob("*/train/_annotations.coco.json")):
         return Layout("sets of VISION, with COCO annotations", "vision", root)
-    parts = [path for path in _folders(root) if path.name.lower() in (*_TRAIN, *_TEST)]
+    parts = [path for path in _folders(root) if path.name.lower() in (*TRAIN, *TEST)]
     places = (root, root / "annotations", *parts)
     files = [
         file for place in dict.fromkeys(places) for file in sorted(place.glob("*.json")) if _is_coco(file)
@@ -227,13 +214,11 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
     values = {
         column: {str(row[column]).strip() for row in rows} - {""} for column in columns if column != image
     }
-    likely = sorted(
-        values, key=lambda name: ([*_LABELS, name.lower()].index(name.lower()), len(values[name]))
-    )
+    likely = sorted(values, key=lambda name: ([*LABELS, name.lower()].index(name.lower()), len(values[name])))
     for column in likely:
-        nothing = _ONE if _bare(column) in NORMAL else _ZERO  # a column "good" says 1 of normal images
+        nothing = ONE if bare(column) in NORMAL else ZERO  # a column "good" says 1 of normal images
         few = values[column] if len(values[column]) <= _MOST_CLASSES else ()
-        normal = [value for value in sorted(values[column]) if _bare(value) in NORMAL]
+        normal = [value for value in sorted(values[column]) if bare(value) in NORMAL]
         normal = normal or [value for value in sorted(few) if value.lower() in nothing]
         if normal:
             settings = {"labels": file.name, "images": where, "id_column": image, "label_column": column}
@@ -278,23 +263,23 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
 
 
 def _misnamed(product: Path) -> bool:
-    known = NORMAL | _MASKS
-    return any(path.name != "good" and _bare(path.name) in known for path in entries(product / "test"))
+    known = NORMAL | MASKS
+    return any(path.name != "good" and bare(path.name) in known for path in entries(product / "test"))
 
 
 def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """Folders for training and testing, with normal images in folders of their own, or training images alone."""
-    train = _called(root, _TRAIN)
+    train = _called(root, TRAIN)
     if train is None:
         return None
-    normal = [path for path in _folders(train) if _bare(path.name) in NORMAL]
+    normal = [path for path in _folders(train) if bare(path.name) in NORMAL]
     others = [path for path in _folders(train) if path not in normal and _images(path)]
     if not normal and others:
         return None
-    test = _called(root, _TEST)
+    test = _called(root, TEST)
     tested = [path for path in _folders(test) if _images(path)] if test else []
-    good = [path for path in tested if _bare(path.name) in NORMAL]
-    bad = [path for path in tested if path not in good and _bare(path.name) not in _MASKS]
+    good = [path for path in tested if bare(path.name) in NORMAL]
+    bad = [path for path in tested if path not in good and bare(path.name) not in MASKS]
     masks = _masks(root, bad) or (_masks(test, bad) if test else None)
     parts = [f"training images in {_names(normal or [train], root)}"]
     parts += [f"normal test images in {_names(good, root)}"] if good else [_KEPT]
@@ -310,13 +295,11 @@ def _classes(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """A folder for each class, of which some are called as normal images are."""
     base = _called(root, ("images", "image", "imgs", "data")) or root
     folders = _folders(base)
-    normal = [path for path in folders if _bare(path.name) in NORMAL and _images(path)]
+    normal = [path for path in folders if bare(path.name) in NORMAL and _images(path)]
     if not normal:
         return None
-    rest = [
-        path for path in folders if path not in normal and _bare(path.name) not in _MASKS and _images(path)
-    ]
-    good = [path for path in rest if _bare(path.name).removesuffix("test").removeprefix("test") in NORMAL]
+    rest = [path for path in folders if path not in normal and bare(path.name) not in MASKS and _images(path)]
+    good = [path for path in rest if bare(path.name).removesuffix("test").removeprefix("test") in NORMAL]
     bad = [path for path in rest if path not in good]
     masks = _masks(root, bad) or _masks(base, bad)
     seen = f"normal images in {_names(normal, root)}, anomalous ones in {_names(bad, root) or 'no folder'}"
@@ -369,7 +352,7 @@ def _products(root: Path, folders: Sequence[Path], split: Mapping[str, Any]) -> 
 
 def _masks(place: Path, defects: Sequence[Path]) -> Path | None:
     """The folder of masks in a place, with a folder for each defect or with all of them."""
-    folder = next((path for path in _folders(place) if _bare(path.name) in _MASKS and _images(path)), None)
+    folder = next((path for path in _folders(place) if bare(path.name) in MASKS and _images(path)), None)
     return folder if defects else None
 
 
@@ -396,7 +379,3 @@ def _names(paths: Sequence[Path], root: Path) -> str:
 
 def _below(paths: Sequence[Path], root: Path) -> list[str]:
     return [path.relative_to(root).as_posix() for path in paths]
-
-
-def _bare(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter not in " -_.")

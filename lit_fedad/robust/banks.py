@@ -114,7 +114,7 @@ class BankSupport:
             if median > limit
         }
         remarks = [
-            (client, f"{line}; left out" if client in far else f"{line}; kept, as others do too")
+            (client, f"{line}; left out" if client in far else f"{line}; kept, as others lie about as far")
             for client, line in lines.items()
         ]
         reach, kept = self.reach_first if last is None else self.reach, dict[int, Update]()

@@ -19,8 +19,6 @@ FABRIC = Fabric(accelerator="cpu", devices=1)
 
 
 class Encoder(nn.Module):
-    """tanh(W x + b) of images of four numbers."""
-
     num_features = WIDTH
 
     def __init__(self) -> None:
@@ -35,8 +33,7 @@ def make_client(**settings) -> GLDPClient:
     """In double precision; plain gradient steps."""
     torch.manual_seed(0)
     task = Classifier(Encoder(), KINDS, augment=False, learning_rate=STEP, momentum=0, weight_decay=0)
-    client = GLDPClient(task.double(), **{"base_epochs": 1, "head_epochs": 2, **settings})
-    return client.eval()
+    return GLDPClient(task.double(), **{"base_epochs": 1, "head_epochs": 2, **settings}).eval()
 
 
 def make_images(labels, seed: int = 0, batch_size: int = 100) -> DataLoader:
@@ -388,7 +385,7 @@ def test_algorithm_1(rounds, beta):
             x, y = arrays(loader)
             bases[number] = parameters(client)[:2]
             sent[number] = current[number] = means(embed(bases[number], x), y)
-            # What is sent is the base and the prototypes of this task; the old ones stay as they were.
+            # The base and this task's prototypes are sent; the old ones stay as they were.
             assert message.keys() == {*server.weights, VECTORS, CLASSES}
             assert message[CLASSES].tolist() == sorted(sent[number])
             assert_known(Prototypes.unpack(message[VECTORS], message[CLASSES], KINDS), sent[number])

@@ -1,0 +1,31 @@
+"""What people call the folders, columns and labels of their images."""
+
+from __future__ import annotations
+
+from lit_fedad.data.mvtec import MASK_NAMES
+
+NORMAL = frozenset(
+    (
+        *("good", "goods", "normal", "normals", "ok", "okfront", "healthy", "negative", "intact", "clean"),
+        *("pass", "passed", "gut", "io", "undamaged", "nodamage", "nodefect", "defectfree", "nondefective"),
+        *("notdefective", "notumor", "nofinding", "nocrack", "uncracked", "nonanomalous", "noanomaly"),
+    )
+)
+"""Folders and labels of normal images, as `bare` has them."""
+
+MASKS = frozenset({*MASK_NAMES, "labelmasks", "annotations", "labels", "segmentations"})
+"""Folders of masks, as `bare` has them."""
+
+TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
+"""Folders of training and of test images."""
+
+LABELS = ("label", "class", "target", "defect", "anomaly", "category", "is_anomaly", "diagnosis", "y")
+"""Columns of labels, the likeliest first."""
+
+ZERO, ONE = frozenset({"0", "0.0", "false", "no"}), frozenset({"1", "1.0", "true", "yes"})
+"""Labels that say no and yes, in lower case."""
+
+
+def bare(name: str) -> str:
+    """Returns a name in lower case, without blanks, ``-``, ``_`` and ``.``."""
+    return "".join(letter for letter in name.lower() if letter not in " -_.")
