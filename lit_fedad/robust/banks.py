@@ -108,8 +108,8 @@ class BankSupport:
         medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
         far = standing_out(medians, limit, tolerated(self.liars, len(updates)))
         lines = {
-            client: f"lies far out: half of what it holds is {median:.3g} times as far from all that"
-            f" others hold as their vectors are from each other, more than {limit:g}"
+            client: f"lies far out: half of its vectors are at least {median:.3g} times as far from all others'"
+            f" as those are from each other (limit {limit:g})"
             for client, median in medians.items()
             if median > limit
         }
