@@ -1,4 +1,4 @@
-"""Exported detectors: found in a run's folder or in MLflow's model registry, and registered there."""
+"""Exported detectors: what is written beside them, where they are found, and how MLflow registers them."""
 
 from __future__ import annotations
 
