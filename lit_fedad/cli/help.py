@@ -113,19 +113,17 @@ def listed_keys(paths: Iterable[str]) -> list[Key]:
 
 
 def configuration_keys() -> list[Key]:
-    """Lists the groups of the configuration and the keys that every run has, as ``conf/config.yaml`` tells them."""
-    from lit_fedad.core.config import choices, conf_folder  # Hydra: the overview does not wait for it
+    """Lists the groups of the configuration and the keys that every run has, with the values of a run without words."""
+    from lit_fedad.core.config import (
+        choices,
+        conf_folder,
+        defaults,
+    )  # Hydra: the overview does not wait for it
 
     text = (conf_folder() / "config.yaml").read_text()
     root: dict[str, Any] = yaml.safe_load(text)
     comments = dict(re.findall(r"^(\w+): .*?# (.*)$", text, re.M))
-    groups = {
-        group: chosen
-        for one in root.pop("defaults")
-        if isinstance(one, dict)
-        for group, chosen in one.items()
-    }
-    groups["experiment"] = ""  # a method brings its own
+    groups, values = defaults()
     listed = [
         Key(
             group,
@@ -134,14 +132,13 @@ def configuration_keys() -> list[Key]:
         )
         for group, chosen in groups.items()
     ]
-    single = {key: value for key, value in root.items() if not isinstance(value, dict)}
-    listed += [
-        Key(key, yaml.safe_dump(value).split("\n")[0], comments.get(key, "")) for key, value in single.items()
-    ]
-    sections = ", ".join(key for key, value in root.items() if isinstance(value, dict))
+    sections = [key for key, value in root.items() if isinstance(value, dict)]
+    listed += [Key(key, values[key], meaning) for key, meaning in comments.items() if key not in sections]
     return [
         *listed,
-        Key("SECTION.KEY", "", f"of {sections} and of every group: lit-fedad train --cfg shows all"),
+        Key(
+            "SECTION.KEY", "", f"of {', '.join(sections)} and of every group: lit-fedad train --cfg shows all"
+        ),
     ]
 
 

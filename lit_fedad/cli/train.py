@@ -57,8 +57,8 @@ def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
     if "data.root" in given and "data" not in given and config["data"]["_target_"] == _PAINTED:
         raise UserError(
-            "data.root is given without data=, and the default data=textures reads no images; give data=folders,"
-            " data=mvtec_mixture or another of lit-fedad data list"
+            "data.root is given without data=, and the default data=textures reads no images; give data=auto,"
+            " which recognises how they are laid out, or another of lit-fedad data list"
         )
 
 

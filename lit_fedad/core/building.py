@@ -157,7 +157,8 @@ def check_type(value: Any, annotation: Any, where: str) -> None:
         return
     kind = _CONFIG_TYPES.get(type(value))
     if kind not in kinds and not (kind == "int" and "float" in kinds):
-        raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}")
+        example = f"; give [{value}]" if kinds == {"list"} and kind in ("str", "int", "float") else ""
+        raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}{example}")
 
 
 def check_keys(mapping: Mapping[str, Any], known: set[str], where: str) -> None:

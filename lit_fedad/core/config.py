@@ -117,6 +117,27 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
 
 
+def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
+    """Reads what a run without overrides takes; torch is not imported for it.
+
+    Returns:
+        The choice of each configuration group, and the text of each key at the top; empty where others decide it.
+    """
+    with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
+        composed = hydra_compose("config", return_hydra_config=True)
+    chosen = composed.hydra.runtime.choices
+    top = OmegaConf.to_container(composed, resolve=False)
+    groups = {
+        group: chosen[group]
+        for group in dict.fromkeys(["method", "data", *config_groups()])
+        if group in chosen
+    }
+    values = {
+        key: yaml.safe_dump(value).split("\n")[0] for key, value in top.items() if not isinstance(value, dict)
+    }
+    return groups, {key: "" if "${" in value else value for key, value in values.items()}
+
+
 def compose(overrides: Sequence[str] = ()) -> Config:
     """Composes the configuration.
 
@@ -302,6 +323,9 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         return f"{found[2]} is that of '{found[1]}', which this configuration lacks; give one, or {found[2]}"
     if found := re.search(r"Could not find '([^']+)'", text):
         group, _, name = found[1].rpartition("/")
+        if group.startswith("data/"):
+            folder = found[1].removeprefix("data/")
+            return f"data={folder} is no data set; a folder is given by data.root={folder}, with data=auto"
         if group == "method" and name in RENAMED:
             return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
         return f"{group} has no option '{name}'{nearest(name, choices(group))}"

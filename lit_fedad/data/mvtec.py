@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.typed_words import shell_word
 from lit_fedad.data.image_files import LeftOut, entries, images_in
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
@@ -72,7 +73,11 @@ def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[s
         products = [path.name for path in entries(root) if (path / "train").is_dir()]
         if not products:
             nested = _known_products(root)
-            hint = f"name them in products, for example {nested[0]}" if nested else "check the path"
+            hint = (
+                f"name them in products, for example {nested[0]}"
+                if nested
+                else f"data=auto takes other layouts: lit-fedad data init {shell_word(str(root))}"
+            )
             raise UserError(f"{root}: no product folder with train/good directly inside; {hint}")
     relative = [Path(str(product)) for product in ([products] if isinstance(products, str) else products)]
     if not relative:

@@ -115,7 +115,7 @@ class ServedDetector:
             "score": _number(outputs["image_score"]),
             "p_value": _number(outputs["p_value"]),
             "decision": "anomalous" if outputs["decision"] else "normal",
-            "threshold": sheet.threshold,
+            "threshold": None if sheet.threshold is None else _number(sheet.threshold),
             "alpha": sheet.alpha,
         }
 
@@ -134,5 +134,5 @@ def _transform(folder: Path, sheet: DetectorSheet) -> ImageTransform:
 
 
 def _number(value: Any) -> float | None:
-    """A number that JSON has: NaN and infinity are none."""
-    return float(value) if np.isfinite(value) else None
+    """A number that JSON has, with all digits of a float32: NaN and infinity are none."""
+    return float(f"{value:.9g}") if np.isfinite(value) else None

@@ -90,8 +90,11 @@ def test_help_of_one_form(say):
 
 def test_help_of_train_tells_groups_and_defaults(say):
     out = say("train", "--help")[1]
-    assert any(line.startswith("  data=textures ") for line in out)
-    assert any(line.startswith("  rounds=200 ") for line in out)
+    composed = compose()
+    for group in ("data", "backbone", "partition"):
+        assert any(line.startswith(f"  {group}=") for line in out)
+    for key in ("rounds", "batch_size", "seed"):
+        assert any(line.startswith(f"  {key}={composed[key]} ") for line in out)
 
 
 def test_help_imports_what_prints_it_alone():
