@@ -32,7 +32,6 @@ _COLUMNS = (
     "metrics.`false_alarm_rate/mean`",
     "metrics.`pro/mean`",
     "metrics.`accuracy/mean`",
-    "metrics.`bytes/up`",
     "tags.`method`",
     "tags.`data`",
 )

@@ -19,8 +19,14 @@ from lit_fedad.report.naming import p_value_text
 
 _MOST_BYTES, _MOST_PIXELS = 20_000_000, 25_000_000
 
-# On a phone, tables scroll sideways; Gradio breaks words between any two letters.
-_STYLE = ".table-wrap :is(th, td, span) { overflow-wrap: normal !important; word-break: normal !important }"
+# On a phone, wide tables scroll sideways; Gradio breaks words between any two letters, and its heatmaps get too small.
+_STYLE = """
+.table-wrap :is(th, td, span) { overflow-wrap: normal !important; word-break: normal !important }
+@media (max-width: 600px) {
+  .table-wrap :is(th, td, span) { font-size: .75rem; padding: 0 2px !important }
+  .grid-container { grid-template-columns: repeat(2, 1fr) !important }
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -86,18 +92,19 @@ def ui(options: UiOptions, display: Display) -> None:
         page.block_thread()
 
 
-def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
+def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
     """Makes the function that scores an uploaded image by the first exported detector of a run.
 
     Args:
         run: The run's folder.
 
     Returns:
-        A function from the content and name of a file to its heatmap, if there is one, and a line of text.
+        A function from the content and name of a file to the image as it was scored, its heatmap, if there is one, and
+        a line of text.
     """
     loaded: list[Any] = []
 
-    def attempt(content: bytes, name: str) -> tuple[Any, str]:
+    def attempt(content: bytes, name: str) -> tuple[Any, Any, str]:
         from PIL import Image
 
         from lit_fedad.deployment.served_detector import ServedDetector
@@ -113,15 +120,13 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
             verdict = detector(read_upload(content, image_format(content), _MOST_PIXELS, detector.page))
         except RefusedError as error:
             raise UserError(f"{name}: {error.reason}") from error
-        picture = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None
+        heatmap = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None
         words = verdict.words
         doubt = f"; it {words['caution']}" if "caution" in words else ""
         if "class" in words:
-            return (
-                picture,
-                f"**{words['class']}** ({words['probability']:.3f}), by {detector.sheet.name}{doubt}",
-            )
-        said = f"**{words['decision']}**, score {words['score']:.4g}, {p_value_text(words['p_value'])}"
-        return picture, f"{said}, by {detector.sheet.name}{doubt}"
+            said = f"**{words['class']}** ({words['probability']:.3f})"
+        else:
+            said = f"**{words['decision']}**, score {words['score']:.4g}, {p_value_text(words['p_value'])}"
+        return verdict.image, heatmap, f"{said}, by {detector.sheet.name}{doubt}"
 
     return attempt

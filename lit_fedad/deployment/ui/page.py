@@ -16,6 +16,7 @@ import pandas as pd
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable
 from lit_fedad.data.pictures import read_picture
+from lit_fedad.deployment.exported import SHEET
 from lit_fedad.deployment.new_rate import choose_version, save_threshold
 from lit_fedad.deployment.reviews import Review, Reviews, add_review
 from lit_fedad.deployment.ui.reading import (
@@ -30,8 +31,8 @@ from lit_fedad.deployment.ui.reading import (
 )
 from lit_fedad.report.naming import p_value_text, promised_text
 
-Try = Callable[[bytes, str], tuple[Any, str]]
-"""Scores the content of a file of a name: its heatmap, and what is said of it."""
+Try = Callable[[bytes, str], tuple[Any, Any, str]]
+"""Scores the content of a file of a name: the image as it was scored, its heatmap, and what is said of it."""
 
 _SHOWN = 48
 _ALL, _NONE = "any", "none"
@@ -70,7 +71,7 @@ class OperatorPage:
                 self._site()
             with gr.Tab("Gallery"):
                 self._gallery()
-            with gr.Tab("Try an image"):
+            with gr.Tab("Try"):
                 self._try()
         return page
 
@@ -98,7 +99,7 @@ class OperatorPage:
         view = self.view
         _table("Sites", view.sites())
         curves = view.curves()
-        if curves:
+        if len({row["round"] for row in curves}) > 2:  # fewer are no curve, and stand in the table
             gr.LinePlot(
                 pd.DataFrame(curves),
                 x="round",
@@ -203,8 +204,7 @@ class OperatorPage:
                 what: gr.Button(title, elem_id=title.lower().replace(" ", "-")) for what, title in _BUTTONS
             }
         with gr.Row():
-            original = gr.Image(label="image", interactive=False, format="png", buttons=["fullscreen"])
-            heatmap = gr.Image(label="heatmap", interactive=False, format="png", buttons=["fullscreen"])
+            original, heatmap = _panel("image"), _panel("heatmap")
 
         def choose(images: list[ScoredFile], event: gr.SelectData) -> tuple[Any, ...]:
             image = images[event.index]
@@ -218,8 +218,8 @@ class OperatorPage:
             return (
                 event.index,
                 words,
-                _original(Path(image.path), self.view.page),
-                drawn,
+                _filled(_original(Path(image.path), self.view.page)),
+                _filled(drawn),
                 *usable,
             )
 
@@ -232,11 +232,11 @@ class OperatorPage:
 
         def show(table: str, how: str) -> tuple[Any, ...]:
             images = self._pictured(table, how)
-            return images, _pictures(images), -1, _CHOOSE
+            return images, _pictures(images), -1, _CHOOSE, _filled(None), _filled(None)
 
         gallery.select(choose, pictured, [chosen, said, original, heatmap, *buttons.values()])
         for changed in (source, order):
-            changed.change(show, [source, order], [pictured, gallery, chosen, said])
+            changed.change(show, [source, order], [pictured, gallery, chosen, said, original, heatmap])
         for what, button in buttons.items():
             button.click(partial(review, what=what), [pictured, chosen], said)
 
@@ -247,22 +247,28 @@ class OperatorPage:
         return f"Reviewed: {', '.join(parts)}." if parts else "Nothing is reviewed yet."
 
     def _try(self) -> None:
-        file = gr.File(label="an image", file_types=["image"], type="filepath")
+        gr.Markdown(self._exported)
+        file = gr.File(label="an image", file_types=["image"], type="filepath", height=160)
+        words = gr.Markdown(elem_id="verdict")
         with gr.Row():
-            heatmap = gr.Image(
-                label="heatmap", interactive=False, format="png", height=360, buttons=["fullscreen"]
-            )
-            words = gr.Markdown(elem_id="verdict")
+            original, heatmap = _panel("image"), _panel("heatmap")
 
-        def score(path: str | None) -> tuple[Any, str]:
-            if path is None:
-                return None, ""
-            try:
-                return self.attempt(Path(path).read_bytes(), Path(path).name)
-            except UserError as error:
-                return None, printable(str(error))
+        def score(path: str | None) -> tuple[Any, Any, str]:
+            image, drawn, said = None, None, ""
+            if path is not None:
+                try:
+                    image, drawn, said = self.attempt(Path(path).read_bytes(), Path(path).name)
+                except UserError as error:
+                    said = printable(str(error))
+            return _filled(image), _filled(drawn), said
 
-        file.change(score, file, [heatmap, words])
+        file.change(score, file, [original, heatmap, words])
+
+    def _exported(self) -> str:
+        """Says what is needed before an image can be tried; at each visit."""
+        if any((self.view.path / "export").glob(f"*/{SHEET}")):
+            return ""
+        return f"No detector is exported yet: `lit-fedad export run={self.view.path} format=onnx` does."
 
     def _scored(self, table: str) -> list[ScoredFile]:
         path = self.view.tables().get(table)
@@ -309,6 +315,15 @@ def _named(product: str) -> str | None:
     return None if product == _ALL else product
 
 
+def _panel(label: str) -> gr.Image:
+    """A place for a picture, which is seen once it holds one (`_filled`)."""
+    return gr.Image(label=label, interactive=False, format="png", buttons=["fullscreen"], visible=False)
+
+
+def _filled(picture: Any) -> gr.Image:
+    return gr.Image(picture, visible=picture is not None)
+
+
 def _original(path: Path, page: int | None) -> Any:
     """Reads the picture that was scored; None where it no longer is where its table says."""
     try:
@@ -339,5 +354,5 @@ def _table(title: str, rows: Sequence[Row]) -> None:
 
 
 def _pictures(images: Sequence[ScoredFile]) -> list[tuple[str, str]]:
-    """Heatmaps and what is written below each."""
-    return [(str(image.heatmap), f"{image.decision}, {p_value_text(image.p_value)}") for image in images]
+    """Heatmaps, which show their p-values, and the decision on each."""
+    return [(str(image.heatmap), image.decision) for image in images]
