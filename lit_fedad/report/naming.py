@@ -124,4 +124,4 @@ def without_value(metrics: Mapping[str, Any]) -> str | None:
     lacking = [product for product, value in values.items() if value is None or math.isnan(value)]
     if not lacking:
         return None
-    return f"Without a normal or an anomalous test image, and in no mean over products: {', '.join(lacking)}."
+    return f"Not in the mean over products, for want of a normal or an anomalous test image: {', '.join(lacking)}."

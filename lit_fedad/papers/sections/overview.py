@@ -122,7 +122,7 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
         runs = [run for group in groups for run in group.runs]
         first = groups[0].first.first_metric
         ordered = dict.fromkeys([first, *_DECIDED, *METRIC_TITLES])
-        metrics = [metric for metric in ordered if any(metric in run.result["last"] for run in runs)]
+        metrics = [metric for metric in ordered if any(run.mean(metric, "last") is not None for run in runs)]
         heads = ["method", "seed", "task", "rounds", *map(metric_title, metrics)]
         heads += [f"worst client, {metric_title(first)}", "bytes up", "time", "backbone", "files"]
         lines = []
