@@ -126,16 +126,15 @@ def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
     with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
         composed = hydra_compose("config", return_hydra_config=True)
     chosen = composed.hydra.runtime.choices
-    top = OmegaConf.to_container(composed, resolve=False)
-    groups = {
-        group: chosen[group]
-        for group in dict.fromkeys(["method", "data", *config_groups()])
-        if group in chosen
-    }
-    values = {
+    top = typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
+    ordered = dict.fromkeys(["method", "data", *config_groups()])
+    texts = {
         key: yaml.safe_dump(value).split("\n")[0] for key, value in top.items() if not isinstance(value, dict)
     }
-    return groups, {key: "" if "${" in value else value for key, value in values.items()}
+    return (
+        {group: chosen[group] for group in ordered if group in chosen},
+        {key: "" if "${" in text else text for key, text in texts.items()},
+    )
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
