@@ -35,7 +35,8 @@ def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., An
     """Takes back what a preset says of data that are not of the kind meant.
 
     Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
-    have and that are null. Images in memory keep the size that the data's ``size`` says, if it does.
+    have and that are null. Images in memory keep the size that the data's ``size`` says, if it does. Classes that come
+    in stages still do, a stage a round.
     """
     limits = {
         key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
@@ -50,6 +51,9 @@ def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., An
             gives_arrays(reader) and composed.image.size != plain.image.size
         ):  # the preset's, not the command's
             composed.image.size = plain.data.get("size", composed.image.size)
+        if "stages" in plain.partition and "stages" not in composed.partition:
+            few = {"clients": composed.partition.clients, "stages": max(composed.rounds, 1), "imbalance": 1}
+            composed.partition = {**plain.partition, **few}
 
 
 Config = dict[str, Any]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.core.building import build
@@ -156,12 +157,16 @@ def test_algorithm_5_trains_against_the_last_memory_and_keeps_heads(literal, mak
 
 
 @pytest.fixture(scope="module")
-def printed():
-    """The client of `feddymem_literal` as the preset builds it, at toy size."""
-    config = compose(["method=feddymem_literal", "grid=4", "image.size=32", "backbone.weights=random"])
-    client = build(config["method"]["client"], task=build(config["task"], backbone=build(config["backbone"])))
-    client.eval()
-    return client
+def preset():
+    """The configuration of `feddymem_literal`, at toy size."""
+    return compose(["method=feddymem_literal", "grid=4", "image.size=32", "backbone.weights=random"])
+
+
+@pytest.fixture(scope="module")
+def printed(preset):
+    """The client as the preset builds it."""
+    task = build(preset["task"], backbone=build(preset["backbone"]))
+    return build(preset["method"]["client"], task=task).eval()
 
 
 def printed_distances(task, rows: np.ndarray) -> np.ndarray:
@@ -189,6 +194,29 @@ def test_the_literal_preset_has_the_printed_loss_and_scores(printed):
         found = task.predict(task(batch), batch)
     torch.testing.assert_close(found.anomaly_map, maps, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(found.image_score, maps.flatten(1).amax(1), rtol=1e-3, atol=1e-6)
+
+
+@torch.no_grad()
+def test_the_literal_preset_sends_and_merges_what_is_printed(preset, printed):
+    """Eq. 14 to 16 in round 2; k-means counts every slot alike, also those of a client with more images."""
+    task, memory = printed.task, torch.randn(GRID * GRID, 448, generator=torch.Generator().manual_seed(2))
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    maps = task({"image": images}).double().numpy()
+    task.load_memory(memory)
+    printed.context = Context(0, 2, 0)
+    message = printed.send(DataLoader([{"image": image} for image in images], batch_size=2))
+    weights = [np.sqrt(((image - memory.numpy()) ** 2).sum()) for image in maps]
+    mean = sum(w * image for w, image in zip(weights, maps, strict=True)) / sum(weights)
+    assert message.keys() == {"memory"}
+    np.testing.assert_allclose(
+        message["memory"].numpy(), mean / 3 + memory.numpy() * 2 / 3, rtol=1e-3, atol=1e-5
+    )
+    server = build(preset["method"]["server"], client=printed)
+    server.context, server.known = Context(0, 2), {"memory": memory}
+    far = 100.0 * torch.arange(GRID * GRID)[:, None].expand(-1, 448)  # so that k-means finds the pairs
+    server.aggregate({0: Update({"memory": far}, 9), 1: Update({"memory": far + 1}, 1)})
+    merged = server.known["memory"][:, 0].sort().values
+    torch.testing.assert_close(merged, far[:, 0] + 0.5)
 
 
 def test_the_literal_preset_takes_steps_of_adam_from_a_head_of_each_client(printed):
