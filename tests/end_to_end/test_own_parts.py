@@ -72,16 +72,13 @@ TASK = {"fedbn": "classifier"}  # the first of those that the method works with 
 LONG = f"{CLIENT}.local_epochs=8"  # a round of one step holds nothing that draws weights back
 # So many draws, under a model that errs by unlike amounts, that what it errs by decides some of them.
 DRAWS = (f"{CLIENT}.condensation.steps=10", f"{CLIENT}.condensation.batch=16", f"{SERVER}.training.epochs=20")
+# Clients of unlike sizes, and so of unlike numbers of steps.
+UNLIKE = ("partition=dirichlet", "partition.clients=4", "partition.min_size=1", "batch_size=1")
 SIZES = {
     "feddymem": ("task.slots=32",),
     "fedmix": (f"{CLIENT}.weight=0.05",),  # the default
     "dfrd": (f"{SERVER}.steps=10",),  # the default
-    "fednova": (
-        "partition=dirichlet",
-        "partition.clients=4",
-        "partition.min_size=1",
-        "batch_size=1",
-    ),  # unlike sizes
+    "fednova": UNLIKE,
     "fedphp": (LONG,),
     "fedprox": (LONG,),
     **dict.fromkeys(("fedvck", "fedvck_released"), DRAWS),
@@ -115,11 +112,7 @@ def predicted(lab, pair_overrides, monkeypatch, tmp_path, played):
             yield batch, embedding, note(client, prediction)
 
     monkeypatch.setattr(ImageScorer, "batches", noting)
-    for module in (
-        accuracy,
-        accuracy_stream,
-        predictions,
-    ):  # which evaluate by this alone; others promise by it too
+    for module in (accuracy, accuracy_stream, predictions):  # these evaluate; others calibrate by it too
         monkeypatch.setattr(
             module, "predict_batch", lambda client, *given: note(client, predict_batch(client, *given))
         )
