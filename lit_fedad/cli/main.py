@@ -45,14 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             _call(name, rest, display, explain=not _HELP.isdisjoint(given))
         except (KeyboardInterrupt, Exception) as error:
-            if (line := _line(error, name)) is not None:
-                display.error(line)
-                return 2
-            if (stop := _interruption(error)) is None:
+            if stop := _interruption(error):
+                terminated = isinstance(stop, _Terminated)
+                display.error(f"{'terminated' if terminated else 'interrupted'}{_continues(name)}")
+                return 143 if terminated else 130
+            if (line := _line(error, name)) is None:
                 raise
-            terminated = isinstance(stop, _Terminated)
-            display.error(f"{'terminated' if terminated else 'interrupted'}{_continues(name)}")
-            return 143 if terminated else 130
+            display.error(line)
+            return 2
     return 0
 
 
@@ -75,7 +75,7 @@ def _call(name: str, words: Sequence[str], display: Display, explain: bool) -> N
 
 
 def _interruption(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Finds the interruption behind an error: `torch.save` that is interrupted fails at closing its file."""
+    """Finds the interruption behind an error: libraries that are interrupted may raise one of their own."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return error
@@ -119,17 +119,26 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals
         return
-    process = os.getpid()
+    process, ignored = os.getpid(), sys.unraisablehook
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:  # a forked worker ends at once
             os._exit(128 + number)
         raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def again(unraisable: sys.UnraisableHookArgs) -> None:
+        """Sends a signal once more: Python ignores what it raises within callbacks of its own."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            number = signal.SIGTERM if isinstance(unraisable.exc_value, _Terminated) else signal.SIGINT
+            threading.Timer(0.01, os.kill, (process, number)).start()
+        else:
+            ignored(unraisable)
+
+    before, sys.unraisablehook = signal.signal(signal.SIGTERM, stop), again
     try:
         yield
     finally:
+        sys.unraisablehook = ignored
         signal.signal(signal.SIGTERM, before)
 
 

@@ -28,11 +28,11 @@ def write_state(state: Any, path: Path) -> None:
         OSError: If the file cannot be written.
     """
     try:
-        # Given a path, torch hides the cause of a failure: a full disk looks like a bug.
+        # Given a path, torch hides the cause of a failure: a full disk, or an interruption, looks like a bug.
         with path.open("wb") as file:
             torch.save(state, file)
     except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
+        if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
             raise error.__context__ from error
         raise
     if refused := torch.serialization.get_unsafe_globals_in_checkpoint(str(path)):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -339,6 +340,23 @@ def test_an_interrupted_save_of_torch_ends_as_an_interruption_does(say, monkeypa
 
     monkeypatch.setattr(experiment, "train", lambda *_: torch.save({"a": torch.zeros(10_000)}, File()))
     assert say("train")[::2] == (130, ["error: interrupted; the same command continues"])
+
+
+def test_a_termination_that_python_ignores_comes_again(say, monkeypatch):
+    """Nothing raised in a finalizer stops what runs."""
+
+    class Last:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def played(*_):
+        one = Last()
+        del one
+        while True:  # until the signal
+            time.sleep(0.01)
+
+    monkeypatch.setattr(experiment, "train", played)
+    assert say("train")[::2] == (143, ["error: terminated; the same command continues"])
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), None])
