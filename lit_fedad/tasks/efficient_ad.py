@@ -16,6 +16,7 @@ from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.models.contrastive_views import adjust_brightness, adjust_contrast, adjust_saturation
 from lit_fedad.tasks.patches import PatchTask
 
 _JITTER = 0.2
@@ -146,14 +147,12 @@ class EfficientAD(PatchTask):
             torch.tensor(x).to(images)[:, None, None] for x in (self.backbone.mean, self.backbone.std)
         )
         pixels = images * std + mean
-        grey = pixels.mean(1, keepdim=True)
-        anchors = torch.stack(
-            [torch.zeros_like(pixels), grey.mean((2, 3), keepdim=True) + 0 * pixels, grey + 0 * pixels]
+        factors = 1 + _JITTER * (2 * torch.rand(len(images)).to(images) - 1)
+        changed = torch.stack(
+            [change(pixels, factors) for change in (adjust_brightness, adjust_contrast, adjust_saturation)]
         )
-        chosen = torch.randint(len(anchors), (len(images),)).to(images.device)
-        anchor = anchors[chosen, torch.arange(len(images), device=images.device)]
-        factor = 1 + _JITTER * (2 * torch.rand(len(images), 1, 1, 1).to(images) - 1)
-        return ((anchor + factor * (pixels - anchor)).clamp(0, 1) - mean) / std
+        chosen = torch.randint(len(changed), (len(images),)).to(images.device)
+        return (changed[chosen, torch.arange(len(images), device=images.device)] - mean) / std
 
 
 def student(width: int, outputs: int, coarser: int) -> nn.Sequential:
