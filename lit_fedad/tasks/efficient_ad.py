@@ -28,8 +28,8 @@ class EfficientAD(PatchTask):
 
     Where the student fails, local structure is anomalous; where it, with a second half of its outputs, fails to imitate
     the autoencoder, the global arrangement is. Both maps are scaled by their quantiles on the client's own training
-    images, which stay with it. The teacher is the configured backbone, in place of the paper's distilled network, and
-    there is no penalty on images of other things.
+    images, which stay with it. The teacher is the configured backbone, in place of the paper's distilled network, the
+    student is padded, the rate stays constant, and there is no penalty on images of other things.
 
     Args:
         backbone: Frozen teacher.
@@ -37,7 +37,8 @@ class EfficientAD(PatchTask):
         image_size: See `PatchTask`.
         width: Channels of the student's layers.
         latent: Numbers of the autoencoder's bottleneck.
-        hard: Share of the errors that the student does not learn from: those below this quantile.
+        hard: Share of the errors that the student does not learn from: those below this quantile. The authors' 0.999 is
+            for 70,000 steps: after hundreds the student's mean error is several times that of a constant.
         low: Quantile of the normal maps that is drawn as 0.
         high: Quantile that is drawn as 0.1.
         learning_rate: Learning rate of Adam.
@@ -62,7 +63,7 @@ class EfficientAD(PatchTask):
         image_size: int | Sequence[int] = 256,
         width: int = 256,
         latent: int = 64,
-        hard: float = 0.999,
+        hard: float = 0.0,
         low: float = 0.9,
         high: float = 0.995,
         learning_rate: float = 1e-4,
