@@ -1,9 +1,11 @@
-"""Dinomaly: attention, bottleneck, loose loss and scores against NumPy; a small transformer with random weights."""
+"""Dinomaly: blocks, loose loss, scores and a step against NumPy; a small transformer with random weights."""
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from conftest import TinyPyramid
+from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import create_backbone
@@ -29,18 +31,31 @@ def cosine(a, b, axis):
     return (a * b).sum(axis) / np.linalg.norm(a, axis=axis) / np.linalg.norm(b, axis=axis)
 
 
-def test_attention_is_linear():
+def test_a_block_has_linear_attention_and_a_perceptron_behind_normalisations():
     torch.manual_seed(0)
     block, rows = Block(128).double(), torch.randn(2, 5, 128, dtype=torch.float64)
-    q, k, v = np.split(block.qkv(rows).detach().numpy(), 3, axis=2)
-    q, k = (np.where(x > 0, x, np.expm1(x)) + 1 for x in (q, k))
-    expected = np.empty((2, 5, 128))
+    for norm in (block.norm1, block.norm2):
+        norm.weight.data, norm.bias.data = 1 + 0.1 * torch.randn(2, 128, dtype=torch.float64)
+
+    def normed(x, layer):
+        x = (x - x.mean(2, keepdims=True)) / np.sqrt(x.var(2, keepdims=True) + 1e-8)
+        return x * layer.weight.detach().numpy() + layer.bias.detach().numpy()
+
+    def mapped(x, layer):
+        return x @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
+
+    x = rows.numpy()
+    q, k, v = np.split(mapped(normed(x, block.norm1), block.qkv), 3, axis=2)
+    q, k = (np.where(part > 0, part, np.expm1(part)) + 1 for part in (q, k))
+    attended = np.empty((2, 5, 128))
     for image in range(2):
         for head in (slice(0, 64), slice(64, 128)):
             weights = q[image][:, head] @ k[image][:, head].T
-            expected[image][:, head] = weights @ v[image][:, head] / weights.sum(1, keepdims=True)
-    found = block._attended(rows)
-    torch.testing.assert_close(found, block.project(torch.from_numpy(expected)))
+            attended[image][:, head] = weights @ v[image][:, head] / weights.sum(1, keepdims=True)
+    x = x + mapped(attended, block.project)
+    hidden = mapped(normed(x, block.norm2), block.mlp[0])
+    x = x + mapped(hidden * scipy.stats.norm.cdf(hidden), block.mlp[2])
+    torch.testing.assert_close(block(rows).detach(), torch.from_numpy(x))
 
 
 def test_the_loss_is_loose():
@@ -81,18 +96,31 @@ def test_scores_are_means_of_the_highest_pixels(backbone):
     np.testing.assert_allclose(found.image_score, highest.mean(1), rtol=1e-4)
 
 
-def test_a_step_trains_bottleneck_and_decoder(backbone):
-    task = make(backbone, loose=0.0).train()
-    optimizer, losses = task.configure_optimizers(), []
-    torch.manual_seed(3)
-    for _ in range(8):
-        loss = task.training_step(images())["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    assert not any(p.requires_grad for p in backbone.parameters())
+def test_a_first_step_is_adamw_of_the_mean_over_groups_behind_dropout(backbone):
+    """AdamW's first step is ``-lr (decay w + g / (|g| + eps))``, and dropout stands before, between and behind."""
+    task = make(backbone, dropout=0.3, loose=0.0, learning_rate=1e-3, weight_decay=0.1).train()
+    batch = images()
+    layers = torch.stack([layer.flatten(2).mT for layer in backbone(batch["image"])])
+    torch.manual_seed(5)
+    inner, outer = task.bottleneck[1], task.bottleneck[4]
+    hidden = F.gelu(inner(F.dropout(layers.mean(0), 0.3)))
+    built = [F.dropout(outer(F.dropout(hidden, 0.3)), 0.3)]
+    for block in task.decoder:
+        built.append(block(built[-1]))
+    groups = ((layers[:2], built[3:]), (layers[2:], built[1:3]))
+    pairs = [(fine.mean(0).flatten(1), torch.stack(own).mean(0).flatten(1)) for fine, own in groups]
+    expected = sum(1 - F.cosine_similarity(f, g).mean() for f, g in pairs) / 2
+    torch.manual_seed(5)
+    loss, optimizer = task.training_step(batch)["loss"], task.configure_optimizers()
+    torch.testing.assert_close(loss, expected)
+    before = {name: p.detach().clone() for name, p in task.named_parameters() if p.requires_grad}
+    loss.backward()
+    optimizer.step()
+    assert {name.split(".")[0] for name in before} == {"bottleneck", "decoder"}
+    for name in ("bottleneck.1.weight", "decoder.3.mlp.0.weight"):
+        weight = task.get_parameter(name)
+        sign = weight.grad / (weight.grad.abs() + 1e-10)
+        torch.testing.assert_close(weight.detach(), before[name] - 1e-3 * (0.1 * before[name] + sign))
 
 
 def test_backbones_of_several_resolutions_are_refused():

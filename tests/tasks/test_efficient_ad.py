@@ -64,14 +64,40 @@ def test_maps_are_scaled_by_quantiles_of_normal_images():
     torch.testing.assert_close(found.image_score, drawn.flatten(1).amax(1), rtol=1e-3, atol=1e-3)
 
 
-def test_a_step_trains_student_and_autoencoder():
-    task, batch = make().train(), images()
+def test_the_autoencoder_sees_other_brightness_contrast_or_saturation():
+    """Each image is moved away from black, its mean grey or its grey version, by a factor from 0.8 to 1.2."""
+    task, drawn = make(), 0.3 + 0.4 * images(40)["image"].double().numpy()  # nothing is clipped
+    mean, std = (np.array(x)[:, None, None] for x in (task.backbone.mean, task.backbone.std))
+    torch.manual_seed(0)
+    changed = task.view({"image": torch.from_numpy((drawn - mean) / std).float()})["changed"]
+    grey = np.tensordot(drawn, [0.299, 0.587, 0.114], axes=([1], [0]))[:, None]
+    anchors = (np.zeros_like(drawn), grey.mean((2, 3), keepdims=True) + 0 * drawn, grey + 0 * drawn)
+    kinds = []
+    for image, found in enumerate(changed.double().numpy() * std + mean):
+        errors = []
+        for anchor in anchors:
+            away, moved = drawn[image] - anchor[image], found - anchor[image]
+            factor = (moved * away).sum() / (away * away).sum()
+            errors.append(np.abs(moved - factor * away).max() if 0.8 <= factor <= 1.2 else np.inf)
+        assert min(errors) < 1e-3
+        kinds.append(int(np.argmin(errors)))
+    assert set(kinds) == {0, 1, 2}
+
+
+def test_a_first_step_is_adams_on_student_and_autoencoder():
+    """Adam's first step is ``-lr g / (|g| + eps)``, with the decay in g."""
+    task, batch = make(learning_rate=1e-3, weight_decay=0.1).train(), images()
     optimizer = task.configure_optimizers()
     before = {name: p.detach().clone() for name, p in task.named_parameters()}
     task.training_step(batch)["loss"].backward()
     optimizer.step()
     moved = {name.split(".")[0] for name, p in task.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {"student", "autoencoder"}
+    for name in ("student.0.weight", "autoencoder.output.2.weight"):
+        weight = task.get_parameter(name)
+        gradient = weight.grad + 0.1 * before[name]
+        expected = -1e-3 * gradient / (gradient.abs() + 1e-8)
+        torch.testing.assert_close(weight.detach() - before[name], expected, rtol=1e-2, atol=1e-6)
 
 
 def test_cached_features_alone_are_refused():

@@ -10,8 +10,10 @@ from lit_fedad.tasks.simplenet import SimpleNet
 
 def make(**settings):
     torch.manual_seed(0)
-    given = {"hidden": 6, "sigma": 0.0, "noise": 0.3, "standardise": False}
-    return SimpleNet(TinyPyramid(), grid=4, image_size=32, **{**given, **settings})
+    given = {"hidden": 6, "sigma": 0.0, "noise": 0.3}
+    task = SimpleNet(TinyPyramid(), grid=4, image_size=32, **{**given, **settings})
+    task.load_statistics(torch.rand(8), 0.5 + torch.rand(8))
+    return task
 
 
 def images(number=3):
@@ -19,9 +21,10 @@ def images(number=3):
 
 
 def adapted(task, batch):
-    """Adapted features [n, C] of all patches, float64."""
-    weight, bias = (p.detach().double().numpy() for p in (task.adaptor.weight, task.adaptor.bias))
-    return task.embed(batch).flatten(0, 1).double().numpy() @ weight.T + bias
+    """Adapted standardised features [n, C] of all patches, float64."""
+    parts = (task.adaptor.weight, task.adaptor.bias, task.mean, task.scale)
+    weight, bias, mean, scale = (part.detach().double().numpy() for part in parts)
+    return (task.embed(batch).flatten(0, 1).double().numpy() - mean) / scale @ weight.T + bias
 
 
 def discriminated(task, rows, statistics=None):
