@@ -2,14 +2,10 @@
 
 import functools
 import importlib
-import io
 import logging
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import warnings
 from types import SimpleNamespace
 
@@ -32,19 +28,6 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.tracking import sender
 from lit_fedad.tracking.sender import Delivery
-
-
-@pytest.fixture
-def say(capsys):
-    """Runs a command; returns its exit status, output lines and error lines."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        status = cli.main(arguments)
-        printed = capsys.readouterr()
-        return status, printed.out.splitlines(), printed.err.splitlines()
-
-    return run
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("-h",), ("--help",)])
@@ -317,48 +300,6 @@ def test_sync_of_a_run_that_was_not_tracked(say, tiny_run):
     assert "tracking/journal.jsonl" in err[0]
 
 
-@pytest.mark.parametrize(("command", "hint"), [("train", True), ("evaluate", False)])
-def test_an_interruption_is_one_line_and_status_130(say, monkeypatch, command, hint):
-    def interrupted(*_, **given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(experiment, "train", interrupted)
-    monkeypatch.setattr(prediction, "evaluate", functools.wraps(prediction.evaluate)(interrupted))
-    status, _, err = say(command, *(["run=r"] if command == "evaluate" else []))
-    assert status == 130
-    assert err == ["error: interrupted" + ("; the same command continues" if hint else "")]
-
-
-def test_an_interrupted_save_of_torch_ends_as_an_interruption_does(say, monkeypatch):
-    """Its zip file cannot be closed in the middle of an entry, and that error takes the interruption's place."""
-
-    class File(io.BytesIO):
-        def write(self, data):
-            if len(data) > 1000:
-                raise KeyboardInterrupt
-            return super().write(data)
-
-    monkeypatch.setattr(experiment, "train", lambda *_: torch.save({"a": torch.zeros(10_000)}, File()))
-    assert say("train")[::2] == (130, ["error: interrupted; the same command continues"])
-
-
-def test_a_termination_that_python_ignores_comes_again(say, monkeypatch):
-    """Nothing raised in a finalizer stops what runs."""
-
-    class Last:
-        def __del__(self):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def played(*_):
-        one = Last()
-        del one
-        while True:  # until the signal
-            time.sleep(0.01)
-
-    monkeypatch.setattr(experiment, "train", played)
-    assert say("train")[::2] == (143, ["error: terminated; the same command continues"])
-
-
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), None])
 def test_memory_that_is_not_enough_is_one_line_and_status_2(say, monkeypatch, error):
     def larger_than_the_memory(*_, **given):
@@ -372,13 +313,6 @@ def test_memory_that_is_not_enough_is_one_line_and_status_2(say, monkeypatch, er
     assert len(err) == 1
     assert "memory" in err[0]
     assert "image.size" in err[0]
-
-
-def test_termination_ends_as_an_interruption_does(say, monkeypatch):
-    monkeypatch.setattr(experiment, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    before = signal.getsignal(signal.SIGTERM)
-    assert say("train")[::2] == (143, ["error: terminated; the same command continues"])
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):

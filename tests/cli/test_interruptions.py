@@ -1,0 +1,62 @@
+"""Commands that are ended from outside: one line, the status of the signal, and no signal that is lost."""
+
+import functools
+import io
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from lit_fedad.deployment import predict as prediction
+from lit_fedad.experiment import train as experiment
+
+
+@pytest.mark.parametrize(("command", "hint"), [("train", True), ("evaluate", False)])
+def test_an_interruption_is_one_line_and_status_130(say, monkeypatch, command, hint):
+    def interrupted(*_, **given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "train", interrupted)
+    monkeypatch.setattr(prediction, "evaluate", functools.wraps(prediction.evaluate)(interrupted))
+    status, _, err = say(command, *(["run=r"] if command == "evaluate" else []))
+    assert status == 130
+    assert err == ["error: interrupted" + ("; the same command continues" if hint else "")]
+
+
+def test_an_interrupted_save_of_torch_ends_as_an_interruption_does(say, monkeypatch):
+    """Its zip file cannot be closed in the middle of an entry, and that error takes the interruption's place."""
+
+    class File(io.BytesIO):
+        def write(self, data):
+            if len(data) > 1000:
+                raise KeyboardInterrupt
+            return super().write(data)
+
+    monkeypatch.setattr(experiment, "train", lambda *_: torch.save({"a": torch.zeros(10_000)}, File()))
+    assert say("train")[::2] == (130, ["error: interrupted; the same command continues"])
+
+
+def test_a_termination_that_python_ignores_comes_again(say, monkeypatch):
+    """Nothing raised in a finalizer stops what runs."""
+
+    class Last:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def played(*_):
+        one = Last()
+        del one
+        while True:  # until the signal
+            time.sleep(0.01)
+
+    monkeypatch.setattr(experiment, "train", played)
+    assert say("train")[::2] == (143, ["error: terminated; the same command continues"])
+
+
+def test_termination_ends_as_an_interruption_does(say, monkeypatch):
+    monkeypatch.setattr(experiment, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert say("train")[::2] == (143, ["error: terminated; the same command continues"])
+    assert signal.getsignal(signal.SIGTERM) is before
