@@ -114,11 +114,8 @@ def listed_keys(paths: Iterable[str]) -> list[Key]:
 
 def configuration_keys() -> list[Key]:
     """Lists the groups of the configuration and the keys that every run has, with the values of a run without words."""
-    from lit_fedad.core.config import (
-        choices,
-        conf_folder,
-        defaults,
-    )  # Hydra: the overview does not wait for it
+    # Hydra comes with it: the overview does not wait for that.
+    from lit_fedad.core.config import choices, conf_folder, defaults
 
     text = (conf_folder() / "config.yaml").read_text()
     root: dict[str, Any] = yaml.safe_load(text)

@@ -128,8 +128,8 @@ def _terminable() -> Iterator[None]:
 
     def again(unraisable: sys.UnraisableHookArgs) -> None:
         """Sends a signal once more: Python ignores what it raises within callbacks of its own."""
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            number = signal.SIGTERM if isinstance(unraisable.exc_value, _Terminated) else signal.SIGINT
+        if isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
+            number = signal.SIGINT if type(unraisable.exc_value) is KeyboardInterrupt else signal.SIGTERM
             threading.Timer(0.01, os.kill, (process, number)).start()
         else:
             ignored(unraisable)

@@ -32,7 +32,7 @@ def write_state(state: Any, path: Path) -> None:
         with path.open("wb") as file:
             torch.save(state, file)
     except RuntimeError as error:
-        if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
+        if isinstance(error.__context__, (OSError, KeyboardInterrupt, SystemExit)):
             raise error.__context__ from error
         raise
     if refused := torch.serialization.get_unsafe_globals_in_checkpoint(str(path)):

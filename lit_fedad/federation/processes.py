@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -164,7 +163,7 @@ def all_cores(fabric: Fabric) -> Iterator[None]:
     """Lets torch use as many threads as one process would, for a block in which the other processes wait."""
     threads = torch.get_num_threads()
     if fabric.world_size > 1:
-        torch.set_num_threads(_threads_alone or os.cpu_count() or threads)
+        torch.set_num_threads(_threads_alone or threads)
     try:
         yield
     finally:

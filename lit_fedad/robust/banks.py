@@ -158,7 +158,7 @@ def standing_out(distances: Mapping[int, float], limit: float, at_most: int) -> 
     Args:
         distances: How far each client lies out.
         limit: Distance up to which a client never stands out.
-        at_most: How many may stand out.
+        at_most: How many may stand out, fewer than there are.
 
     Returns:
         As many of the farthest clients as can be told from the next by a factor of `APART`; none if none can.
@@ -170,7 +170,7 @@ def standing_out(distances: Mapping[int, float], limit: float, at_most: int) -> 
     farthest = sorted(distances, key=lambda client: -distances[client])
     for count in range(at_most, 0, -1):
         out, rest = farthest[:count], farthest[count:]
-        if distances[out[-1]] > max(limit, APART * distances[rest[0]] if rest else 0):
+        if distances[out[-1]] > max(limit, APART * distances[rest[0]]):
             return set(out)
     return set()
 

@@ -130,3 +130,18 @@ def test_a_changed_file_is_found_in_the_run_that_adopted_it_too(saved, tmp_path)
     folder, _ = new.adopt(Checkpoints(saved.parent))
     with pytest.raises(UserError, match=r"client_00000\.pt"):
         ClientPool({}, tmp_path).restore(folder, {0})
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_write_that_is_interrupted_ends_as_the_interruption(tmp_path, monkeypatch, stop):
+    """Torch's own error, of a zip file that it cannot close, would say nothing of it."""
+
+    def interrupted(*_):
+        try:
+            raise stop
+        finally:
+            raise RuntimeError("unexpected pos")
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(stop):
+        module.write_state({}, tmp_path / "state.pt")
