@@ -2,6 +2,6 @@
 
 import sys
 
-from lit_fedad.cli.main import main
+from lit_fedad.cli.main import run
 
-sys.exit(main())
+sys.exit(run())

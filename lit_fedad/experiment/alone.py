@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,9 +114,7 @@ def _score(run: Run, config: Config, number: int, folder: Path) -> Scored:
     """Plays a federation of one client, without callbacks and checkpoints, and scores its detector."""
     data, module = run.local, run.local.module
     fabric = make_fabric(**{**config["fabric"], "callbacks": []})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run has said what weights it took
-        model = build_model(config, data.images.categories)
+    model = build_model(config, data.images.categories, backbone=run.model.backbone)
     only = [list(own) if client == number else [] for client, own in enumerate(data.partition.clients)]
     mine = FederatedDataModule(module.train, module.test, only, module.batch_size, module.eval_batch_size)
     evaluator = build_evaluator(config, data, model.method, fabric)

@@ -137,7 +137,8 @@ def curves_figure(
 def save_figure(figure: Figure, path: Path) -> Path:
     """Writes a figure as PNG atomically, with the same bytes for the same figure."""
     with atomic(path) as part:
-        figure.savefig(part, format="png", metadata={"Software": None})
+        # Photographs take three times as long at the usual level, for files that are a sixth smaller.
+        figure.savefig(part, format="png", metadata={"Software": None}, pil_kwargs={"compress_level": 1})
     return path
 
 
