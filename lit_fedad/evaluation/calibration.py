@@ -39,7 +39,7 @@ class CalibrationScores:
         folds: Number of folds.
         seed: Seed of the folds.
         group: Regular expression of images that stay in one fold (`image_groups`); None for none.
-        exact: Whether images can be taken out of the model's sums; not of noised ones.
+        leave_out: Takes images out of the model's sums; None of models that are no sums, or noised ones.
 
     Raises:
         UserError: If the expression does not fit the images.
