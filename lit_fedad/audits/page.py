@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from lit_fedad.audits.statistics import WHO
-from lit_fedad.contracts import MessageSpec, TensorSpec
+from lit_fedad.contracts import TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.experiment.finished_run import FinishedRun
@@ -125,7 +125,7 @@ def _leaving(run: FinishedRun) -> Grid:
             cells = [
                 exchange.name,
                 "every round" if number == 1 else "once, before round 1",
-                _entries(spec) or "nothing",
+                "; ".join(f"{name} {form(tensor)}" for name, tensor in spec.items()) or "nothing",
                 "the sum of all" if summed else "each message" if spec else "-",
                 human_bytes(round(counted)) if counted is not None and place == 0 else "",
             ]
@@ -146,10 +146,6 @@ def _bytes_by_round(run: FinishedRun) -> Iterator[tuple[str, float]]:
                 rounds.append(mean)
     if rounds:
         yield "rounds", sum(rounds) / len(rounds)
-
-
-def _entries(spec: MessageSpec) -> str:
-    return "; ".join(f"{name} {form(tensor)}" for name, tensor in spec.items())
 
 
 def _findings(run: FinishedRun) -> list[Block]:

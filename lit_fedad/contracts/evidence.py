@@ -153,14 +153,6 @@ Invertible = SentImages | SentBank | SentWeights
 """What of an upload images can be reconstructed from."""
 
 
-def _nothing(*messages: Any) -> tuple[()]:
-    return ()
-
-
-def _none(*parts: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Evidence:
     """What an observer of a method's messages learns of single images; nothing by default.
@@ -179,10 +171,12 @@ class Evidence:
             client; takes the server. None where no densities are sent.
     """
 
-    sent: Callable[[Any, Message, Message], Sequence[Shown]] = _nothing
-    received: Callable[[Any, Message], Sequence[Shown]] = _nothing
+    sent: Callable[[Any, Message, Message], Sequence[Shown]] = lambda client, received, sent: ()
+    received: Callable[[Any, Message], Sequence[Shown]] = lambda client, received: ()
     predict: Callable[[Any, Any, Update], None] | None = None
-    invertible: Callable[[Any, MessageSpec, MessageSpec], Invertible | None] = _none
+    invertible: Callable[[Any, MessageSpec, MessageSpec], Invertible | None] = lambda client, received, sent: (
+        None
+    )
     densities: Callable[[Any], Mapping[int, tuple[Tensor, Tensor]]] | None = None
 
 

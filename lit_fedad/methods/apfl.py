@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import at_least, within
+from lit_fedad.methods.parts.client_bases import PersonalModelClient
 from lit_fedad.methods.parts.functional import trainable, with_weights
-from lit_fedad.methods.parts.personal_model import PersonalModelClient
 
 
 class APFLClient(PersonalModelClient):

@@ -28,7 +28,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.feddm import FedDMClient, OwnImages
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
-from lit_fedad.methods.parts.functional import draw_weights, look
+from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
@@ -225,7 +225,7 @@ class DESAServer(FedAvgServer):
         images = self._normalised(self.anchors)
         self.task.to(self.device)
         self.logits = {
-            client: torch.cat(look(self.task, update.message, images, self._ask))
+            client: torch.cat(apply_in_chunks(self.task, update.message, images, self._ask))
             for client, update in updates.items()
         }
         self.task.to("cpu")

@@ -43,13 +43,13 @@ from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertibl
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
 from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments, subspace_spec
 from lit_fedad.methods.parts.pooled_statistics import (
+    PooledThreshold,
     check_count,
     load_statistics,
     pool_channels,
     standardised,
     statistics_spec,
 )
-from lit_fedad.methods.parts.pooled_threshold import PooledThreshold
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 _COLLAPSED = 0.5

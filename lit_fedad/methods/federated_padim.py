@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Evidence, Exchanges, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import Disclosures, summed
 from lit_fedad.core.bounds import at_least
-from lit_fedad.memory.moment_sets import MomentSets
+from lit_fedad.memory.moments import MomentSets
 from lit_fedad.methods.parts.evidence import moments_sent
 from lit_fedad.methods.parts.noised_padim import noised_padim
 from lit_fedad.methods.parts.pooled_moments import (

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lit_fedad.contracts import Message, MessageSpec, Update, spec_of
 from lit_fedad.core.bounds import above, at_least
-from lit_fedad.methods.parts.label_counts import COUNTS, CountingClient, CountingServer
+from lit_fedad.methods.parts.client_bases import COUNTS, CountingClient, CountingServer
 from lit_fedad.tasks.classifier import Classifier
 
 GENERATOR = "generator."

@@ -20,7 +20,7 @@ from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
-from lit_fedad.methods.parts.functional import divergence, look
+from lit_fedad.methods.parts.functional import apply_in_chunks, divergence
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -187,7 +187,7 @@ class FEDICServer(FedAvgServer):
 
     def _ask(self, model: Message, images: Tensor) -> tuple[Tensor, Tensor]:
         """Computes logits [N, K] and features [N, D] of all images under a model's weights, in evaluation mode."""
-        logits, features = zip(*look(self.task, model, images, self._look), strict=True)
+        logits, features = zip(*apply_in_chunks(self.task, model, images, self._look), strict=True)
         return torch.cat(logits), torch.cat(features)
 
     def _train(self, module: nn.Module, loss: Callable[..., Tensor], *batches: Tensor) -> float:

@@ -33,7 +33,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES
-from lit_fedad.methods.parts.functional import draw_weights, look, with_weights
+from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 PROTOTYPES, SIZES = "prototypes", "sizes"
@@ -160,7 +160,7 @@ class FedVCKClient(FedDMClient):
             with fabric.autocast():
                 return self.task.classifier(self.task({"image": batch})).float().cpu()
 
-        return torch.cat(look(self.task, weights, images, logits))
+        return torch.cat(apply_in_chunks(self.task, weights, images, logits))
 
     def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the discrepancy of features class by class (FedVCK Eq. 9), under the constraint of FedVCK Eq. 4."""

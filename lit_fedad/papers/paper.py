@@ -163,11 +163,6 @@ def with_attack(result: Mapping[str, Any], folder: RunFolder) -> dict[str, Any]:
     return {**result, "last": {**result["last"], **numbers}}
 
 
-def attacked(run: CompleteRun) -> CompleteRun:
-    """Returns a complete run whose last round has what membership inference found; see `with_attack`."""
-    return replace(run, result=with_attack(run.result, RunFolder(run.files)))
-
-
 def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     """Fills a table of ``conf/table`` with the runs that it lists; None if there are none.
 
@@ -178,7 +173,7 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     """
     _, table = read_table(name)
     if table.attack:
-        runs = [attacked(run) for run in runs]
+        runs = [replace(run, result=with_attack(run.result, RunFolder(run.files))) for run in runs]
     found: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
         for cell in _cells_of(table, run):

@@ -93,11 +93,6 @@ class Column:
     names: tuple[str, ...]
     overrides: tuple[str, ...]
 
-    @property
-    def has_root(self) -> bool:
-        """Tells whether its overrides say in which folder the data lie."""
-        return any(override.startswith("data.root=") for override in self.overrides)
-
 
 @dataclass(frozen=True)
 class PlannedRun:

@@ -217,9 +217,13 @@ def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, displa
 
 def _with_data(columns: Sequence[Column], common: Sequence[str], display: Display) -> list[Column]:
     """Leaves out columns whose data were not given, and says so."""
-    if any(override.startswith("data.root=") for override in common):
+
+    def has_root(overrides: Sequence[str]) -> bool:
+        return any(override.startswith("data.root=") for override in overrides)
+
+    if has_root(common):
         return list(columns)
-    kept = [column for column in columns if column.has_root]
+    kept = [column for column in columns if has_root(column.overrides)]
     for column in columns:
         if column not in kept:
             display.note(f"left out: {column.label}; to take it in, give root.{column.names[0]}=DIR")

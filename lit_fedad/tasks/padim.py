@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above, at_least
-from lit_fedad.memory.moment_sets import MomentSets, cached_sets
-from lit_fedad.memory.moments import upper_triangle
+from lit_fedad.memory.moments import MomentSets, cached_sets, upper_triangle
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 

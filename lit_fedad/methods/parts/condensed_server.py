@@ -17,7 +17,7 @@ from lit_fedad.contracts.evidence import SharedModel, Shown
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received
-from lit_fedad.methods.parts.functional import look
+from lit_fedad.methods.parts.functional import apply_in_chunks
 from lit_fedad.tasks.classifier import Classifier
 
 
@@ -141,7 +141,7 @@ class CondensedServer(FedAvgServer):
                 return self.task({"image": self._normalised(batch)}).float().cpu()
 
         self.task.to(self.launched.device)
-        parts = look(self.task, weights, images, features)
+        parts = apply_in_chunks(self.task, weights, images, features)
         self.task.to("cpu")
         return torch.cat(parts)
 

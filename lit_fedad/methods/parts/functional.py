@@ -67,7 +67,7 @@ def evaluating(task: Task) -> Iterator[None]:
 
 
 @torch.no_grad()
-def look(
+def apply_in_chunks(
     task: Task, weights: Mapping[str, Tensor], images: Tensor, function: Callable[[Tensor], T]
 ) -> list[T]:
     """Applies a function to chunks of images, with a task in evaluation mode.

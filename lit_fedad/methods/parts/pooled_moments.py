@@ -27,8 +27,7 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosures, summed
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.moment_sets import MomentSets
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.methods.parts.feature_sums import MomentSums
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.patches import PatchTask
