@@ -49,15 +49,15 @@ class Moments:
         Raises:
             ValueError: If there is no part.
         """
-        held = list(parts)
-        if not held:
+        sets = list(parts)
+        if not sets:
             raise ValueError("the union of no moments")
-        count = sum(part.count for part in held)
+        count = sum(part.count for part in sets)
         if count == 0:
-            return held[0]
-        mean = torch.stack([part.count * part.mean for part in held]).sum(0) / count
-        covariance = torch.zeros_like(held[0].covariance)
-        for part in held:
+            return sets[0]
+        mean = torch.stack([part.count * part.mean for part in sets]).sum(0) / count
+        covariance = torch.zeros_like(sets[0].covariance)
+        for part in sets:
             offset = part.mean - mean
             covariance += (part.count / count) * (part.covariance + torch.outer(offset, offset))
         return cls(count, mean, covariance)
@@ -172,12 +172,12 @@ class MomentSets:
     @classmethod
     def of(cls, sets: Iterable[Moments], channels: int) -> MomentSets:
         """Stacks single sets, of which there may be none."""
-        held = list(sets)
-        mean = torch.zeros(len(held), channels, dtype=torch.float64)
-        covariance = mean.new_zeros(len(held), channels * (channels + 1) // 2)
-        for place, part in enumerate(held):
+        moments = list(sets)
+        mean = torch.zeros(len(moments), channels, dtype=torch.float64)
+        covariance = mean.new_zeros(len(moments), channels * (channels + 1) // 2)
+        for place, part in enumerate(moments):
             mean[place], covariance[place] = part.mean, upper_triangle(part.covariance)
-        return cls(torch.tensor([part.count for part in held], dtype=torch.int64), mean, covariance)
+        return cls(torch.tensor([part.count for part in moments], dtype=torch.int64), mean, covariance)
 
     @classmethod
     def union(cls, parts: Sequence[MomentSets]) -> MomentSets:

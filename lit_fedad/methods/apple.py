@@ -125,10 +125,10 @@ class AppleClient(FedAvgClient):
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Recomputes the task's bank under the mixture, at which the loss is computed too."""
-        own = self.shared_state()
+        core = self.shared_state()
         self.deploy()
         super().refresh(loader, predicts)
-        self.task.load_state_dict(own, strict=False)
+        self.task.load_state_dict(core, strict=False)
 
     def _early(self) -> float:
         past = self.context.round - 1

@@ -167,12 +167,12 @@ class DESAClient(FedAvgClient):
         view = self.task.view(batch)
         images, labels = view["image"], view["label"]
         anchors = self.condenser.normalised(self.anchors[rows]).to(images)
-        known = self.labels[rows].to(labels)
+        classes = self.labels[rows].to(labels)
         features = self.task({"image": torch.cat([images, anchors])})
         of_images, of_anchors = features[: len(images)], features[len(images) :]
         outputs = self.task.objective(of_images, view)
         logits = self.task.classifier(of_anchors).float()
-        cross = F.cross_entropy(logits, known)
+        cross = F.cross_entropy(logits, classes)
         loss = outputs["loss"] + self.own * cross
         # A client that set-up missed, or that is alone, has no logits of its anchors.
         if len(self.logits) == len(self.anchors):
@@ -180,7 +180,7 @@ class DESAClient(FedAvgClient):
             loss = loss + self.distillation * self._distilled(logits, teacher, cross)
         if self.contrast:
             both = torch.cat([of_images, of_anchors.detach()]).float()
-            together = torch.cat([labels, known])
+            together = torch.cat([labels, classes])
             loss = loss + self.contrast * supervised_contrast(both, together, self.contrast_temperature)
         return {**outputs, "loss": loss, "anchor_loss": cross}
 
@@ -274,11 +274,11 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
             UserError: If no client owns a class, or image sizes differ between clients.
         """
         every = joined({client: update.message for client, update in updates.items()})
-        held = every.labels.unique()
-        piles = [every.images[every.labels == label] for label in held]
+        classes = every.labels.unique()
+        piles = [every.images[every.labels == label] for label in classes]
         means = [pile.float().unflatten(0, (-1, server.per_class)).mean(0) for pile in piles]
         server.anchors = torch.cat(means).round().to(torch.uint8)
-        server.labels = held.repeat_interleave(server.per_class)
+        server.labels = classes.repeat_interleave(server.per_class)
 
 
 class ReceiveAnchors(Exchange[DESAClient, DESAServer]):
@@ -322,8 +322,8 @@ def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) ->
     similar = (unit @ unit.T / temperature).masked_fill(itself, -torch.inf)
     likelihood = similar.log_softmax(1).masked_fill(itself, 0)
     positives = (labels[:, None] == labels) & ~itself
-    own = (likelihood * positives).sum(1) / positives.sum(1).clamp(min=1)
-    return -own.mean()
+    mean_likelihood = (likelihood * positives).sum(1) / positives.sum(1).clamp(min=1)
+    return -mean_likelihood.mean()
 
 
 def exchanges(client: DESAClient) -> Exchanges:

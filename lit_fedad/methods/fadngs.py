@@ -192,8 +192,8 @@ class ShareDensities(LatestMessages):
 
     def send(self, client: FADngsClient, loader: DataLoader) -> Message:
         """Estimates densities of the client's images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
-        found = client.task.estimate(client.embed(client.context.round, loader), client.context)
-        return {MEAN: found.mean, COVARIANCE: found.covariance}
+        densities = client.task.estimate(client.embed(client.context.round, loader), client.context)
+        return {MEAN: densities.mean, COVARIANCE: densities.covariance}
 
     def upload_spec(self, client: FADngsClient) -> MessageSpec:
         """Declares any number of densities."""

@@ -203,8 +203,8 @@ class FedDMClient(CondensedClient):
                 target = moments(record(self.task.encoder, real.images, real.times)[0])
             return target, moments(unconstrained(self.task.encoder, synthetic))
 
-        target, found = with_weights(self.task, weights, both)
-        return class_mmd(target, found, real.times, real.sizes, counts)
+        target, reached = with_weights(self.task, weights, both)
+        return class_mmd(target, reached, real.times, real.sizes, counts)
 
     def _disturbed(self) -> Message:
         """Returns the received weights plus normal noise, cut to a norm of ``radius``."""
@@ -240,9 +240,11 @@ class FedDMServer(CondensedServer):
         counted = int(counts.sum())
         if len(images) != counted:
             raise UserError(f"the client sent {len(images)} images and counts {counted}")
-        held = next((part.images for part in self.knowledge.values() if len(part.images)), None)
-        if len(images) and held is not None and images.shape[1:] != held.shape[1:]:
-            raise UserError(f"the client sent images {tuple(images.shape[1:])}, not {tuple(held.shape[1:])}")
+        earlier = next((part.images for part in self.knowledge.values() if len(part.images)), None)
+        if len(images) and earlier is not None and images.shape[1:] != earlier.shape[1:]:
+            raise UserError(
+                f"the client sent images {tuple(images.shape[1:])}, not {tuple(earlier.shape[1:])}"
+            )
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Trains on the clients' images; a round without images changes nothing.

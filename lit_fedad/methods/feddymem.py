@@ -185,12 +185,12 @@ class FedDyMemClient(MomentsClient):
     def memory_spec(self, *per_slot: str, slots: int | Free | None = None) -> MessageSpec:
         """Declares a memory, and the values of each slot where they are sent."""
         rows = self.task.slots if slots is None else slots
-        known = {
+        forms = {
             "counts": TensorSpec((rows,), low=0, counted=True),
             "radii": TensorSpec((rows,), low=0),
             "image_counts": TensorSpec((rows,), torch.int64, low=0, counted=True),
         }
-        values = {name: known[name] for name in per_slot} if self.send_counts else {}
+        values = {name: forms[name] for name in per_slot} if self.send_counts else {}
         return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **values}
 
 

@@ -45,7 +45,7 @@ class FederatedPaDiMClient(MomentsClient):
 
     def __init__(self, task: PaDiM, noised_directions: int = 16, noised_cells: int = 4) -> None:
         super().__init__(task)
-        self.look_along(noised_directions)
+        self.choose_directions(noised_directions)
         self.vectors_per_image = 1  # at each position
         at_least("method.client", 1, noised_cells=noised_cells)
         self.cells = min(noised_cells, *task.grid)

@@ -136,8 +136,8 @@ class FEDICServer(FedAvgServer):
 
         task.to(device)
         answers = [self._ask(model, images) for model in clients]
-        logits = torch.stack([own for own, _ in answers])
-        features = torch.stack([own for _, own in answers]).mean(0)
+        logits = torch.stack([answer for answer, _ in answers])
+        features = torch.stack([answer for _, answer in answers]).mean(0)
 
         task.load_state_dict(self.weights, strict=False)
         tuning = self._train(task, hard, self._batches("fine-tuning", count, self.labelled_batch))

@@ -171,10 +171,10 @@ class FedVCKClient(FedDMClient):
             return class_mmd(every, synthetic_features, times.to(every.device), sizes, counts, self.kernel)
         target, statistics = record(encoder, real.images, real.times)
         if self.constraints == "batch":
-            found = apply(encoder, synthetic, statistics)
+            reached = apply(encoder, synthetic, statistics)
         else:
-            found = unconstrained(encoder, synthetic)
-        return class_mmd(target, found, real.times, real.sizes, counts, self.kernel)
+            reached = unconstrained(encoder, synthetic)
+        return class_mmd(target, reached, real.times, real.sizes, counts, self.kernel)
 
     def _under_running(self, real: RealBatch, synthetic: Tensor) -> tuple[Tensor, Tensor]:
         """Computes features of every real draw, which update the running statistics, then of synthetic images."""
@@ -189,8 +189,8 @@ class FedVCKClient(FedDMClient):
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
         """Images as FedDM's, and what the model says of each class."""
-        told = "ranks" if self.ranks else "means"
-        what = f"{told} of the model's logits over the images of each class"
+        statistic = "ranks" if self.ranks else "means"
+        what = f"{statistic} of the model's logits over the images of each class"
         logits = Disclosure(Kind.CLASS_STATISTICS, what, max(self.prototype_images, self.least))
         return (*super().discloses, logits)
 
@@ -202,13 +202,13 @@ class FedVCKClient(FedDMClient):
     def upload_spec(self) -> MessageSpec:
         """Declares images, and logit prototypes with their numbers of images."""
         classes = Free("classes")
-        own = {
+        prototypes = {
             PROTOTYPES: TensorSpec((classes, self.task.classes)),
             SIZES: TensorSpec(
                 (classes,), torch.int64, low=0 if self.prototype_images > self.least else self.least
             ),
         }
-        return {**super().upload_spec(), **own}
+        return {**super().upload_spec(), **prototypes}
 
     def shown(self, sent: Message) -> list[Shown]:
         """Lists the logit prototypes in an upload, beside the model that its images train."""
@@ -217,8 +217,8 @@ class FedVCKClient(FedDMClient):
         counted, task = sent[SIZES] > 0, self.task
 
         def logits(batch: Mapping[str, Any]) -> Tensor:
-            found: Tensor = task.classifier(task(batch))
-            return ranks_of(found) if self.ranks else found
+            values: Tensor = task.classifier(task(batch))
+            return ranks_of(values) if self.ranks else values
 
         prototypes = SharedPrototypes(sent[PROTOTYPES][counted], sent[CLASSES][counted], logits)
         return [prototypes, *super().shown(sent)]

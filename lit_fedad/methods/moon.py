@@ -69,9 +69,9 @@ class MoonClient(FedAvgClient):
         view = self.task.view(batch)
         features = self.task(view)
         outputs = self.task.objective(features, view)
-        own = self.projection(pooled(features))
-        to_global = F.cosine_similarity(own, self._projected(self._received, view)) / self.temperature
-        to_previous = F.cosine_similarity(own, self._projected(self.previous, view)) / self.temperature
+        projected = self.projection(pooled(features))
+        to_global = F.cosine_similarity(projected, self._projected(self._received, view)) / self.temperature
+        to_previous = F.cosine_similarity(projected, self._projected(self.previous, view)) / self.temperature
         contrast = F.softplus(to_previous - to_global).mean()
         return {**outputs, "loss": outputs["loss"] + self.mu * contrast, "contrast": contrast}
 

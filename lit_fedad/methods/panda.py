@@ -117,8 +117,8 @@ class Banks(LatestMessages):
         message: Message = {}
         if client.shared:
             number = min(client.vectors, len(features))
-            found = kmeans(features, number, generator=client.context.generator("bank"))
-            message[BANK] = found.centroids.float()
+            clusters = kmeans(features, number, generator=client.context.generator("bank"))
+            message[BANK] = clusters.centroids.float()
         else:
             client.task.bank = features.to(client.task.bank)
         if self.initial:

@@ -152,7 +152,7 @@ class ConditionalDiscriminator(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Computes logits [B] of normalised images [B, C, S, S] with labels [B]."""
         planes = F.one_hot(labels, self.classes).to(images)[:, :, None, None]
-        told = torch.cat([images, planes.expand(-1, -1, *images.shape[2:])], 1)
+        labelled = torch.cat([images, planes.expand(-1, -1, *images.shape[2:])], 1)
         before = self.frame // 2
         after = self.frame - before
-        return self.layers(F.pad(told, (before, after, before, after)))
+        return self.layers(F.pad(labelled, (before, after, before, after)))

@@ -182,19 +182,19 @@ class DeepSVDD(Bottleneck):
         """Computes the loss; in pre-training the mean squared error of reconstructions."""
         if self.pretrains:
             return {"loss": self.errors(features, batch).mean()}
-        found = self.distances(features)
+        distances = self.distances(features)
         if not self.soft:
-            return {"loss": found.mean()}
+            return {"loss": distances.mean()}
         squared = self.radius.square()
-        loss = squared + (found - squared).relu().mean() / self.nu
+        loss = squared + (distances - squared).relu().mean() / self.nu
         if self.round > self.radius_rounds:
-            self.radius = torch.quantile(found.detach().float(), 1 - self.nu).sqrt()
+            self.radius = torch.quantile(distances.detach().float(), 1 - self.nu).sqrt()
         return {"loss": loss}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the centre, beyond the radius if there is one."""
-        found = self.distances(features)
-        return Prediction(image_score=found - self.radius.square() if self.soft else found)
+        distances = self.distances(features)
+        return Prediction(image_score=distances - self.radius.square() if self.soft else distances)
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Puts the centre at the mean of local images, the first time; it stays there when weights change."""

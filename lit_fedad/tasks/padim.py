@@ -139,7 +139,7 @@ class PaDiM(PatchTask):
         for at in cached_sets(*moments.mean.shape):
             counts, mean = moments.count[at, None, None].double(), moments.mean[at, :, None].double()
             scatter, factors = moments.covariances(at) * counts, {}
-            for features, found in zip(group, squares, strict=True):
+            for features, distances in zip(group, squares, strict=True):
                 rest = counts - len(features)
                 freedom = (rest - 1).clamp(min=1)
                 if len(features) not in factors:
@@ -149,7 +149,7 @@ class PaDiM(PatchTask):
                 offsets = features[:, at].permute(1, 2, 0).double() - mean
                 whitened = torch.linalg.solve_triangular(factors[len(features)], offsets, upper=False)
                 left_out = _left_out(whitened, rest) * freedom[:, 0]
-                found[:, at] = left_out.masked_fill(rest[:, 0] < 1, torch.nan).T
+                distances[:, at] = left_out.masked_fill(rest[:, 0] < 1, torch.nan).T
         return squares
 
     def load_gaussians(self, centres: Tensor, whiteners: Tensor) -> None:

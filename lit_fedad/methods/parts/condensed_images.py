@@ -46,9 +46,9 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
     form = senders[first][IMAGES].shape[1:]
     for client in others:
         if senders[client][IMAGES].shape[1:] != form:
-            found = tuple(senders[client][IMAGES].shape[1:])
+            other = tuple(senders[client][IMAGES].shape[1:])
             raise UserError(
-                f"clients sent images of the sizes {tuple(form)} and {found}; bring them to one size"
+                f"clients sent images of the sizes {tuple(form)} and {other}; bring them to one size"
             )
     return Knowledge(
         torch.cat([message[IMAGES] for message in senders.values()]),

@@ -93,8 +93,8 @@ class CondensedServer(FedAvgServer):
         if last is not None:
             moved = {"knowledge_mmd": self.weights, "knowledge_mmd_random": self.initial}
             self.report |= {name: self._distance(last, new, weights) for name, weights in moved.items()}
-        held = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
-        self._unowned = [label for label in range(self.task.classes) if label not in held]
+        shown = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
+        self._unowned = [label for label in range(self.task.classes) if label not in shown]
 
     def knowledge_of(self, message: Message) -> Knowledge | None:
         """Returns the images that an observer has of one upload; None for none."""
@@ -150,8 +150,8 @@ class CondensedServer(FedAvgServer):
         sides = [(self._features(part.images, weights), part.labels) for part in (last, new)]
         both = set(last.labels.tolist()) & set(new.labels.tolist())
         pairs = [[features[labels == label] for features, labels in sides] for label in sorted(both)]
-        found = [float(mmd(before, after, "gaussian")) for before, after in pairs]
-        return sum(found) / len(found) if found else math.nan
+        distances = [float(mmd(before, after, "gaussian")) for before, after in pairs]
+        return sum(distances) / len(distances) if distances else math.nan
 
     def images_by_round(self) -> dict[int, Knowledge]:
         """Returns the training images as uint8, by round."""

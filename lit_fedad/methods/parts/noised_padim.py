@@ -73,8 +73,8 @@ class ImageCells(ProjectedSums):
         """
         weight = weight_of(sums, noise)
         squares = sums["cells"].square().sum(1, keepdim=True).clamp(min=1e-300)
-        known = (1 - noise**2 * self.directions / squares).clamp(min=0)
-        return {"cells": known * sums["cells"] * len(sums["cells"]) ** 0.5 * CONSTANT / weight}
+        shares = (1 - noise**2 * self.directions / squares).clamp(min=0)
+        return {"cells": shares * sums["cells"] * len(sums["cells"]) ** 0.5 * CONSTANT / weight}
 
     @staticmethod
     def merge(server: MomentsServer, found: Message) -> None:
@@ -93,15 +93,15 @@ class ImageSpread(ImageProducts):
     @staticmethod
     def merge(server: Any, found: Message) -> None:
         """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
-        held = server.moments
-        frame = held["frame"] @ whitener(found, _LEAST)  # [d, k]
+        moments = server.moments
+        frame = moments["frame"] @ whitener(found, _LEAST)  # [d, k]
         # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
         upper = torch.linalg.qr(frame.T, mode="r").R
         whole = upper.new_zeros(len(frame), len(frame))
         whole[: len(upper)] = upper
-        back = torch.linalg.pinv(held["frame"])  # [k, d]
+        back = torch.linalg.pinv(moments["frame"])  # [k, d]
         at = cell_of(server.task.grid, server.cells)
-        centres = held["centre"] + held["cells"][at] @ back
+        centres = moments["centre"] + moments["cells"][at] @ back
         server.tell(centres.float(), upper_triangle(whole.float()).repeat(len(at), 1))
 
 
