@@ -3,8 +3,6 @@
 Images are pixels in [0, 1]; normalisation is part of the function that is inverted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple

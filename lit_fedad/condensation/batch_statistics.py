@@ -1,7 +1,5 @@
 """Batch normalisation with the statistics of another batch: synthetic images are encoded as if among real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """What a message tells of a client's images: every exchange and every client query declares it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum

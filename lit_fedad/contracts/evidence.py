@@ -4,8 +4,6 @@ An observer sees what the server sends to a client and what the client sends bac
 hold, in terms that any attack understands: vectors, moments, weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The server side of a method."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

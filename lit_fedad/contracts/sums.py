@@ -1,7 +1,5 @@
 """Sums: how the messages of several clients add up, and how each image's part of a sum is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Tasks: what is learnt, and how images are scored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 

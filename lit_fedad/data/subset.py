@@ -1,7 +1,5 @@
 """Random subsets of an image set, drawn for each product independently."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

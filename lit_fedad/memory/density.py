@@ -1,7 +1,5 @@
 """Gaussian densities of features: estimated with shrinkage on coarse clusters, scored by Mahalanobis distance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The subspace of normal vectors: what of a vector lies outside it is anomalous (PCA residual)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

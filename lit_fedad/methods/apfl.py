@@ -1,7 +1,5 @@
 """APFL: each client predicts with a mixture of a personal and the shared model (Deng et al., 2020; APFL Alg. 1)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """APPLE: each client learns the weights of all clients' core models (Luo & Wu, IJCAI 2022; APPLE Alg. 1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

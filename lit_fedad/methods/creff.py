@@ -4,8 +4,6 @@ Weights are exactly FedAvg's. The server also learns features whose class-wise g
 images, the same number for each class, and trains a classifier on them that replaces FedAvg's for prediction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal

@@ -6,8 +6,6 @@ among the methods that send the model up and down (FedVCK Table 10), so here wei
 server looks at the anchors with the models that it has received. Losses and constants are those of the released code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any

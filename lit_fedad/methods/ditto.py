@@ -1,7 +1,5 @@
 """Ditto: each client predicts with a model of its own, held near the averaged one (Li et al., ICML 2021, Alg. 1)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from torch import Tensor

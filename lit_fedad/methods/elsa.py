@@ -5,8 +5,6 @@ their projections under the merged weights, with the number of images of each; t
 by these numbers, to as many prototypes, which go out with the weights.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.utils.data import DataLoader
 

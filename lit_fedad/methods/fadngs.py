@@ -7,8 +7,6 @@ merged model. Round 0 is a first exchange of densities, under the initial weight
 What holds of the paper's claims, at a scale far below its own: docs/fadngs.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace

@@ -3,8 +3,6 @@
 All methods that share parameters extend FedAvg.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace

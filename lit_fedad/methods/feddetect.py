@@ -6,8 +6,6 @@ threshold is ``mean + a std / sqrt(B)`` of all of them, with B images a batch. S
 threshold: above 1 an image is anomalous to FedDetect.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Clients send no weights and nothing is averaged. ``fedvck.py`` extends this method to FedVCK.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple

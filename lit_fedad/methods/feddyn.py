@@ -1,7 +1,5 @@
 """FedDyn: a regulariser that changes with the rounds aligns the clients' optima (Acar et al., ICLR 2021, Alg. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ the moments, so that no client sends a vector of its own and all messages can be
 sums are others, which noise can be added to (`lit_fedad.methods.parts.noised_bank`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Moments add up over clients and stages: the result is that of one client with al
 is trained, and rounds send nothing but the moments of data that have come since.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 

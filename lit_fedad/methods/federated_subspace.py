@@ -5,8 +5,6 @@ stages: the result is that of one client with all data, whatever the partition. 
 nothing but the moments of data that have come since.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -6,8 +6,6 @@ out. FedVCK compares with it as a method that sends model, generator and discrim
 Table 10), and does not say how generated images enter training: here from round 2, of all classes alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The server trains a generator whose features the clients' output layers give the
 down with the weights, and clients train their output layer on what it generates, from round 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any

@@ -5,8 +5,6 @@ the average. It holds public images, and labelled ones with the same number of e
 images. No other method uses the labelled images, which is an advantage in a comparison.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 

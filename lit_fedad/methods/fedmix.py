@@ -4,8 +4,6 @@ Before round 1 each client sends means of groups of its images, with the means o
 those of all clients. Everything else is FedAvg.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedNova: clients' changes are divided by their numbers of steps before they are averaged (Wang et al., 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

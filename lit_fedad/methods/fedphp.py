@@ -1,7 +1,5 @@
 """FedPHP: clients inherit a personal model from round to round (Li et al., ECML-PKDD 2021; FedPHP Alg. 1)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

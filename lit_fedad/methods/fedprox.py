@@ -1,7 +1,5 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the received weights (Li et al., MLSys 2020)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

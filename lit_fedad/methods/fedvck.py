@@ -5,8 +5,6 @@ the statistics of real ones; the server keeps the images of earlier rounds; and 
 model confuses, by the clients' logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 

@@ -8,8 +8,6 @@ hardly moves, for older prototypes are means over older bases; one covariance in
 pixels, at a scale far below the paper's, no method was far above constant predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

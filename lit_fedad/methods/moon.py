@@ -1,7 +1,5 @@
 """MOON: contrast of features with those of the global and of the client's last model (Li et al., CVPR 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

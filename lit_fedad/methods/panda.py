@@ -5,8 +5,6 @@ them; the state before round 1 is DN2, nearest neighbours of pretrained features
 the merger they send the centres of their features under the merged weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """pFedMe: personal models are Moreau envelopes around a shared one (Dinh et al., NeurIPS 2020, Alg. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

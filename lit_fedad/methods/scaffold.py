@@ -1,7 +1,5 @@
 """SCAFFOLD: control variates correct the clients' drift (Karimireddy et al., ICML 2020; SCAFFOLD Alg. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Blocks of vision transformers as feature maps."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections import OrderedDict

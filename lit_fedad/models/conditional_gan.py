@@ -4,8 +4,6 @@ Layers are those of DCGAN (Radford et al., ICLR 2016): transposed convolutions f
 Batch normalisation always uses the batch's own statistics, so that a network is nothing but its weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """An encoder that is trained on pixels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Anomaly detection by densities in a contrastive representation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Losses of a contrastive representation: the views of a batch, and the loss of their projections."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

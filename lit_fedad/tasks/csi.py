@@ -1,7 +1,5 @@
 """CSI: contrast in which rotations repel, and a classifier of rotations; both score (Tack et al., NeurIPS 2020)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

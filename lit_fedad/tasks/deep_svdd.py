@@ -1,7 +1,5 @@
 """Deep SVDD: normal images are mapped close to one centre (Ruff et al., ICML 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A one-class SVM of frozen features, fitted by scikit-learn (Schoelkopf et al., 2001)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Anomaly detection by the distance of patch features to a bank of normal ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast, get_args

@@ -1,7 +1,5 @@
 """PaDiM: a Gaussian of normal features at each position of the image (Defard et al., ICPR Workshops 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Frozen patch features of a backbone: what every detector on patches looks at, and the maps that it draws."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bases of FedAvg's clients that several methods share: with an anchor, with a personal model, with label counts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Condensed images as clients send them, and as the server trains on them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A server that trains a classifier on condensed images, whoever condensed them, and its clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from copy import deepcopy

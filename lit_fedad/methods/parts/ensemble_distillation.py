@@ -1,7 +1,5 @@
 """Self-supervised ensemble distillation (SED) of all clients' models into one, on public images (FADngs)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal

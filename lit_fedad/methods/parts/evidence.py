@@ -1,7 +1,5 @@
 """What banks, moments, weights and images in messages show of single images (`Evidence`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Sums of shares: with n the vectors that all clients can have at most, a client a
 that sums have the magnitude of single features, and fixed point is as fine as it can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

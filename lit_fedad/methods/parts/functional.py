@@ -1,7 +1,5 @@
 """Functional calls of tasks: with other weights, in evaluation mode, in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar

@@ -7,8 +7,6 @@ each slot beside it. The server's ``moments`` then also have ``slots`` [K, k], t
 the public frame, and ``unit``, the usual length of residuals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ their own, in a few directions of public pictures, and all positions one covaria
 found as in `noised_subspace`, before the cells' means and the covariance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ As in Analyze Gauss (Dwork, Talwar, Thakurta and Zhang, STOC 2014) noise is adde
 image counts alike: directions are those of most images, whatever their contrast, and there is no length to choose.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping

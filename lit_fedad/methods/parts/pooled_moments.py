@@ -1,7 +1,5 @@
 """Models made of second moments of features: clients send theirs once for each stage, and the server adds them up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

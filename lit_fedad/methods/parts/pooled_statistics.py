@@ -1,7 +1,5 @@
 """The set-up exchanges that methods share: pooled statistics of channels and distances, and local preparation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
