@@ -100,7 +100,7 @@ class AppleClient(FedAvgClient):
         """Computes the task's loss at the mixture plus the proximal term of the relations."""
         outputs = with_weights(self.task, self._mixture(), lambda task: task.training_step(batch, batch_idx))
         distance = (self.relations - self.shares).square().sum().to(outputs["loss"].device)
-        return {**outputs, "loss": outputs["loss"] + self._early() * self.mu * distance}
+        return {**outputs, "loss": outputs["loss"] + self.anchoring() * self.mu * distance}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Updates the relations by their gradient ``<grad, c_m> + 2 lambda mu (p_m - p0_m)``."""
@@ -128,7 +128,8 @@ class AppleClient(FedAvgClient):
         super().refresh(loader, predicts)
         self.task.load_state_dict(core, strict=False)
 
-    def _early(self) -> float:
+    def anchoring(self) -> float:
+        """Computes lambda, which holds relations near the shares of the data in early rounds."""
         past = self.context.round - 1
         if past >= self.early_rounds:
             return 0.0

@@ -69,7 +69,7 @@ class AnchorCondenser(FedDMClient):
         """Normalises images that were sent as bytes [n, C, H, W]."""
         return (images / 255 - self.mean) / self.std
 
-    def _start(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    def initial_images(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
         """Draws pixels from a normal distribution by class and channel, of that class's pixels, cut to [0, 1]."""
         piles = []
         for pile, count in zip(own.images.split(own.sizes), counts, strict=True):
@@ -79,7 +79,7 @@ class AnchorCondenser(FedDMClient):
             piles.append((drawn * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
         return (torch.cat(piles) - self.mean) / self.std
 
-    def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
+    def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the squared distance of mean features, class by class."""
         draw_weights(self._random)
         target = record(self._random, real.images, real.times)[0]

@@ -123,11 +123,12 @@ class FedVCKClient(FedDMClient):
             self.ended = self.synthetic
         return losses
 
-    def _start(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
-        start = super()._start(own, counts, generator)
+    def initial_images(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Returns those of FedDM, or where the last round ended."""
+        start = super().initial_images(own, counts, generator)
         return self.ended if self.go_on and self.ended.shape == start.shape else start
 
-    def _survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
+    def survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
         """Returns images' weights by importance, and each class's mean logits under the received weights."""
         logits = self._logits(own.images, {}, fabric)
         labels = torch.tensor(own.classes, dtype=torch.int64).repeat_interleave(
@@ -160,7 +161,7 @@ class FedVCKClient(FedDMClient):
 
         return torch.cat(apply_in_chunks(self.task, weights, images, logits))
 
-    def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
+    def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the discrepancy of features class by class (FedVCK Eq. 9), under the constraint of FedVCK Eq. 4."""
         encoder = self.task.encoder
         if self.constraints == "running":
@@ -285,7 +286,7 @@ class FedVCKServer(FedDMServer):
                 f"the client counts {counted} images of its classes, and has {update.num_samples}"
             )
 
-    def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
+    def extra_loss(self, messages: Sequence[Message]) -> ExtraLoss | None:
         """Returns the contrast, with prototypes of earlier rounds' images under the weights that clients received."""
         classes = self.task.classes
         means, sizes, owned = (torch.cat([m[n] for m in messages]) for n in (PROTOTYPES, SIZES, CLASSES))

@@ -51,11 +51,11 @@ class MoonClient(FedAvgClient):
             else nn.Identity()
         )
         self.previous = self.shared_state()
-        self._received: dict[str, Tensor] = {}
+        self.received: dict[str, Tensor] = {}
 
     def on_train_start(self) -> None:
         """Stores the received weights."""
-        self._received = {n: entry.to(self.device) for n, entry in self.shared_state().items()}
+        self.received = {n: entry.to(self.device) for n, entry in self.shared_state().items()}
         self.previous = {n: entry.to(self.device) for n, entry in self.previous.items()}
 
     def on_train_end(self) -> None:
@@ -68,7 +68,7 @@ class MoonClient(FedAvgClient):
         features = self.task(view)
         outputs = self.task.objective(features, view)
         projected = self.projection(pooled(features))
-        to_global = F.cosine_similarity(projected, self._projected(self._received, view)) / self.temperature
+        to_global = F.cosine_similarity(projected, self._projected(self.received, view)) / self.temperature
         to_previous = F.cosine_similarity(projected, self._projected(self.previous, view)) / self.temperature
         contrast = F.softplus(to_previous - to_global).mean()
         return {**outputs, "loss": outputs["loss"] + self.mu * contrast, "contrast": contrast}

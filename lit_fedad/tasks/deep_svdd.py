@@ -83,14 +83,14 @@ class Bottleneck(Task):
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes the bottleneck z [B, D]."""
-        inputs = self._inputs(batch)
+        inputs = self.inputs(batch)
         return self.compress(inputs if self.frozen else self.encoder(inputs))
 
     def errors(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Computes the mean squared error of each image's reconstruction [B]."""
-        return (self.decoder(features) - self._inputs(batch)).square().flatten(1).mean(1)
+        return (self.decoder(features) - self.inputs(batch)).square().flatten(1).mean(1)
 
-    def _inputs(self, batch: Mapping[str, Any]) -> Tensor:
+    def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes what is reconstructed: images in [0, 1] [B, 3, S, S], or frozen features [B, C]."""
         if self.frozen:
             return self.encoder(batch["image"])
