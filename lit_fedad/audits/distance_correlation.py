@@ -1,7 +1,5 @@
 """Measures how far the densities that a finished run shared (FADngs) depend on the images behind them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -198,20 +196,26 @@ def report_privacy(
         return None
     raw, densities = [], evidence.densities(federation.server)
     for client, (means, covariances) in densities.items():
-        known = [(mean[None], cov[None]) for mean, cov in zip(means, covariances, strict=True)]
-        if known:
-            nearest = torch.stack([density_scores(*density, answers[client]) for density in known]).argmin(0)
-            raw += [data.images.train_images[chosen[client][nearest == place]] for place in range(len(known))]
+        gaussians = [(mean[None], cov[None]) for mean, cov in zip(means, covariances, strict=True)]
+        if gaussians:
+            nearest = torch.stack(
+                [density_scores(*density, answers[client]) for density in gaussians]
+            ).argmin(0)
+            raw += [
+                data.images.train_images[chosen[client][nearest == place]] for place in range(len(gaussians))
+            ]
     if sum(map(len, raw)) < 4:
         return None
     means, covariances = (torch.cat(parts) for parts in zip(*densities.values(), strict=True))
-    found = density_privacy(means, covariances, raw, draw)
-    tables = {"r_squared": found.r_squared, "r": found.r, "corrected": found.corrected}
-    draw_correlation_heatmap(figures / "distance_correlation.png", found.names, *tables.values())
+    measured = density_privacy(means, covariances, raw, draw)
+    tables = {"r_squared": measured.r_squared, "r": measured.r, "corrected": measured.corrected}
+    draw_correlation_heatmap(figures / "distance_correlation.png", measured.names, *tables.values())
     with atomic(figures / "distance_correlation.json") as part:
         numbers = {name: table.tolist() for name, table in tables.items()}
-        part.write_text(json.dumps({"names": found.names, "images": sum(map(len, raw)), **numbers}, indent=1))
-    rows = {"shared": found.names.index("shared densities"), "noise": found.names.index("Gaussian 1")}
+        part.write_text(
+            json.dumps({"names": measured.names, "images": sum(map(len, raw)), **numbers}, indent=1)
+        )
+    rows = {"shared": measured.names.index("shared densities"), "noise": measured.names.index("Gaussian 1")}
     return {
         f"{of}_raw_{name}": float(table[0, row]) for of, row in rows.items() for name, table in tables.items()
     }
@@ -241,10 +245,10 @@ def correlate(run: FinishedRun) -> Outcome:
             f"attack=dcor: method {run.result['method']} shares no densities, so nothing it shares can be paired with"
             " images; attack=inversion and attack=lira measure what it reveals"
         )
-    found = report_privacy(run.federation, run.data, run.fabric, run.folder.path / "figures")
-    if found is None:
+    correlations = report_privacy(run.federation, run.data, run.fabric, run.folder.path / "figures")
+    if correlations is None:
         raise UserError(
             f"attack=dcor: fewer than 4 training images stand behind densities of {run.folder.path}"
         )
-    path = RunFolder(run.folder.path / "privacy").save_json("dcor.json", found)
-    return Outcome("dcor", found, {}, [path])
+    path = RunFolder(run.folder.path / "privacy").save_json("dcor.json", correlations)
+    return Outcome("dcor", correlations, {}, [path])

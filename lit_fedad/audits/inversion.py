@@ -6,8 +6,6 @@ compared with the same images, is the control: what it reaches is due to the pri
 controls are easier attacks, whose answer is known: where they fail, the attack could not have found anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -100,9 +98,9 @@ class Jury:
         self.name = f"{OWN_NAME}, weights {weights}"
         self.backbone = create_backbone(OWN_NAME, (1, 2, 3), weights)
         clients, classes = run.data.partition.clients, [sample.category for sample in run.data.images.train]
-        held = {classes[index] for index in clients[client]}
+        wanted = {classes[index] for index in clients[client]}
         others = [index for number, own in enumerate(clients) if number != client for index in own]
-        alike = [index for index in others if classes[index] in held]
+        alike = [index for index in others if classes[index] in wanted]
         chosen = (alike or others)[:: max(1, len(alike or others) // _CANDIDATES)][:_CANDIDATES]
         self.own, self.others = self.features(private_images(run, client)), self.features(pixels(run, chosen))
         kinds = "of its classes" if alike else "of other classes, which alone may tell them apart"
@@ -120,9 +118,9 @@ class Jury:
 
     def identify(self, images: Tensor, true: Tensor | None = None) -> dict[str, Any]:
         """Ranks true images, all of the client's by default, among the candidates of others (`Identified`)."""
-        own = self.own if true is None else self.features(true)
-        found = identify(self.features(images), own, self.others)
-        return {**found._asdict(), "ranks": found.ranks.tolist()}
+        true_features = self.own if true is None else self.features(true)
+        identified = identify(self.features(images), true_features, self.others)
+        return {**identified._asdict(), "ranks": identified.ranks.tolist()}
 
 
 BANKS = (1, 4, 16, 60)
@@ -156,8 +154,8 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
     order = torch.randperm(len(private), generator=generator(attack.options.seed, "positive control"))
     if attack.target == "weights":
         with attack.run.display.progress("Positive control") as progress:
-            found = attack.invert_one_gradient(int(order[0]), progress)
-        yield Control("gradient of one image", found.images.cpu(), private[order[:1]])
+            inverted = attack.invert_one_gradient(int(order[0]), progress)
+        yield Control("gradient of one image", inverted.images.cpu(), private[order[:1]])
     if attack.target != "memory":
         return
     run = attack.run
@@ -168,15 +166,15 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
         yield Control(
             "one image, by position", attack.search_features(features, True, 1, progress).images.cpu(), one
         )
-        held = torch.tensor(run.data.partition.clients[attack.client])
+        positions = torch.tensor(run.data.partition.clients[attack.client])
         for size in (size for size in BANKS if size <= len(private)):
             chosen = order[:size]
-            loader = loader_of(run.data.module.train, held[chosen], run.data)
+            loader = loader_of(run.data.module.train, positions[chosen], run.data)
             context = Context(attack.options.seed, 0, attack.client)
             bank = attack.bank.of_images(loader, context)
             images = min(size, attack.options.images)
-            found = attack.search_features(bank, attack.bank.ordered, images, progress)
-            yield Control(f"bank of {size} image{'s' * (size > 1)}", found.images.cpu(), private[chosen])
+            inverted = attack.search_features(bank, attack.bank.ordered, images, progress)
+            yield Control(f"bank of {size} image{'s' * (size > 1)}", inverted.images.cpu(), private[chosen])
 
 
 class Judged(NamedTuple):
@@ -267,13 +265,15 @@ def invert(run: FinishedRun, options: InversionOptions) -> Outcome:
     attack = Attack.of(run, options)
     private = private_images(run, attack.client)
     mean = private.mean(0, keepdim=True)
-    own, control = attack(attack.client), attack(attack.control)
-    reached, by_control = judge(own.images, private), judge(control.images, private)
+    reconstructed, control = attack(attack.client), attack(attack.control)
+    reached, by_control = judge(reconstructed.images, private), judge(control.images, private)
     names = [f"client {attack.client}", f"control (client {attack.control})"]
     judged = zip((*names, "mean image"), (reached, by_control, judge(mean, private)), strict=True)
     summaries = {name: one.summary(mean) for name, one in judged}
     jury = Jury(run, attack.client)
-    found = {name: jury.identify(one.images) for name, one in zip(names, (own, control), strict=True)}
+    identified = {
+        name: jury.identify(one.images) for name, one in zip(names, (reconstructed, control), strict=True)
+    }
     easier = [
         {
             "control": one.name,
@@ -282,7 +282,7 @@ def invert(run: FinishedRun, options: InversionOptions) -> Outcome:
         }
         for one in positive_controls(attack, private)
     ]
-    held = run.data.partition.clients[attack.client]
+    positions = run.data.partition.clients[attack.client]
     report = {
         "method": run.result["method"],
         **attack.described,
@@ -290,14 +290,14 @@ def invert(run: FinishedRun, options: InversionOptions) -> Outcome:
         "judged": summaries,
         "judge": jury.name,
         "candidates": jury.candidates,
-        "identified": found,
-        **{f"top1{end}": found[names[0]][key] for end, key in _ENDS.items()},
-        "top1_control": found[names[1]]["top1"],
+        "identified": identified,
+        **{f"top1{end}": identified[names[0]][key] for end, key in _ENDS.items()},
+        "top1_control": identified[names[1]]["top1"],
         "positive_controls": easier,
-        "closest": [held[index] for index in reached.matches.nearest.tolist()],
+        "closest": [positions[index] for index in reached.matches.nearest.tolist()],
         "psnr": reached.matches.psnr.tolist(),
         "ssim": reached.matches.ssim.tolist(),
-        "losses": own.losses,
+        "losses": reconstructed.losses,
         "control_losses": control.losses,
     }
     path = RunFolder(run.folder.path / "privacy").save_json("inversion.json", report)

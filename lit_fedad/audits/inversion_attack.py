@@ -137,12 +137,12 @@ class Attack:
         """
         shared, round = _shared(run)
         target = _TARGETS[type(shared)]
-        known = dict.fromkeys(("client", "control", "images", *SEARCH[target]))
+        allowed = dict.fromkeys(("client", "control", "images", *SEARCH[target]))
         for field in fields(options):
             value = getattr(options, field.name)
-            if field.name not in known and value != field.default:
+            if field.name not in allowed and value != field.default:
                 raise UserError(
-                    f"{field.name}={value}: attack=inversion of {target} has no such option, only {', '.join(known)}"
+                    f"{field.name}={value}: attack=inversion of {target} has no such option, only {', '.join(allowed)}"
                 )
         clients = run.federation.clients
         client = clients[0] if options.client is None else options.client
@@ -224,12 +224,12 @@ class Attack:
         if self.options.public is None:
             return drawn_scenes(size, self.options.seed)
         images = natural(self.options.public, max(size), _MOST_PUBLIC, self.options.seed)
-        held = self.run.data.images
-        if isinstance(held, ImageSet):
-            own = read_images([sample.path for sample in held.train], max(size))
+        training = self.run.data.images
+        if isinstance(training, ImageSet):
+            private = read_images([sample.path for sample in training.train], max(size))
         else:
-            own = resized(held.train_images, max(size), max(size))
-        refuse_overlap(images, own, f"the training images of {held.name}")
+            private = resized(training.train_images, max(size), max(size))
+        refuse_overlap(images, private, f"the training images of {training.name}")
         return drawn_from(images, size, self.options.seed)
 
     def search_features(self, target: Tensor, ordered: bool, images: int, progress: Progress) -> Inversion:
@@ -269,11 +269,11 @@ class Attack:
     def _invert_weights(self, number: int, progress: Progress) -> Inversion:
         task, labels = self.run.model.task, None
         sent = self._send(number) if self.options.update == "round" else dict(task.named_parameters())
-        known = self._enter(number)
+        received = self._enter(number)
         task.train()  # its normalisation goes by the batch
-        trained = {n: p for n, p in task.named_parameters() if n in known and n in sent}
+        trained = {n: p for n, p in task.named_parameters() if n in received and n in sent}
         if self.options.update == "round":
-            update = [(sent[name] - known[name]).to(task.device) for name in trained]
+            update = [(sent[name] - received[name]).to(task.device) for name in trained]
         else:
             update, labels = self._gradient(trained, self._some_images(number))
         return self._search_gradient(trained, update, labels, self.options.images, progress)
@@ -324,13 +324,15 @@ class Attack:
 
     def _some_images(self, number: int) -> Batch:
         """Draws as many of a client's images as are sought."""
-        held = torch.tensor(self.run.data.partition.clients[number])
-        if self.options.images > len(held):
+        positions = torch.tensor(self.run.data.partition.clients[number])
+        if self.options.images > len(positions):
             raise UserError(
-                f"images={self.options.images}, but client {number} holds {len(held)}; give no more"
+                f"images={self.options.images}, but client {number} holds {len(positions)}; give no more"
             )
-        order = torch.randperm(len(held), generator=generator(self.options.seed, "images", client=number))
-        return self._images(held[order[: self.options.images]].tolist())
+        order = torch.randperm(
+            len(positions), generator=generator(self.options.seed, "images", client=number)
+        )
+        return self._images(positions[order[: self.options.images]].tolist())
 
     def _images(self, positions: list[int]) -> Batch:
         batch: Batch = self.run.data.module.train.__getitems__(positions)  # type: ignore[attr-defined]
@@ -371,9 +373,11 @@ def _shared(run: FinishedRun) -> tuple[Invertible, int]:
     client, exchanges = federation.client, federation.exchanges
     for round in (federation.rounds + 1, *range(0, exchanges.first_round - 1, -1)):
         exchange = exchanges.of_round(round)[0]
-        found = evidence.invertible(client, exchange.broadcast_spec(client), exchange.upload_spec(client))
-        if found is not None:
-            return found, round
+        invertible = evidence.invertible(
+            client, exchange.broadcast_spec(client), exchange.upload_spec(client)
+        )
+        if invertible is not None:
+            return invertible, round
     raise UserError(
         f"attack=inversion: method {run.result['method']} with task {run.result['task']} shares no images, no"
         " memory bank and no weights of a classifier"

@@ -5,8 +5,6 @@ of them is attacked in turn, by what all but its pair show: attacked runs are dr
 with, so that nothing but membership tells them apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,7 +117,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
         raise UserError(
             f"{folder}: no message of method {run.result['method']} says anything of single images"
         )
-    last = {found.side: found.report for found in findings}
+    last = {finding.side: finding.report for finding in findings}
     numbers = {
         f"{side}_{name}": value for side, report in last.items() for name, value in _numbers(report).items()
     }
@@ -131,7 +129,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
         "uploads": _uploads(run),
         "shift": _SHIFT[options.non_members],
         **numbers,
-        "findings": [asdict(found) for found in findings],
+        "findings": [asdict(finding) for finding in findings],
     }
     file = RunFolder(home / "privacy").save_json("lira.json", content)
     named = {WHO[side]: curve for side, curve in curves.items()}
@@ -191,16 +189,14 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen], rule: Rule) -> dic
             {e for one in observed.values() for e, of in one.items() if _holds(of, kind)}, key=_order
         )
         for exchange in exchanges:
-            phi = {c: _stacked([*observed.values()], exchange, c, kind) for c in shadows.clients}
-            together = {
-                c: exchangeable_scores(own, trained[c], rule) for c, own in phi.items() if own is not None
-            }
+            stacked = {c: _stacked([*observed.values()], exchange, c, kind) for c in shadows.clients}
+            phi = {c: values for c, values in stacked.items() if values is not None}
+            together = {c: exchangeable_scores(values, trained[c], rule) for c, values in phi.items()}
             if exchange == exchanges[-1]:
                 for column, name in enumerate(COLUMNS[kind]):
                     alone = {
-                        c: exchangeable_scores(own[..., column], trained[c], rule)
-                        for c, own in phi.items()
-                        if own is not None
+                        c: exchangeable_scores(values[..., column], trained[c], rule)
+                        for c, values in phi.items()
                     }
                     found[f"{kind}: {name}"] = _attacked(shadows, alone, trained)
                 if len(COLUMNS[kind]) > 1:
@@ -223,38 +219,38 @@ def _uploads(run: FinishedRun) -> str:
 
 def _numbers(report: MembershipReport) -> dict[str, float]:
     """Lists the numbers of a report that stand for it, by name."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, estimate in {"auc": report.auc, **report.tpr}.items():
         low_high = {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-        found |= {name: estimate.value, **low_high, f"{name}_chance": estimate.chance}
-    found["auc_deviation_over_shadows"] = report.auc_of_models[1]
+        numbers |= {name: estimate.value, **low_high, f"{name}_chance": estimate.chance}
+    numbers["auc_deviation_over_shadows"] = report.auc_of_models[1]
     for name, (value, chance) in report.fedvck.items():
-        found |= {name: value, f"{name}_chance": chance}
-    return found
+        numbers |= {name: value, f"{name}_chance": chance}
+    return numbers
 
 
 def _stacked(observed: Sequence[Seen], exchange: str, client: int, kind: str) -> Tensor | None:
     """Joins a client's statistics over shadow runs [J, n, d]; NaN where a run shows none, None where all do."""
-    own = [one.get(exchange, {}).get(client, {}).get(kind) for one in observed]
-    known = [tensor for tensor in own if tensor is not None]
-    if not known:
+    tensors = [one.get(exchange, {}).get(client, {}).get(kind) for one in observed]
+    present = [tensor for tensor in tensors if tensor is not None]
+    if not present:
         return None
-    return torch.stack([torch.full_like(known[0], torch.nan) if one is None else one for one in own])
+    return torch.stack([torch.full_like(present[0], torch.nan) if one is None else one for one in tensors])
 
 
 def _add(sums: dict[int, Tensor], scores: Mapping[int, Tensor]) -> None:
     """Adds log-likelihood ratios up; one that is missing adds nothing, unless all are."""
-    for client, own in scores.items():
+    for client, ratios in scores.items():
         before = sums.get(client)
-        both = own if before is None else before.nan_to_num(0.0) + own.nan_to_num(0.0)
-        missing = own.isnan() if before is None else own.isnan() & before.isnan()
+        both = ratios if before is None else before.nan_to_num(0.0) + ratios.nan_to_num(0.0)
+        missing = ratios.isnan() if before is None else ratios.isnan() & before.isnan()
         sums[client] = torch.where(missing, torch.nan, both)
 
 
 def _attacked(
     shadows: ShadowRuns, scores: Mapping[int, Tensor], trained: Mapping[int, Tensor]
 ) -> dict[int, Attacked]:
-    return {c: Attacked(own.clone(), trained[c], shadows.cells_of(c)) for c, own in scores.items()}
+    return {c: Attacked(ratios.clone(), trained[c], shadows.cells_of(c)) for c, ratios in scores.items()}
 
 
 def _holds(clients: Mapping[int, Mapping[str, Tensor]], kind: str) -> bool:

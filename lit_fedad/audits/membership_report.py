@@ -91,7 +91,7 @@ def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> Member
         raise ValueError("members and non-members with a score are needed, one of each at least")
     curve, rng = _Curve(table.score), numpy_generator(seed, "membership report")
     plain = np.ones(len(table.score))
-    found = curve.metrics(table.member, plain)
+    reached = curve.metrics(table.member, plain)
     drawn = [curve.metrics(table.member, table.resampled(rng)) for _ in range(DRAWS)]
     permuted = [table.permuted(rng) for _ in range(DRAWS)]
     chance = [curve.metrics(member, plain) for member in permuted]
@@ -100,7 +100,7 @@ def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> Member
         low, high = np.nanquantile([one[name] for one in drawn], [0.025, 0.975])
         by_chance = [one[name] for one in chance]
         return Estimate(
-            found[name],
+            reached[name],
             float(low),
             float(high),
             float(np.mean(by_chance)),
@@ -109,9 +109,9 @@ def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> Member
 
     areas = table.areas(table.member)
     models = [
-        area_under_curve(table.score[own], table.member[own])
-        for own in (table.model == number for number in np.unique(table.model))
-        if _both(table.member[own])
+        area_under_curve(table.score[rows], table.member[rows])
+        for rows in (table.model == number for number in np.unique(table.model))
+        if _both(table.member[rows])
     ]
     ours, theirs = _fedvck(areas), [_fedvck(table.areas(member)) for member in permuted[: DRAWS // 4]]
     return MembershipReport(
@@ -196,14 +196,14 @@ class _Table:
 
     def areas(self, member: NDArray[np.bool_]) -> Floats:
         """Computes the area under the curve of each client and model [clients, J]; NaN where one side lacks."""
-        found = np.full((self.clients, self.model.max() + 1), np.nan)
+        areas = np.full((self.clients, self.model.max() + 1), np.nan)
         for client, model, rows, ranks in self._ranked:
             inside = member[rows]
             if _both(inside):
                 m = inside.sum()
                 area = (ranks[inside].sum() - m * (m + 1) / 2) / (m * (len(ranks) - m))
-                found[client, model] = area
-        return found
+                areas[client, model] = area
+        return areas
 
     @cached_property
     def _ranked(self) -> list[tuple[int, int, NDArray[np.int64], Floats]]:
@@ -233,8 +233,8 @@ class _Curve:
 
     def metrics(self, member: NDArray[np.bool_], weight: Floats) -> dict[str, float]:
         false, true = self.rates(member, weight)
-        found = {"auc": float(np.trapezoid(true, false))}
-        return found | {name: float(true[false <= rate].max(initial=0.0)) for name, rate in RATES.items()}
+        area = {"auc": float(np.trapezoid(true, false))}
+        return area | {name: float(true[false <= rate].max(initial=0.0)) for name, rate in RATES.items()}
 
 
 def _fedvck(areas: Floats) -> dict[str, float]:

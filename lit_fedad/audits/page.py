@@ -1,14 +1,12 @@
 """The page of a run's privacy: what leaves a site, what attacks have found, and which defences are on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from lit_fedad.audits.statistics import WHO
-from lit_fedad.contracts import MessageSpec, TensorSpec
+from lit_fedad.contracts import TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.experiment.finished_run import FinishedRun
@@ -85,7 +83,7 @@ def privacy_page(run: FinishedRun) -> Page:
     Args:
         run: The run; results of attacks are read from its folder.
     """
-    found = _findings(run)
+    findings = _findings(run)
     command = f"lit-fedad privacy run={run.folder.path} attack=lira"
     return Page(
         f"Privacy of {run.result['method']}, {run.folder.path.name}",
@@ -93,7 +91,7 @@ def privacy_page(run: FinishedRun) -> Page:
         f" {run.federation.rounds} rounds; {_reached(run.result)}",
         [
             Section("What leaves a site", [_leaving(run), Prose([_ALSO])]),
-            Section("What attacks found", found or [Prose([f"No attack was run: {command}"])]),
+            Section("What attacks found", findings or [Prose([f"No attack was run: {command}"])]),
             Section("Defences", [_defences(run)]),
         ],
     )
@@ -102,8 +100,8 @@ def privacy_page(run: FinishedRun) -> Page:
 def _reached(result: Mapping[str, Any]) -> str:
     """Writes the mean metrics of the last round: what defences leave of them."""
     last = result.get("last") or {}
-    known = [(name, last[name]["mean"]) for name in _METRICS if isinstance(last.get(name), dict)]
-    return ", ".join(f"{metric_title(name)} {value:.3f}" for name, value in known) or "not evaluated"
+    metrics = [(name, last[name]["mean"]) for name in _METRICS if isinstance(last.get(name), dict)]
+    return ", ".join(f"{metric_title(name)} {value:.3f}" for name, value in metrics) or "not evaluated"
 
 
 def form(spec: TensorSpec) -> str:
@@ -125,7 +123,7 @@ def _leaving(run: FinishedRun) -> Grid:
             cells = [
                 exchange.name,
                 "every round" if number == 1 else "once, before round 1",
-                _entries(spec) or "nothing",
+                "; ".join(f"{name} {form(tensor)}" for name, tensor in spec.items()) or "nothing",
                 "the sum of all" if summed else "each message" if spec else "-",
                 human_bytes(round(counted)) if counted is not None and place == 0 else "",
             ]
@@ -148,21 +146,17 @@ def _bytes_by_round(run: FinishedRun) -> Iterator[tuple[str, float]]:
         yield "rounds", sum(rounds) / len(rounds)
 
 
-def _entries(spec: MessageSpec) -> str:
-    return "; ".join(f"{name} {form(tensor)}" for name, tensor in spec.items())
-
-
 def _findings(run: FinishedRun) -> list[Block]:
     """Tabulates what attacks have written to the run's folder.
 
     Raises:
         UserError: If a file cannot be read, or is of another form, such as that of an earlier version.
     """
-    found, blocks = run.folder.attacks(), list[Block]()
+    contents, blocks = run.folder.attacks(), list[Block]()
     for attack, table in _TABLES.items():
-        if attack in found:
+        if attack in contents:
             try:
-                blocks.append(table(found[attack]))
+                blocks.append(table(contents[attack]))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise UserError(
                     f"{run.folder.path / 'privacy' / attack}.json: of another form than this version's; remove it, and"

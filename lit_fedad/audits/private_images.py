@@ -1,7 +1,5 @@
 """Training images of a run in [0, 1], as its task sees them: what attacks are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

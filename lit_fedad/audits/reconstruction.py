@@ -3,8 +3,6 @@
 Images are pixels in [0, 1]; normalisation is part of the function that is inverted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -99,10 +97,10 @@ def invert_features(
     """
     images = _start(shape, generator, target)
 
-    def loss() -> Tensor:
+    def loss(number: int) -> Tensor:
         return discrepancy(encode(images), target) + smoothness * _roughness(images)
 
-    losses = _minimise(loss, images, [], steps, learning_rate, on_step, signed=False)
+    losses = _minimise(loss, [images], steps, learning_rate, on_step, images)
     return Inversion(images.detach(), losses)
 
 
@@ -141,15 +139,15 @@ def invert_gradients(
     soft = torch.zeros(shape[0], classes, device=images.device, requires_grad=True)
     descent = torch.cat([-part.flatten() for part in update])
 
-    def loss() -> Tensor:
+    def loss(number: int) -> Tensor:
         target = soft.softmax(1) if labels is None else labels
         error = F.cross_entropy(logits(images), target)
         gradients = torch.autograd.grad(error, parameters, create_graph=True)
         found = torch.cat([part.flatten() for part in gradients])
         return 1 - F.cosine_similarity(found, descent, dim=0) + smoothness * _roughness(images)
 
-    unknown = [soft] if labels is None else []
-    losses = _minimise(loss, images, unknown, steps, learning_rate, on_step, signed=True)
+    moved = [images, soft] if labels is None else [images]
+    losses = _minimise(loss, moved, steps, learning_rate, on_step, images, signed=True)
     return Inversion(images.detach(), losses)
 
 
@@ -183,28 +181,38 @@ def _roughness(images: Tensor) -> Tensor:
 
 
 def _minimise(
-    loss: Callable[[], Tensor],
-    images: Tensor,
-    others: list[Tensor],
+    loss: Callable[[int], Tensor],
+    moved: Sequence[Tensor],
     steps: int,
     learning_rate: float,
     on_step: Callable[[int, int], None],
-    signed: bool,
+    images: Tensor | None = None,
+    signed: bool = False,
 ) -> list[float]:
-    """Runs Adam on images, which stay in [0, 1], and on other unknowns; ``signed`` keeps the gradients' signs alone."""
-    moved = [images, *others]
+    """Runs Adam, at a learning rate that falls to 0 along a cosine, and returns the loss before each step.
+
+    Args:
+        loss: Computes the loss of a step, by its number from 0.
+        moved: What is optimised.
+        steps: Number of steps.
+        learning_rate: Learning rate of the first step.
+        on_step: Called with the number of steps done and of all.
+        images: Those of ``moved`` that must stay in [0, 1].
+        signed: Whether only the signs of gradients count.
+    """
     optimizer = torch.optim.Adam(moved, learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     losses = []
     for step in range(steps):
-        value = loss()
-        # Not backward(): the gradients of weights are not wanted.
+        value = loss(step)
+        # Not backward(): the gradients of other weights are not wanted.
         for tensor, gradient in zip(moved, torch.autograd.grad(value, moved), strict=True):
             tensor.grad = gradient.sign() if signed else gradient
         optimizer.step()
         schedule.step()
-        with torch.no_grad():
-            images.clamp_(0, 1)
+        if images is not None:
+            with torch.no_grad():
+                images.clamp_(0, 1)
         losses.append(float(value.detach()))
         on_step(step + 1, steps)
     return losses
@@ -305,16 +313,10 @@ def train_decoder(
         decoder = Decoder(first.shape[2], grid, size).to(first.device)
     decoder.mean.copy_(first.flatten(0, 1).mean(0))
     decoder.scale.copy_(first.flatten(0, 1).std(0).clamp(min=1e-6))
-    optimizer = torch.optim.Adam(decoder.parameters(), _LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    losses = []
-    for step in range(steps):
-        shown, features = batch(step)
-        loss = (decoder(features) - shown.to(features.device)).abs().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        losses.append(float(loss.detach()))
-        on_step(step + 1, steps)
+
+    def loss(number: int) -> Tensor:
+        shown, features = batch(number)
+        return (decoder(features) - shown.to(features.device)).abs().mean()
+
+    losses = _minimise(loss, list(decoder.parameters()), steps, _LEARNING_RATE, on_step)
     return decoder.eval(), losses

@@ -1,7 +1,5 @@
 """Shadow runs: a run's federation, played again with other training images, and what is seen of their messages."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -128,12 +126,12 @@ class ShadowRuns:
         """
         folder = self.home / f"shadow_{shadow}"
         file = folder / "seen.pt"
-        kept = _read(file)
-        if kept and kept["key"] != self.key:
+        stored = _read(file)
+        if stored and stored["key"] != self.key:
             raise UserError(
                 f"{folder}: of another run, or of other options; remove {self.home} or give out=DIR"
             )
-        if not kept or not kept["complete"]:
+        if not stored or not stored["complete"]:
             config = {**self.config, "seed": derive_seed(self.seed, f"shadow_{shadow}")}
             stages = trained_on(self.partition.by_stage, self.cells, split(self.cells, shadow, self.seed))
             partition = (
@@ -225,8 +223,8 @@ class _Observer(FederationCallback):
             write_state({"key": self.shadows.key, "complete": complete, "seen": seen}, part)
 
     def _load(self, positions: Sequence[int]) -> Batch:
-        found: Batch = self.train.__getitems__(list(positions))  # type: ignore[attr-defined]
-        return found
+        batch: Batch = self.train.__getitems__(list(positions))  # type: ignore[attr-defined]
+        return batch
 
 
 class NoEvaluation(Evaluator):
@@ -259,15 +257,15 @@ class SampledAs(ClientSampler):
 
 def _joined(images: Images) -> tuple[Images, range | list[int]]:
     """Joins training and test images to one training set, and lists the normal images in it that no client holds."""
-    held = len(images.train)
+    trained = len(images.train)
     if isinstance(images, LabelledSet):
         joined = replace(
             images,
             train_images=torch.cat([images.train_images, images.test_images]),
             train_labels=torch.cat([images.train_labels, images.test_labels]),
         )
-        return joined, range(held, len(joined.train))
-    normal = [held + place for place, sample in enumerate(images.test) if not sample.label]
+        return joined, range(trained, len(joined.train))
+    normal = [trained + place for place, sample in enumerate(images.test) if not sample.label]
     return replace(images, train=(*images.train, *images.test), test=()), normal
 
 

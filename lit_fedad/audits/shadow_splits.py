@@ -48,11 +48,11 @@ def draw_cells(
         >>> draw_cells([[[0, 1]], [[2]]], ["cat"] * 5, held_out=[3, 4], seed=0)[1]
         Cell(client=1, stages=(0,), members=(2,), others=(...,))
     """
-    held: dict[str, dict[tuple[int, tuple[int, ...]], list[int]]] = {}
+    holders_of: dict[str, dict[tuple[int, tuple[int, ...]], list[int]]] = {}
     for index, client, stages_of in _held(stages):
-        held.setdefault(categories[index], {}).setdefault((client, stages_of), []).append(index)
+        holders_of.setdefault(categories[index], {}).setdefault((client, stages_of), []).append(index)
     cells = []
-    for category, holders in held.items():
+    for category, holders in holders_of.items():
         rng = numpy_generator(seed, "membership", category)
         spare = rng.permutation([index for index in held_out if categories[index] == category]).tolist()
         longest = max(map(len, holders.values()))
@@ -79,11 +79,11 @@ def draw_training_cells(
         share: Share of a client's images of a class that become examples, in (0, 1].
         seed: Seed of the draws.
     """
-    held: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
+    images_of: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
     for index, client, where in _held(stages):
-        held.setdefault((categories[index], client, where), []).append(index)
+        images_of.setdefault((categories[index], client, where), []).append(index)
     cells = []
-    for (category, client, where), images in held.items():
+    for (category, client, where), images in images_of.items():
         rng = numpy_generator(seed, "membership", category, client, *where)
         half = max(1, round(share * len(images)) // 2)
         if len(images) >= 2:
@@ -132,8 +132,8 @@ def trained_on(
         As ``stages``, ascending; members that are not attacked stay.
     """
     out = {index for cell in cells for index in cell.pool} - chosen
-    kept = [[set(stage) - out for stage in own] for own in stages]
+    remaining = [[set(stage) - out for stage in own] for own in stages]
     for cell in cells:
         for stage in cell.stages:
-            kept[cell.client][stage].update(chosen.intersection(cell.others))
-    return tuple(tuple(tuple(sorted(stage)) for stage in own) for own in kept)
+            remaining[cell.client][stage].update(chosen.intersection(cell.others))
+    return tuple(tuple(tuple(sorted(stage)) for stage in own) for own in remaining)

@@ -144,16 +144,16 @@ def sent_statistics(
         sums, clip = image_sums_of(exchange, federation.client), exchange.noise.clip
         assert sums is not None
         return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
-    found = {}
+    statistics = {}
     plain = image_sums_of(exchange, federation.client)
     if message and plain is not None and plain.shapes().keys() == message.keys():
-        found["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
+        statistics["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
     shown = evidence_of(federation).sent(federation.client, received, message)
-    found |= {kind: value for one in shown for kind, value in _statistic(one, each).items()}
+    statistics |= {kind: value for one in shown for kind, value in _statistic(one, each).items()}
     if exchange.trains and any(isinstance(one, SharedModel) for one in shown):
         adversary_view(federation, client, update)
-        found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
-    return found
+        statistics["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
+    return statistics
 
 
 def received_statistics(
@@ -162,10 +162,10 @@ def received_statistics(
     """Computes the statistics of a client's examples from what the server sends next; see `sent_statistics`."""
     shown = evidence_of(federation).received(federation.client, observe(federation, client))
     each = _Each(federation, examples, load, size)
-    found = {kind: value for one in shown for kind, value in _statistic(one, each).items()}
+    statistics = {kind: value for one in shown for kind, value in _statistic(one, each).items()}
     if any(isinstance(one, SharedModel) for one in shown):
-        found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
-    return found
+        statistics["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
+    return statistics
 
 
 def _statistic(shown: Shown, each: _Each) -> dict[str, Tensor]:
@@ -260,13 +260,13 @@ def prototype_scores(logits: Tensor, labels: Tensor, prototypes: Tensor, classes
         Scores float64 [n]; NaN for classes of which nothing was sent.
     """
     logits, found = logits.double(), torch.full((len(labels),), torch.nan, dtype=torch.float64)
-    own = labels.unique()
-    means = torch.stack([logits[labels == label].mean(0) for label in own])
-    gaps = logits - means[torch.searchsorted(own, labels)]
-    covariance = gaps.T @ gaps / max(len(logits) - len(own), 1)
+    present = labels.unique()
+    means = torch.stack([logits[labels == label].mean(0) for label in present])
+    gaps = logits - means[torch.searchsorted(present, labels)]
+    covariance = gaps.T @ gaps / max(len(logits) - len(present), 1)
     ridge = _SHRINKAGE * covariance.diagonal().mean().clamp(min=1e-12)
     precision = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)))
-    for mean, label in zip(means, own, strict=True):
+    for mean, label in zip(means, present, strict=True):
         for prototype in prototypes[classes == label].double():
             at = labels == label
             found[at] = (logits[at] - mean) @ precision @ (prototype - mean)
@@ -306,17 +306,17 @@ class _Each:
 
     @torch.no_grad()
     def __call__(self, statistic: Callable[[Batch], Tensor]) -> Tensor:
-        found = [statistic(self.fabric.to_device(self.load(part))).double().cpu() for part in self.parts]
-        return torch.cat(found)
+        values = [statistic(self.fabric.to_device(self.load(part))).double().cpu() for part in self.parts]
+        return torch.cat(values)
 
 
 def _predicted(federation: Federation, batch: Batch) -> Tensor:
     """Computes a classifier's confidence in the true class, or the negative image score."""
     prediction = predict_batch(federation.client, dict(batch), federation.fabric)
     if prediction.logits is not None and federation.client.task.kind == "classification":
-        found = confidence(prediction.logits.cpu(), batch["label"].cpu())
+        scores = confidence(prediction.logits.cpu(), batch["label"].cpu())
     else:
-        found = -prediction.image_score.cpu().double()
-    if not found.isfinite().all():
+        scores = -prediction.image_score.cpu().double()
+    if not scores.isfinite().all():
         raise UserError(f"{type(federation.client).__name__}: scores from an upload are not finite")
-    return found
+    return scores

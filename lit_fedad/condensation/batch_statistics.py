@@ -1,7 +1,5 @@
 """Batch normalisation with the statistics of another batch: synthetic images are encoded as if among real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,10 +23,10 @@ def check_encoder(encoder: nn.Module) -> None:
     """
     refuse_frozen(encoder, "images are condensed through an encoder that is trained on pixels")
     kinds = (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm, nn.LayerNorm)
-    found = {type(layer).__name__: layer for layer in encoder.modules() if isinstance(layer, kinds)}
-    if not any(isinstance(layer, nn.BatchNorm2d) for layer in found.values()):
+    norms = {type(layer).__name__: layer for layer in encoder.modules() if isinstance(layer, kinds)}
+    if not any(isinstance(layer, nn.BatchNorm2d) for layer in norms.values()):
         raise UserError(
-            f"the encoder has no batch normalisation ({', '.join(found) or 'no normalisation at all'}), whose"
+            f"the encoder has no batch normalisation ({', '.join(norms) or 'no normalisation at all'}), whose"
             " statistics the synthetic images need; choose task=classifier_convnet with encoder.norm=batch"
         )
 
@@ -131,11 +129,11 @@ def unconstrained(encoder: nn.Module, images: Tensor) -> Tensor:
 @contextmanager
 def _lent(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Lets batch normalisations use the statistics in their buffers; afterwards both are as before."""
-    kept = [(layer, layer.training, layer.running_mean, layer.running_var) for layer in layers]
+    before = [(layer, layer.training, layer.running_mean, layer.running_var) for layer in layers]
     try:
-        for layer, *_ in kept:
+        for layer, *_ in before:
             layer.training = False
         yield
     finally:
-        for layer, training, mean, var in kept:
+        for layer, training, mean, var in before:
             layer.training, layer.running_mean, layer.running_var = training, mean, var

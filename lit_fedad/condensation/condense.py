@@ -1,7 +1,5 @@
 """The optimisation that turns many real images into a few synthetic ones of the same classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple

@@ -90,9 +90,9 @@ class RelationalContrast(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, width)
         )
-        own = torch.eye(len(prototypes), dtype=torch.bool) & negatives.any(1) & with_own
+        itself = torch.eye(len(prototypes), dtype=torch.bool) & negatives.any(1) & with_own
         self.register_buffer("prototypes", prototypes)
-        self.register_buffer("candidates", negatives | own)
+        self.register_buffer("candidates", negatives | itself)
         self.temperature, self.prior = temperature, prior
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
@@ -110,8 +110,8 @@ class RelationalContrast(nn.Module):
         if self.prior:
             similarity = similarity + labels.bincount(minlength=len(self.prototypes)).log()
         rivals = similarity.where(self.candidates[labels], -torch.inf)[judged].logsumexp(1)
-        own = similarity.gather(1, labels[:, None])[judged, 0]
-        return (rivals - own).sum() / judged.sum().clamp(min=1)
+        true_class = similarity.gather(1, labels[:, None])[judged, 0]
+        return (rivals - true_class).sum() / judged.sum().clamp(min=1)
 
 
 def importance(

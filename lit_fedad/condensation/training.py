@@ -1,7 +1,5 @@
 """Training a classifier on condensed images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

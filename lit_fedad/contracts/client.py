@@ -1,7 +1,5 @@
 """The client side of a method."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -27,11 +25,11 @@ class Predictors:
         server_shared: Whether the server's model is the same for all clients.
         own: Whether a client's trained weights are a model that can predict; False where only the server builds models
             that predict.
-        merged: Whether a client's model is what the server sends joined with what is personal, not the weights that it
+        merged: Whether a client predicts with the server's weights and its personal ones, not with those that it
             trained last.
         heads: Names of the method's classifiers beside the main one; predictions carry the logits of each.
-        lent: Entries of the task's state that the server's model lacks; for its evaluation alone they are replaced by
-            the clients' mean, weighted by data size.
+        lent: Entries of the task's state that the server's model lacks; its evaluation, and nothing else, takes the
+            clients' mean for them, weighted by data size.
     """
 
     shared: bool = False

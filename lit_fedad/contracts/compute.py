@@ -1,7 +1,5 @@
 """How blocks compute: batch by batch, on one thread, in full precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """What a message tells of a client's images: every exchange and every client query declares it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -81,7 +79,7 @@ def summed(what: str, images: int | None = None, by_product: bool = False) -> Di
 
 
 class Discloses:
-    """A class with a method that sends something, whose subclasses say beside their own what it tells of images.
+    """A base of classes that send a message: one with a sending method of its own declares what that tells of images.
 
     Attributes:
         sends: Name of the method.

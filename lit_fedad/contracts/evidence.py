@@ -4,8 +4,6 @@ An observer sees what the server sends to a client and what the client sends bac
 hold, in terms that any attack understands: vectors, moments, weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,14 +151,6 @@ Invertible = SentImages | SentBank | SentWeights
 """What of an upload images can be reconstructed from."""
 
 
-def _nothing(*messages: Any) -> tuple[()]:
-    return ()
-
-
-def _none(*parts: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Evidence:
     """What an observer of a method's messages learns of single images; nothing by default.
@@ -179,10 +169,12 @@ class Evidence:
             client; takes the server. None where no densities are sent.
     """
 
-    sent: Callable[[Any, Message, Message], Sequence[Shown]] = _nothing
-    received: Callable[[Any, Message], Sequence[Shown]] = _nothing
+    sent: Callable[[Any, Message, Message], Sequence[Shown]] = lambda client, received, sent: ()
+    received: Callable[[Any, Message], Sequence[Shown]] = lambda client, received: ()
     predict: Callable[[Any, Any, Update], None] | None = None
-    invertible: Callable[[Any, MessageSpec, MessageSpec], Invertible | None] = _none
+    invertible: Callable[[Any, MessageSpec, MessageSpec], Invertible | None] = lambda client, received, sent: (
+        None
+    )
     densities: Callable[[Any], Mapping[int, tuple[Tensor, Tensor]]] | None = None
 
 

@@ -189,16 +189,16 @@ class LeaveOut(Exchange[C, S]):
         task = cast("Client", client).task
         whole = {name: getattr(task, name) for name in task.local_buffers}
         for loader in loaders:
-            found = None
+            scores = None
             try:
                 self.leave_out(client, loader)
-                found = score(client, loader)
+                scores = score(client, loader)
             except UserError:
                 pass
             finally:
                 for name, buffer in whole.items():
                     setattr(task, name, buffer)
-            yield found
+            yield scores
 
 
 @dataclass(frozen=True)

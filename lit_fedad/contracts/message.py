@@ -1,7 +1,5 @@
 """Messages between clients and the server, and their declared form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The server side of a method."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -43,7 +41,7 @@ class Server:
             cls.admits = False
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Registers all clients that hold images before rounds are played, be it the first or, with its state, others.
+        """Registers all clients that hold images: before round 1, and before further rounds of a run that goes on.
 
         Not called where a finished run only predicts.
 
@@ -72,8 +70,8 @@ class Server:
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the messages that clients sent after training.
 
-        Tensors of ``kept`` are replaced, never changed in place: where merging fails, the server returns to those that
-        it had.
+        Tensors of the state are replaced, never changed in place: where merging fails, the server returns to those
+        that it had.
 
         Args:
             updates: By client, in client order; never empty.

@@ -1,7 +1,5 @@
 """State that a class declares by the names of its attributes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sums: how the messages of several clients add up, and how each image's part of a sum is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,10 +76,10 @@ class MessageSums(Protocol):
 
 
 class ImageSums(Protocol):
-    """The sums over all clients' images that the server's side of an exchange follows from.
+    """Sums over the images of all clients, from which an exchange's message is computed on the server.
 
-    The parts are in public units, in which those of usual images have length 1. They depend on one image alone, and
-    on what is public: the server's messages, the configuration, the backbone.
+    What an image adds depends on it alone, and on what is public: the server's messages, the configuration, the
+    backbone. It is in public units, in which usual images add a vector of length 1.
     """
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,5 @@
 """Tasks: what is learnt, and how images are scored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -46,7 +44,7 @@ class Task(L.LightningModule):
         learning_rate: Learning rate of the optimiser.
         weight_decay: Weight decay of the optimiser.
         local_buffers: Buffers computed from local data, which are not shared as weights are.
-        free_buffers: Buffers of which a state of any size is loaded, such as a bank of all images.
+        free_buffers: Buffers whose size differs from state to state, such as a bank of all images.
         scoring_buffers: Buffers that `embedding` does not depend on, such as the bank that `predict` scores by.
         output_modules: Submodules between features and output, which methods with personal heads do not share.
         num_features: Channels of the features.
@@ -122,8 +120,8 @@ class Task(L.LightningModule):
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Scores a batch; its ``embedding`` is used where it comes with the batch."""
-        known = batch.get("embedding")
-        return self.predict(self.embedding(batch) if known is None else known, batch)
+        embedding = batch.get("embedding")
+        return self.predict(self.embedding(batch) if embedding is None else embedding, batch)
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -157,12 +155,12 @@ class Task(L.LightningModule):
         Args:
             loader: Local batches in a fixed order.
             context: Round and randomness.
-            first: Whether it is the first time, before any training. What later weights leave as it is (a centre, a
-                subspace) is computed then alone, what they do not (a bank) every time.
+            first: Whether it is the first time, before any training. What does not change with the weights (a centre, a
+                subspace) is computed then alone; what does (a bank), every time.
         """
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads a state whose `free_buffers` have any size."""
+        """Loads a state; `free_buffers` take the sizes that they have in it."""
         for name in self.free_buffers:
             if (entry := state_dict.get(f"{prefix}{name}")) is not None:
                 setattr(self, name, torch.empty_like(entry, device=getattr(self, name).device))

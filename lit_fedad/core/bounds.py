@@ -1,7 +1,5 @@
 """Checks of the ranges of numbers that a configuration gives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 ``_target_`` names a class or function, whose signature is the schema of its section.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect

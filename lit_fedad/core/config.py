@@ -1,7 +1,5 @@
 """Composes the configuration (Hydra) to plain dictionaries; what wins over what: docs/configuration.md."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import hashlib
@@ -346,4 +344,4 @@ def _flat_keys(overrides: list[str]) -> set[str]:
         container = typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
     except (HydraException, OmegaConfBaseException):
         return set()
-    return {known for key in flatten(container) for known in accumulate(key.split("."), "{}.{}".format)}
+    return {prefix for key in flatten(container) for prefix in accumulate(key.split("."), "{}.{}".format)}

@@ -1,7 +1,5 @@
 """Packages that only some commands need, by the extra of this one that installs them."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from lit_fedad.core.errors import UserError

@@ -1,7 +1,5 @@
 """Files that are complete or absent, files of a folder that may come from anybody, and a full disk."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Reads the ``key=value`` options of a command into the dataclass that declares them."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import types
@@ -157,16 +155,16 @@ def separate(declared: type, options: Sequence[str], command: str) -> tuple[list
         (['steps=10'], ['rounds=3', '~start'])
     """
     kinds = typing.get_type_hints(declared)
-    own, others = [], []
+    chosen, others = [], []
     for option in options:
         key = "" if option.startswith("~") else split(option)[0]
         if key in kinds or _is_mapping(kinds.get(key.partition(".")[0])):
-            own.append(option)
+            chosen.append(option)
             continue
         if near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8):
             raise UserError(f"{command} has no key '{key}'; did you mean '{near[0]}'?")
         others.append(option)
-    return own, others
+    return chosen, others
 
 
 def _require_all(

@@ -1,7 +1,5 @@
 """Sizes that YAML files leave to the data and the machine: of photographs, and of the grid of patches."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os
@@ -52,11 +50,11 @@ def reads_photographs(reader: Callable[..., Any]) -> bool:
 
 def machine_memory() -> int:
     """Returns the bytes of memory of this machine, or of the container that it is."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # there is none, or it says "max"
-            found = min(found, int(Path(limit).read_text()))
-    return found
+            memory = min(memory, int(Path(limit).read_text()))
+    return memory
 
 
 def photograph_size(target: str, large: int, small: int) -> int:

@@ -1,7 +1,5 @@
 """Words of the command line, taken as they are typed where Hydra's grammar would read something else in them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

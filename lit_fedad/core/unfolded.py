@@ -1,7 +1,5 @@
 """Values from files of anybody, whose parts may refer to each other so often that no walk through them ends."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -37,19 +35,19 @@ def check_unfolded(value: Any) -> None:
     Raises:
         ValueError: If they do.
     """
-    known: dict[int, float] = {}
+    sizes: dict[int, float] = {}
     held = 0
 
     def count(part: Any) -> float:
         nonlocal held
         if not isinstance(part, (dict, list, tuple)):
             return 1
-        if id(part) not in known:
-            known[id(part)] = math.inf  # of one that holds itself
+        if id(part) not in sizes:
+            sizes[id(part)] = math.inf  # of one that holds itself
             inner = list(part.values()) if isinstance(part, dict) else part
             held += len(inner)
-            known[id(part)] = 1 + sum(map(count, inner))
-        return known[id(part)]
+            sizes[id(part)] = 1 + sum(map(count, inner))
+        return sizes[id(part)]
 
     if count(value) > 10 * held + 1000:
         raise ValueError("its parts refer to each other again and again")

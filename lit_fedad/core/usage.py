@@ -3,8 +3,6 @@
 What a command needs (torch, Lightning, MLflow) takes seconds to import, and its help is asked for by who waits for it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -94,10 +94,10 @@ def grown_digest(digest: str, additions: Sequence[Addition], memo: Path | None =
     added = [sample.path for addition in additions for own in addition.images.values() for sample in own]
     content = content_hashes(added, memo)
     for addition in additions:
-        known = hashlib.sha256(digest.encode())
+        hashed = hashlib.sha256(digest.encode())
         for client, own in sorted(addition.images.items()):
             for sample in own:
                 what = [client, sample.category, sample.name, content[sample.path].hex()]
-                known.update(json.dumps(what).encode())
-        digest = known.hexdigest()[:32]
+                hashed.update(json.dumps(what).encode())
+        digest = hashed.hexdigest()[:32]
     return digest

@@ -3,8 +3,6 @@
 Each lists its images in its own way: by names of files, by numbered folders, or in a table.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
@@ -185,8 +183,8 @@ def _rows(table: Path) -> list[dict[str, str]]:
     if missing := [column for column in _COLUMNS if column not in columns]:
         raise UserError(f"{table}: no column '{missing[0]}'; a split file has {', '.join(_COLUMNS)}")
     for line, row in enumerate(rows, start=2):
-        known = row["split"] in ("train", "test") and row["label"] in ("normal", "anomaly")
-        if not (known and row["image"]):
+        valid = row["split"] in ("train", "test") and row["label"] in ("normal", "anomaly")
+        if not (valid and row["image"]):
             raise UserError(
                 f"{table}: line {line} has split '{row['split']}', label '{row['label']}' and image"
                 f" '{row['image']}'; give train or test, normal or anomaly, and a path"
@@ -228,12 +226,12 @@ def real_iad(
     """
     root = Path(root).expanduser()
     folder = root / split
-    known = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
-    if not known:
+    names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+    if not names:
         raise UserError(f"{folder}: holds no JSON file; give the folder of split files as data.split")
     train: list[Sample] = []
     test: list[Sample] = []
-    for product in choose_products(products, known, folder):
+    for product in choose_products(products, names, folder):
         table = folder / f"{product}.json"
         content = _content(table)
         place = root / images / product

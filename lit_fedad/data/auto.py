@@ -185,12 +185,12 @@ def _table(root: Path, split: Mapping[str, Any]) -> Layout | None:
     if (root / "split_csv" / "1cls.csv").is_file():
         return Layout("VisA with its split files", "visa", root)
     files = [path for path in entries(root) if path.suffix.lower() == ".csv"]
-    found = [layout for file in files if (layout := _labels(root, file, split))]
-    if len(found) > 1:
+    layouts = [layout for file in files if (layout := _labels(root, file, split))]
+    if len(layouts) > 1:
         raise UserError(
-            f"{root}: has {len(found)} tables of labels, {files[0].name} and more; move all but one away"
+            f"{root}: has {len(layouts)} tables of labels, {files[0].name} and more; move all but one away"
         )
-    return found[0] if found else None
+    return layouts[0] if layouts else None
 
 
 def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -247,10 +247,10 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     if whole(root):
         seen = "one product in the layout of MVTec AD"
         return None if _misnamed(root) else Layout(seen, "mvtec_mixture", root)
-    found = sorted(
+    folders = sorted(
         {path.parents[1] for level in ("*/", "*/*/", "*/*/*/") for path in root.glob(f"{level}train/good")}
     )
-    products = [path for path in found if "/." not in f"/{path.relative_to(root).as_posix()}"]
+    products = [path for path in folders if "/." not in f"/{path.relative_to(root).as_posix()}"]
     if not products or not all(whole(path) and not _misnamed(path) for path in products):
         return None
     others = [path for path in _folders(root) if not any(one.is_relative_to(path) for one in products)]
@@ -263,8 +263,8 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
 
 
 def _misnamed(product: Path) -> bool:
-    known = NORMAL | MASKS
-    return any(path.name != "good" and bare(path.name) in known for path in entries(product / "test"))
+    names = NORMAL | MASKS
+    return any(path.name != "good" and bare(path.name) in names for path in entries(product / "test"))
 
 
 def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -342,8 +342,10 @@ def _by_folder(
 def _products(root: Path, folders: Sequence[Path], split: Mapping[str, Any]) -> Layout | None:
     """Folders of products, each of a layout of its own."""
     with_images = [path for path in folders if _images(path)]
-    known = (_folders(path) or any(path.glob("*.csv")) or any(path.glob("*.json")) for path in with_images)
-    if not with_images or not all(known):
+    recognisable = (
+        _folders(path) or any(path.glob("*.csv")) or any(path.glob("*.json")) for path in with_images
+    )
+    if not with_images or not all(recognisable):
         return None
     parts = {path.name: recognise(path, split["train_share"], split["seed"]) for path in with_images}
     seen = "; ".join(f"{product} has {part.seen}" for product, part in parts.items())

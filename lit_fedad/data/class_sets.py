@@ -1,7 +1,5 @@
 """Public sets of labelled natural images, as distributed: CIFAR, SVHN, STL-10, ImageNette, Tiny ImageNet, Places365."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -172,10 +170,10 @@ def _tiny_imagenet(root: Path) -> tuple[Sequence[str], Part, Part]:
     train: list[tuple[Path, int]] = []
     for wnid, label in labels.items():
         place = folder / "train" / wnid / "images"
-        own = sorted(place.glob("*.JPEG"))
-        if not own:
+        images = sorted(place.glob("*.JPEG"))
+        if not images:
             raise UserError(f"{place}: holds no image (*.JPEG); unpack {TINY_ADDRESS} anew")
-        train += [(file, label) for file in own]
+        train += [(file, label) for file in images]
     annotations = folder / "val" / "val_annotations.txt"
     rows = [line.split("\t") for line in _lines(annotations)]  # name, class and the corners of a box
     for number, row in enumerate(rows, 1):

@@ -1,7 +1,5 @@
 """Identity of files by content: what is called the same image is the same bytes."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -35,12 +33,12 @@ def content_hashes(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, 
     Raises:
         UserError: A file cannot be read.
     """
-    known = _read_memo(memo_file)
+    memo = _read_memo(memo_file)
     hashes: dict[Path, bytes] = {}
     unknown: dict[Path, _Seen] = {}
     for path in dict.fromkeys(paths):
         seen = _seen(path)
-        before = known.get(str(path.absolute()))
+        before = memo.get(str(path.absolute()))
         if before is not None and before[0] == seen:
             hashes[path] = before[1]
         else:
@@ -52,8 +50,8 @@ def content_hashes(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, 
         for (path, seen), digest in zip(unknown.items(), pool.map(_hash, unknown), strict=True):
             hashes[path] = digest
             if not 0 <= now - seen[1] < _TICK_NS:
-                known[str(path.absolute())] = (seen, digest)
-    _write_memo(memo_file, known)
+                memo[str(path.absolute())] = (seen, digest)
+    _write_memo(memo_file, memo)
     return hashes
 
 

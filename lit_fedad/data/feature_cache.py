@@ -1,7 +1,5 @@
 """Frozen features, computed once per image and kept on disk in half precision: maps an image, pooled ones a set."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -155,14 +153,14 @@ class FeatureCache:
             for batch, images in zip(batches, self._decode(batches, path_of), strict=True):
                 layers = self._extract(images.to(device), batch_size)
                 for place, image in enumerate(batch):
-                    own = [layer[place].contiguous() for layer in layers]
-                    if not all(layer.isfinite().all() for layer in own):
+                    features = [layer[place].contiguous() for layer in layers]
+                    if not all(layer.isfinite().all() for layer in features):
                         raise UserError(
                             f"features of {path_of[image]} do not fit half precision: set cache.enabled=false"
                         )
                     with atomic(self._file(image)) as part:
-                        named = {f"{number:02}": layer for number, layer in enumerate(own)}
-                        save_file(named, part, {"crc": str(_checksum(own))})
+                        named = {f"{number:02}": layer for number, layer in enumerate(features)}
+                        save_file(named, part, {"crc": str(_checksum(features))})
                     self._shapes[image] = shapes
                 done += len(batch)
                 if progress is not None:
@@ -300,18 +298,18 @@ def frozen_features(
     Raises:
         UserError: If the file cannot be written.
     """
-    if file is not None and (known := _read_pooled(file, number, len(turns))) is not None:
-        return known
+    if file is not None and (stored := _read_pooled(file, number, len(turns))) is not None:
+        return stored
     plain, views = torch.empty(0), torch.empty(0)
     with seeded(0, "frozen views"):
         for start in range(0, number, _BATCH):
             places = range(start, min(start + _BATCH, number))
             pixels = read(places)
-            found = encode(pixels)
+            features = encode(pixels)
             if start == 0:  # the largest arrays of a run: never held twice
-                plain = torch.empty(number, found.shape[1], dtype=torch.float16)
-                views = torch.empty(number, len(turns), found.shape[1], dtype=torch.float16)
-            plain[start : places.stop] = found
+                plain = torch.empty(number, features.shape[1], dtype=torch.float16)
+                views = torch.empty(number, len(turns), features.shape[1], dtype=torch.float16)
+            plain[start : places.stop] = features
             for place, turn in enumerate(turns):
                 views[start : places.stop, place] = encode(draw(torch.rot90(pixels, turn, (2, 3))))
             progress(places.stop, number)
@@ -372,23 +370,23 @@ def _read_pooled(file: Path, number: int, views: int) -> FrozenFeatures | None:
     if not file.exists():
         return None
     try:
-        held = safetensors.torch.load_file(file)
-        found = FrozenFeatures(held["plain"], held.get("views"))
+        entries = safetensors.torch.load_file(file)
+        features = FrozenFeatures(entries["plain"], entries.get("views"))
     except (SafetensorError, OSError, KeyError) as error:
         warnings.warn(f"{file}: damaged ({error}); features are computed again", stacklevel=2)
         return None
-    drawn = found.views.shape[1] if found.views is not None else 0
-    if len(found.plain) != number or drawn != views or not found.plain.isfinite().all():
+    drawn = features.views.shape[1] if features.views is not None else 0
+    if len(features.plain) != number or drawn != views or not features.plain.isfinite().all():
         warnings.warn(f"{file}: damaged (of another form); features are computed again", stacklevel=2)
         return None
-    return found
+    return features
 
 
 def _write_pooled(file: Path, found: FrozenFeatures) -> None:
-    held = {name: entry.contiguous() for name, entry in found._asdict().items() if entry is not None}
+    entries = {name: entry.contiguous() for name, entry in found._asdict().items() if entry is not None}
     try:
         with atomic(file) as partial:
-            safetensors.torch.save_file(held, partial)
+            safetensors.torch.save_file(entries, partial)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(

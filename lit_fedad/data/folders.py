@@ -63,6 +63,6 @@ def _masked(folder: Path, masks: Path | None, left: LeftOut) -> Iterator[tuple[P
     images = images_in(folder, left)
     if masks is None:
         return zip(images, [None] * len(images), strict=True)
-    if (own := masks / folder.name).is_dir():
-        return zip(images, find_masks(own, images, left, folder), strict=True)
+    if (nested := masks / folder.name).is_dir():
+        return zip(images, find_masks(nested, images, left, folder), strict=True)
     return zip(images, find_masks(masks, images, LeftOut(), folder), strict=True)

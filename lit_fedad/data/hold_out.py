@@ -1,7 +1,5 @@
 """Images that clients keep back from training, so that decisions are calibrated on images no detector has seen."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,14 +31,14 @@ def image_groups(
     if group is None:
         return [str(number) for number in range(len(samples))]
     try:
-        found = [re.search(group, str(sample.path)) for sample in samples if isinstance(sample, Sample)]
+        matches = [re.search(group, str(sample.path)) for sample in samples if isinstance(sample, Sample)]
     except re.error as error:
         raise UserError(f"{key}='{group}' is no regular expression: {error}") from error
-    if len(found) < len(samples):
+    if len(matches) < len(samples):
         raise UserError(f"{key}='{group}': these images are no files; leave it out")
-    if lost := next((sample for sample, match in zip(samples, found, strict=True) if match is None), None):
+    if lost := next((sample for sample, match in zip(samples, matches, strict=True) if match is None), None):
         raise UserError(f"{key}='{group}' is not found in {lost.path}")  # type: ignore[union-attr]
-    return [match.group(0) for match in found if match is not None]
+    return [match.group(0) for match in matches if match is not None]
 
 
 def hold_out(
@@ -72,12 +70,12 @@ def hold_out(
     if not share or partition.calibration:
         return partition
     stages, calibration = [], []
-    for client, own in enumerate(partition.by_stage):
+    for client, client_stages in enumerate(partition.by_stage):
         draw = numpy_generator(seed, "hold-out", client)
-        grown = max(share, min(0.5, least / max(1, sum(map(len, own)))))
-        held = [_held_out(stage, images.train, groups, grown, draw) for stage in own]
-        stages.append([sorted(set(stage) - out) for stage, out in zip(own, held, strict=True)])
-        calibration.append(tuple(sorted(chain.from_iterable(held))))
+        grown = max(share, min(0.5, least / max(1, sum(map(len, client_stages)))))
+        held_out = [_held_out(stage, images.train, groups, grown, draw) for stage in client_stages]
+        stages.append([sorted(set(stage) - out) for stage, out in zip(client_stages, held_out, strict=True)])
+        calibration.append(tuple(sorted(chain.from_iterable(held_out))))
     if partition.stages is None:
         rest = Partition.of_clients(stage for (stage,) in stages)
         rest = replace(rest, reserved=partition.reserved)
@@ -102,8 +100,8 @@ def _held_out(
         due += share * sum(map(len, members.values()))
         names = list(members)
         for number in draw.permutation(len(names))[:-1]:
-            own = members[names[number]]
-            if len(held) + len(own) / 2 > due:
+            together = members[names[number]]
+            if len(held) + len(together) / 2 > due:
                 break
-            held.update(own)
+            held.update(together)
     return held

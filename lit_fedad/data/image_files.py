@@ -1,7 +1,5 @@
 """The one way in for folders: which files in them are images, and what is left out."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -39,8 +37,8 @@ SOME = ".bmp, .gif, .jpg, .png, .tif, .webp and others, DICOM too"
 @cache
 def image_suffixes() -> tuple[str, ...]:
     """Lists the suffixes of the formats that the installed decoders know, in lower case; DICOM's are not among them."""
-    known = decoders()  # has Pillow load its formats
-    return tuple(sorted(end for end, form in Image.registered_extensions().items() if form in known))
+    formats = decoders()  # has Pillow load its formats
+    return tuple(sorted(end for end, form in Image.registered_extensions().items() if form in formats))
 
 
 @dataclass
@@ -108,13 +106,13 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
                 (dicom if form == "DICOM" else images).append(path)
     if not masks:
         beside = {path.with_suffix("") for path in images}
-        own = [
+        beside_images = [
             path
             for path in images
             if path.with_name(path.stem.removesuffix("_mask")) in beside - {path.with_suffix("")}
         ]
-        left_out.add("masks beside images (to be used, they need a folder of their own)", own)
-        images = [path for path in images if path not in set(own)] if own else images
+        left_out.add("masks beside images (to be used, they need a folder of their own)", beside_images)
+        images = [path for path in images if path not in set(beside_images)] if beside_images else images
     if not dicom:
         return images
     names = {path.with_suffix("") for path in images}
@@ -136,13 +134,13 @@ def images_in(folder: Path, left_out: LeftOut | None = None) -> list[Path]:
     Raises:
         UserError: There is no such folder, or no image in it, or pydicom is missing for DICOM files.
     """
-    kept = LeftOut() if left_out is None else left_out
-    images = find_images(folder, kept)
+    skipped = LeftOut() if left_out is None else left_out
+    images = find_images(folder, skipped)
     if not images:
-        rest = kept.line(folder)
+        rest = skipped.line(folder)
         raise UserError(f"{folder}: holds no image ({SOME})" + (rest or "").replace(f"{folder}:", ";", 1))
     if left_out is None:
-        kept.warn(folder)
+        skipped.warn(folder)
     return images
 
 
@@ -187,12 +185,12 @@ def _folders(folder: Path, left_out: LeftOut) -> Iterator[tuple[str, list[Path],
             continue
         visited.add(place)
         try:
-            found = list(os.scandir(current))
+            inside = list(os.scandir(current))
         except OSError:
             left_out.add("folders that cannot be opened", [current])
             continue
         files, links = list[Path](), list[Path]()
-        for entry in found:
+        for entry in inside:
             if not _hidden(entry.name):
                 path = current / entry.name
                 if entry.is_symlink():

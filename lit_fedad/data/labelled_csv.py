@@ -65,20 +65,20 @@ def labelled_csv(
     table = root / labels
     good = {_whole(str(label)) for label in normal}
     named = good | {_whole(str(label)) for label in anomalous or ()}
-    found = _labels(table, id_column, label_column, named)
-    known = set().union(*found.values())
+    counts_by_image = _labels(table, id_column, label_column, named)
+    known = set().union(*counts_by_image.values())
     bad = known - good if anomalous is None else {_whole(str(label)) for label in anomalous}
     for label in sorted(good | bad):
         require_known(label, known, f"{table}: no '{label}' in column '{label_column}'")
 
     defects: dict[str, str] = {}
-    for image, counts in found.items():
+    for image, counts in counts_by_image.items():
         findings = [label for label, _ in counts.most_common() if label in bad]
         if findings:
             defects[image] = findings[0]
         elif good.issuperset(counts):
             defects[image] = "good"
-    paths = _paths(defects, root, root / images, table, found.keys())
+    paths = _paths(defects, root, root / images, table, counts_by_image.keys())
 
     product = name or root.absolute().name
     samples = [
@@ -133,8 +133,8 @@ def _paths(
             f"{table}: no image '{missing[0]}' in {folder} ({len(missing)} of {len(wanted)} missing);"
             " add them, or remove their rows"
         )
-    known = {_file(image, names, table) for image in listed}
-    if bare := [path for path in files if path not in known]:
+    listed_files = {_file(image, names, table) for image in listed}
+    if bare := [path for path in files if path not in listed_files]:
         warnings.warn(
             f"{table}: {len(bare)} of {len(files)} images have no labelled row and are left out, first {bare[0]}",
             stacklevel=3,
@@ -150,10 +150,10 @@ def matches(ids: Sequence[str], files: Sequence[Path], root: Path, images: str) 
     """Tells whether words name files of a folder ``images`` below ``root``, nine of ten at least."""
     names = _names(files, root, root / images)
     try:
-        known = sum(_file(word.strip(), names, root) is not None for word in ids)
+        fitting = sum(_file(word.strip(), names, root) is not None for word in ids)
     except UserError:
         return False
-    return bool(ids) and 10 * known >= 9 * len(ids)
+    return bool(ids) and 10 * fitting >= 9 * len(ids)
 
 
 _Names = list[dict[str, list[Path]]]

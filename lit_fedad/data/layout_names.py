@@ -1,7 +1,5 @@
 """What people call the folders, columns and labels of their images."""
 
-from __future__ import annotations
-
 from lit_fedad.data.mvtec import MASK_NAMES
 
 NORMAL = frozenset(

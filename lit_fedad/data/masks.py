@@ -1,7 +1,5 @@
 """The one way in for masks: which pixels a file marks, and what it becomes at the size that is used."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

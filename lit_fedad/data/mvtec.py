@@ -96,15 +96,15 @@ def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[s
 
 def _known_products(root: Path) -> list[str]:
     """Relative paths of the product folders at most three levels below ``root``."""
-    found = chain.from_iterable(root.glob(f"{level}train/good") for level in ("*/", "*/*/", "*/*/*/"))
-    return sorted(path.parents[1].relative_to(root).as_posix() for path in found if path.is_dir())
+    folders = chain.from_iterable(root.glob(f"{level}train/good") for level in ("*/", "*/*/", "*/*/*/"))
+    return sorted(path.parents[1].relative_to(root).as_posix() for path in folders if path.is_dir())
 
 
 def _unknown_product(root: Path, product: str) -> str:
     """The message for a product folder that does not exist."""
-    known = _known_products(root)
+    products = _known_products(root)
     # A product may be misspelt, or right but without the folders above it: compare with both spellings.
-    spellings = {Path(path).name: path for path in known} | {path: path for path in known}
+    spellings = {Path(path).name: path for path in products} | {path: path for path in products}
     nearest = difflib.get_close_matches(product, spellings, n=1, cutoff=0.0)
     hint = f"the nearest is '{spellings[nearest[0]]}'" if nearest else "it holds no product folder at all"
     return f"{root}: no product folder '{product}'; {hint}"
@@ -141,11 +141,11 @@ def _test_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
         samples += [
             Sample(path, product, defect.name, mask) for path, mask in zip(images, masks, strict=True)
         ]
-    known = {path.name for path in defects}
+    names = {path.name for path in defects}
     parts = ("train", "test", "ground_truth")
     left.add(
         "beside train and test",
         [path for path in entries(folder) if path.is_dir() and path.name not in parts],
     )
-    left.add("masks of no images", [path for path in entries(masked) if path.name not in known])
+    left.add("masks of no images", [path for path in entries(masked) if path.name not in names])
     return samples

@@ -25,6 +25,7 @@ from torch import Tensor
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.data.input_files import check_array, check_pixels, check_regular
 from lit_fedad.data.labelled import HALF, LabelledSet
+from lit_fedad.data.subset import limited_by
 
 Channels = Literal[1, 3]
 
@@ -33,16 +34,14 @@ _GREY = ("1", "L")  # Pillow's modes
 _DAMAGE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
+@limited_by(LabelledSet.subset)
 def packed(
     root: str | Path,
     train: str | None,
     test: str | None = None,
     name: str | None = None,
-    train_per_class: int | None = None,
-    test_per_class: int | None = None,
     mean: Sequence[float] = HALF,
     std: Sequence[float] = HALF,
-    seed: int = 0,
     channels: Channels = 3,
     classes: Sequence[str] | None = None,
 ) -> LabelledSet:
@@ -54,11 +53,8 @@ def packed(
             needs no labels either.
         test: File of the test images; None if ``train`` holds both parts under MedMNIST's keys.
         name: Name of the set; by default that of the training (or only) file.
-        train_per_class: As in `LabelledSet.subset`.
-        test_per_class: As in `LabelledSet.subset`.
         mean: Mean of each channel in [0, 1], or of all.
         std: Standard deviation, likewise.
-        seed: As in `LabelledSet.subset`.
         channels: 3 gives grey images three equal channels, 1 leaves them one and refuses colours.
         classes: Class names, for files that hold none; None takes the labels' numbers.
 
@@ -80,14 +76,13 @@ def packed(
         raise UserError(
             f"{testing.path}: test images are {sizes[1]} pixels, training images {sizes[0]}; resize one of them"
         )
-    whole = LabelledSet(
+    return LabelledSet(
         name or Path(train or testing.path).stem,
         _class_names(training, testing, classes),
         *(training.images, training.labels),
         *(testing.images, testing.labels),
         *(mean, std),
     )
-    return whole.subset(train_per_class, test_per_class, seed)
 
 
 MEDMNIST_ADDRESS = "https://medmnist.com"
@@ -110,15 +105,13 @@ MEDMNIST_CLASSES = {
 """Name of a set -> its classes, in the order of its labels."""
 
 
+@limited_by(LabelledSet.subset)
 def medmnist(
     root: str | Path,
     name: Literal["pathmnist", "octmnist", "organcmnist", "organsmnist", "pneumoniamnist"],
     size: Literal[28, 64, 128, 224] = 28,
-    train_per_class: int | None = None,
-    test_per_class: int | None = None,
     mean: Sequence[float] = HALF,
     std: Sequence[float] = HALF,
-    seed: int = 0,
     channels: Channels = 3,
     download: bool = False,
 ) -> LabelledSet:
@@ -128,11 +121,8 @@ def medmnist(
         root: The folder that holds the official file: ``pathmnist.npz``, at other sizes than 28 ``pathmnist_64.npz``.
         name: Which set. ``pathmnist`` is coloured, the others are grey.
         size: Side of the images in pixels.
-        train_per_class: As in `LabelledSet.subset`.
-        test_per_class: As in `LabelledSet.subset`.
         mean: Mean of each channel in [0, 1], or of all.
         std: Standard deviation, likewise.
-        seed: As in `LabelledSet.subset`.
         channels: As in `packed`.
         download: Whether a missing file is fetched; this takes the package ``medmnist``.
 
@@ -147,18 +137,8 @@ def medmnist(
                 f"{path}: no such file; get it from {MEDMNIST_ADDRESS}, or give data.download=true"
             )
         _fetch(path, name, size)
-    return packed(
-        root,
-        path.name,
-        name=name,
-        train_per_class=train_per_class,
-        test_per_class=test_per_class,
-        mean=mean,
-        std=std,
-        seed=seed,
-        channels=channels,
-        classes=MEDMNIST_CLASSES[name],
-    )
+    classes = MEDMNIST_CLASSES[name]
+    return packed(root, path.name, name=name, mean=mean, std=std, channels=channels, classes=classes)
 
 
 def _fetch(path: Path, name: str, size: int) -> None:

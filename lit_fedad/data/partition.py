@@ -235,8 +235,8 @@ def _calibration(content: dict[str, Any], clients: int, path: str | Path) -> tup
     held_out = content.get("calibration", [])
     if not isinstance(held_out, list) or len(held_out) not in (0, clients):
         raise UserError(f"{path}: calibration is not one list a client; correct it or leave it out")
-    for client, own in enumerate(held_out):
-        _whole_numbers(own, f"{path}: calibration of client {client}")
+    for client, indices in enumerate(held_out):
+        _whole_numbers(indices, f"{path}: calibration of client {client}")
     return tuple(map(_ascending, held_out))
 
 

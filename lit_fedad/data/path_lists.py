@@ -1,7 +1,5 @@
 """Images that are listed one by one in a CSV file, with their client and label."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -3,8 +3,6 @@
 Suffixes only say which files of a folder are meant as images ([`folders.py`](folders.py)).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -174,8 +172,8 @@ def _foreign(head: bytes) -> str:
     """What a file that begins so is, of no known format of images."""
     if head[4:8] == b"ftyp":
         return f"is HEIC or video ({head[8:12].decode('latin-1')}); save it as JPEG or PNG"
-    known = (words for start, words in _FOREIGN.items() if head.startswith(start) and (start or not head))
-    return next(known, "is of no format that is read")
+    matching = (words for start, words in _FOREIGN.items() if head.startswith(start) and (start or not head))
+    return next(matching, "is of no format that is read")
 
 
 def shown_size(path: Path, page: int | None = None) -> tuple[tuple[int, int], bool]:

@@ -47,15 +47,15 @@ def product_folders(
     root = Path(root).expanduser()
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that holds the products")
-    known = sorted(path.name for path in entries(root) if any((path / form).is_dir() for form in train))
-    if not known:
+    names = sorted(path.name for path in entries(root) if any((path / form).is_dir() for form in train))
+    if not names:
         raise UserError(
             f"{root}: no product folder with {' or '.join(train)} directly inside; check data.root"
         )
     learnt: list[Sample] = []
     tested: list[Sample] = []
     left = LeftOut()
-    for product in choose_products(products, known, root):
+    for product in choose_products(products, names, root):
         folder = root / product
         learnt += [Sample(path, product) for path in images_in(_present(folder, train), left)]
         tested += [Sample(path, product) for path in images_in(_present(folder, normal), left)]

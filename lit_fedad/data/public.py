@@ -1,7 +1,5 @@
 """Public images, known to server and clients: the inputs on which similarities are distilled (FADngs, SED)."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence
@@ -135,8 +133,8 @@ def refuse_overlap(public: Tensor, private: Tensor, name: str) -> None:
     Raises:
         UserError: If images of both are the same, byte by byte.
     """
-    own = {_digest(image) for image in private}
-    shared = [position for position, image in enumerate(public) if _digest(image) in own]
+    private_digests = {_digest(image) for image in private}
+    shared = [position for position, image in enumerate(public) if _digest(image) in private_digests]
     if shared:
         raise UserError(
             f"public: {len(shared)} of {len(public)} images are also in {name}, the first is image {shared[0]};"

@@ -54,14 +54,14 @@ def read_saturations(path: Path) -> dict[int, Saturation]:
         entries = read_json(path)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise ValueError("no list of defects")
-        found = dict(_saturation(entry) for entry in entries)
-        if len(found) < len(entries):
+        saturations = dict(_saturation(entry) for entry in entries)
+        if len(saturations) < len(entries):
             raise ValueError("two defects of one pixel_value")
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{path}: is no description of defects ({error}); unpack the download again"
         ) from None
-    return found
+    return saturations
 
 
 def _saturation(entry: dict[str, object]) -> tuple[int, Saturation]:
@@ -96,15 +96,15 @@ def saturation_areas(sample: Sample, transform: ImageTransform) -> Tensor:
     """
     if sample.mask is None or sample.saturation is None:
         return torch.zeros((0, *transform.shape), dtype=torch.int32)
-    known = read_saturations(sample.saturation)
+    saturations = read_saturations(sample.saturation)
     areas = []
     for path in images_in(sample.mask):
         mask = transform.mask(path, sample.path).int()
         value, area = _value_and_area(path, transform.page)
-        if value not in known:
+        if value not in saturations:
             raise UserError(f"{path}: pixels of value {value}, which {sample.saturation} does not name")
         if size := int(mask.sum()):
-            areas.append(mask * max(1, round(known[value].share(area) * size)))
+            areas.append(mask * max(1, round(saturations[value].share(area) * size)))
     return torch.stack(areas) if areas else torch.zeros((0, *transform.shape), dtype=torch.int32)
 
 

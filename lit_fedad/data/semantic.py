@@ -52,8 +52,8 @@ def semantic(
         UserError: As in `join`, or if a set cannot be read.
     """
     folder = Path(root).expanduser()
-    known, others = normal(folder), {other: read(folder) for other, read in anomalies.items()}
-    return join(known, others, name, test_per_set, contaminants, seed)
+    normal_set, others = normal(folder), {other: read(folder) for other, read in anomalies.items()}
+    return join(normal_set, others, name, test_per_set, contaminants, seed)
 
 
 def join(
@@ -99,14 +99,14 @@ def join(
     test_images, test_labels = [normal.test_images], [normal.test_labels]
     height, width = normal.train_images.shape[2:]
     ends = np.cumsum([0, *(len(images.train_images) for images in anomalies.values())])
-    kept = draw(int(ends[-1]), contaminants, "contaminants", seed)
+    drawn = draw(int(ends[-1]), contaminants, "contaminants", seed)
     for number, (other, images) in enumerate(anomalies.items()):
-        own = kept[(kept >= ends[number]) & (kept < ends[number + 1])] - ends[number]
+        chosen = drawn[(drawn >= ends[number]) & (drawn < ends[number + 1])] - ends[number]
         tested = draw(len(images.test_images), test_per_set, "test_per_set", seed, other)
         label = len(normal.classes) + number
-        train_images.append(resized(images.train_images[own], height, width))
+        train_images.append(resized(images.train_images[chosen], height, width))
         test_images.append(resized(images.test_images[tested], height, width))
-        train_labels.append(torch.full((len(own),), label))
+        train_labels.append(torch.full((len(chosen),), label))
         test_labels.append(torch.full((len(tested),), label))
     return SemanticSet(
         name,

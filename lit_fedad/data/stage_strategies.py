@@ -1,7 +1,5 @@
 """Partition strategies whose images arrive in stages, one set after another, as in continual learning."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,16 +35,16 @@ def long_tail(sizes: Sequence[int], imbalance: float) -> list[int]:
         raise UserError(f"partition imbalance={imbalance}: give at least 1, which keeps every image")
     largest = max(sizes)
     last = max(len(sizes) - 1, 1)
-    kept = []
+    sizes_left = []
     for number, size in enumerate(sizes):
         # Round-off must not take an image where the profile is whole, as 960 / 32^(4/5) = 60.
-        kept.append(min(size, math.floor(largest / imbalance ** (number / last) + 1e-9)))
-        if not kept[-1]:
+        sizes_left.append(min(size, math.floor(largest / imbalance ** (number / last) + 1e-9)))
+        if not sizes_left[-1]:
             remedy = f"lower imbalance to at most {largest}" if size else "give it some or leave it out"
             raise UserError(
                 f"partition imbalance={imbalance}: class {number} of size {size} is left without images; {remedy}"
             )
-    return kept
+    return sizes_left
 
 
 Shards = Literal["of_class", "equal"]
@@ -116,8 +114,8 @@ class LongTailedStages:
         self._check_classes({name: len(pile) for name, pile in piles.items()}, image_set.name)
         reserved = np.concatenate([pile[: self.server_labelled] for pile in piles.values()])
         left = [pile[self.server_labelled :] for pile in piles.values()]
-        kept = long_tail([len(pile) for pile in left], self.imbalance)
-        tail = [pile[:size] for pile, size in zip(left, kept, strict=True)]
+        sizes = long_tail([len(pile) for pile in left], self.imbalance)
+        tail = [pile[:size] for pile, size in zip(left, sizes, strict=True)]
         stages = self._shares(tail, rng) if self.shards == "of_class" else self._equal_shards(tail, rng)
         smallest = self._smallest(stages)
         if self.equal_size:
@@ -147,8 +145,8 @@ class LongTailedStages:
         """Cuts the images, in the order of their classes, into shards of one size, and deals S to every stage."""
         lengths = self._lengths(rng)
         pool, number = np.concatenate(piles), self.classes * sum(lengths)
-        kept = np.sort(rng.permutation(len(pool))[: len(pool) // number * number])
-        dealt = iter(rng.permutation(pool[kept].reshape(number, -1)).reshape(sum(lengths), -1).tolist())
+        chosen = np.sort(rng.permutation(len(pool))[: len(pool) // number * number])
+        dealt = iter(rng.permutation(pool[chosen].reshape(number, -1)).reshape(sum(lengths), -1).tolist())
         return [[next(dealt) for _ in range(length)] for length in lengths]
 
     def _lengths(self, rng: np.random.Generator) -> list[int]:
@@ -253,5 +251,5 @@ def _assign(draws: int, size: int, classes: int, rng: np.random.Generator) -> li
 
 def _in_order(image_set: Images) -> dict[str, list[int]]:
     """The training indices of every category, in the order of ``image_set.categories``."""
-    held = indices_by_category(image_set)
-    return {category: held.get(category, []) for category in image_set.categories}
+    by_category = indices_by_category(image_set)
+    return {category: by_category.get(category, []) for category in image_set.categories}

@@ -132,12 +132,12 @@ class DominantClass:
                 f" {self.clients * contaminants}, {image_set.name} has {len(hidden)}; give"
                 " partition.contamination=0, or data with more contaminants"
             )
-        own = [
+        indices_of = [
             [hidden[client * contaminants : (client + 1) * contaminants]] for client in range(self.clients)
         ]
         left = []
         for k, name in enumerate(classes):
-            holders = own[k :: len(classes)]
+            holders = indices_of[k :: len(classes)]
             pile = rng.permutation(np.flatnonzero(number == k))
             if len(pile) < len(holders) * dominant:
                 raise UserError(
@@ -148,7 +148,7 @@ class DominantClass:
                 images.append(pile[i * dominant : (i + 1) * dominant])
             left.append(pile[len(holders) * dominant :])
         rest = np.concatenate(left)
-        for client, images in enumerate(own):
+        for client, images in enumerate(indices_of):
             k = client % len(classes)
             chosen = rng.permutation(np.flatnonzero(number[rest] != k))[:others]
             if len(chosen) < others:
@@ -158,7 +158,7 @@ class DominantClass:
                 )
             images.append(rest[chosen])
             rest = np.delete(rest, chosen)
-        return Partition.of_clients(np.concatenate(images) for images in own)
+        return Partition.of_clients(np.concatenate(images) for images in indices_of)
 
 
 @dataclass(frozen=True)
@@ -220,11 +220,11 @@ class ByGroup:
                 f"partition: {self.clients} clients but {len(groups)} groups of images; lower clients, or give"
                 " another partition.group"
             )
-        own: list[list[int]] = [[] for _ in range(self.clients)]
+        indices_of: list[list[int]] = [[] for _ in range(self.clients)]
         names = list(groups)
         for number in numpy_generator(seed, "partition").permutation(len(names)):
-            min(own, key=len).extend(groups[names[number]])
-        return Partition.of_clients(own)
+            min(indices_of, key=len).extend(groups[names[number]])
+        return Partition.of_clients(indices_of)
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,9 @@ class StreamDataModule(FederatedDataModule):
         """Returns the data that the clients hold in a round; its ``stages`` are their stages."""
         stages = self.timetable.stages(round)
         if self._now is None or self._now[0] != stages:
-            held = [own[stage] for own, stage in zip(self.by_stage, stages, strict=True)]
+            current = [own[stage] for own, stage in zip(self.by_stage, stages, strict=True)]
             sizes = self.batch_size, self.eval_batch_size
-            self._now = stages, FederatedDataModule(self.train, self.test, held, *sizes, stages)
+            self._now = stages, FederatedDataModule(self.train, self.test, current, *sizes, stages)
         return self._now[1]
 
 

@@ -1,7 +1,5 @@
 """Random subsets of an image set, drawn for each product independently."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect
@@ -9,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.sample import ImageSet, Sample
+
+T = TypeVar("T")
 
 
 def resplit(images: ImageSet, seed: int | None) -> ImageSet:
@@ -113,21 +113,35 @@ def subset(
     return ImageSet(images.name, tuple(chain(*train)), tuple(chain(*test)))
 
 
-def limited(read: Callable[..., ImageSet]) -> Callable[..., ImageSet]:
-    """Gives a reader the keywords of `subset`: ``train_per_product``, ``test_per_product`` and ``seed``."""
-    keywords = list(inspect.signature(subset).parameters.values())[1:]
-    limits = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in keywords]
+def limited_by(cut: Callable[..., T]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Makes a decorator that gives a reader the keywords of a function which draws a subset, and draws it.
 
-    @functools.wraps(read)
-    def reader(*words: Any, **options: Any) -> ImageSet:
-        given = {one.name: options.pop(one.name) for one in limits if one.name in options}
-        return subset(read(*words, **options), **given)
+    Args:
+        cut: The function; its first parameter takes what the reader returns, the others are the keywords.
+    """
+    limits = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in list(inspect.signature(cut).parameters.values())[1:]
+    ]
 
-    # A signature is the schema of a section of the configuration.
-    own = inspect.signature(read)
-    reader.__signature__ = own.replace(parameters=[*own.parameters.values(), *limits])  # type: ignore[attr-defined]
-    reader.__annotations__ = {**read.__annotations__, **{one.name: one.annotation for one in limits}}
-    return reader
+    def decorate(read: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(read)
+        def reader(*words: Any, **options: Any) -> T:
+            given = {one.name: options.pop(one.name) for one in limits if one.name in options}
+            return cut(read(*words, **options), **given)
+
+        # A signature is the schema of a section of the configuration.
+        signature = inspect.signature(read)
+        parameters = [*signature.parameters.values(), *limits]
+        reader.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        reader.__annotations__ = {**read.__annotations__, **{one.name: one.annotation for one in limits}}
+        return reader
+
+    return decorate
+
+
+limited = limited_by(subset)
+"""Gives a reader of an `ImageSet` the keywords of `subset`: ``train_per_product``, ``test_per_product``, ``seed``."""
 
 
 def by_product(samples: Iterable[Sample]) -> list[list[Sample]]:

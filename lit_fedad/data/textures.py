@@ -1,7 +1,5 @@
 """Embedded default set: textured surfaces with defects, painted on first use into a folder."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

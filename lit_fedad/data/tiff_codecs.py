@@ -1,7 +1,5 @@
 """TIFF pages in compressions that Pillow lacks (JPEG 2000, JPEG XL, LERC and others), decoded by imagecodecs."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path

@@ -3,8 +3,6 @@
 Source of VISION: Bai et al., "VISION Datasets: A Benchmark for Vision-based InduStrial InspectiON", arXiv:2306.07890.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -218,14 +216,14 @@ def vision(
             written.
     """
     root = Path(root).expanduser()
-    known = sorted(path.parents[1].name for path in root.glob(f"*/train/{_ANNOTATIONS}"))
-    if not known:
+    names = sorted(path.parents[1].name for path in root.glob(f"*/train/{_ANNOTATIONS}"))
+    if not names:
         raise UserError(f"{root}: no folder <set>/train/{_ANNOTATIONS}; give the folder that holds the sets")
     masks = Path(mask_folder).expanduser() if mask_folder else mask_cache()
     train: list[Sample] = []
     test: list[Sample] = []
     drawings: dict[Path, AnnotatedImage] = {}
-    for product in choose_products(products, known, root):
+    for product in choose_products(products, names, root):
         learnt, tested = root / product / "train", root / product / "val"
         shown, normal = _images(learnt)
         if not normal:

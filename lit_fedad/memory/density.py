@@ -1,7 +1,5 @@
 """Gaussian densities of features: estimated with shrinkage on coarse clusters, scored by Mahalanobis distance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +62,8 @@ def estimate_densities(
         return Densities(torch.empty(0, width), torch.empty(0, width, width), torch.empty(0))
     number, owner = min(clusters, size // 2), torch.zeros(size, dtype=torch.int64, device=features.device)
     if number > 1:
-        found = kmeans(features, number, generator=generator, max_steps=max_steps, tolerance=0.0)
-        owner = _without_single(features, found.assignment, found.centroids)
+        clustering = kmeans(features, number, generator=generator, max_steps=max_steps, tolerance=0.0)
+        owner = _without_single(features, clustering.assignment, clustering.centroids)
     means, covariances, counts = [], [], []
     # Features that have collapsed to a point still have a covariance that others can use.
     least = _LEAST * features.square().mean()

@@ -232,8 +232,8 @@ def _faiss_search(bank: Tensor, k: int) -> Search:
 
     def search(rows: Tensor) -> Tensor:
         faiss.omp_set_num_threads(torch.get_num_threads())  # faiss has a thread pool of its own
-        found = torch.from_numpy(index.search(_numpy(rows), k)[1])
-        return found.clamp_(min=0).to(rows.device)  # -1 marks a row with NaN, whose distance is NaN anyway
+        places = torch.from_numpy(index.search(_numpy(rows), k)[1])
+        return places.clamp_(min=0).to(rows.device)  # -1 marks a row with NaN, whose distance is NaN anyway
 
     return search
 

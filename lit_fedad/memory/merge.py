@@ -1,7 +1,5 @@
 """The merging of several clients' memories to one: the server's side of a memory bank."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 

@@ -251,8 +251,8 @@ class SlotReduce(MemoryReduce):
         squares = (distance if judge is None else judge(distances[:, 0]).double()).square()
         self._squares += torch.bincount(assignment, squares, minlength=self._slots)
         self._counts += torch.bincount(assignment, minlength=self._slots)
-        held = torch.zeros(len(maps), self._slots, dtype=torch.bool, device=maps.device)
-        self._images += held.scatter_(1, assignment.view(len(maps), -1), True).sum(0)
+        in_slot = torch.zeros(len(maps), self._slots, dtype=torch.bool, device=maps.device)
+        self._images += in_slot.scatter_(1, assignment.view(len(maps), -1), True).sum(0)
 
     @property
     def adds_up(self) -> bool:
@@ -287,13 +287,15 @@ class SlotReduce(MemoryReduce):
     def _cluster(self) -> Reduced:
         rows = self._reservoir.rows()
         sample, numbers = rows[:, :-1], rows[:, -1].long()
-        found = kmeans(sample, self._slots, generator=self._generator, max_steps=self.steps, tolerance=0)
-        distances = neighbour_distances(sample, found.centroids, found.assignment[:, None])[:, 0]
-        squares = torch.bincount(found.assignment, distances.double().square(), minlength=self._slots)
-        counts = (found.counts * (self._reservoir.seen / len(sample))).float()
-        radii = _root_mean(squares, found.counts)
-        held = (found.assignment * self._seen + numbers).unique()
-        return Reduced(found.centroids, counts, radii, (held // self._seen).bincount(minlength=self._slots))
+        clusters = kmeans(sample, self._slots, generator=self._generator, max_steps=self.steps, tolerance=0)
+        distances = neighbour_distances(sample, clusters.centroids, clusters.assignment[:, None])[:, 0]
+        squares = torch.bincount(clusters.assignment, distances.double().square(), minlength=self._slots)
+        counts = (clusters.counts * (self._reservoir.seen / len(sample))).float()
+        radii = _root_mean(squares, clusters.counts)
+        pairs = (clusters.assignment * self._seen + numbers).unique()
+        return Reduced(
+            clusters.centroids, counts, radii, (pairs // self._seen).bincount(minlength=self._slots)
+        )
 
 
 class SampleReduce(MemoryReduce):

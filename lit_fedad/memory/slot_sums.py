@@ -80,13 +80,15 @@ def copies_apart(memory: Tensor, generator: torch.Generator) -> Tensor:
     Returns:
         The slots [slots, C]; those that are no copies as they are.
     """
-    own = memory.cpu()
-    _, kind = own.unique(dim=0, return_inverse=True)
-    earliest = torch.full((len(own),), len(own)).scatter_reduce_(0, kind, torch.arange(len(own)), "amin")
-    copied = (earliest[kind] != torch.arange(len(own)))[:, None]
-    spread = own.var(0, correction=0).sqrt()
-    moved = own + SPLIT * spread * torch.randn(own.shape, generator=generator)
-    return torch.where(copied, moved, own).to(memory)
+    slots = memory.cpu()
+    _, kind = slots.unique(dim=0, return_inverse=True)
+    earliest = torch.full((len(slots),), len(slots)).scatter_reduce_(
+        0, kind, torch.arange(len(slots)), "amin"
+    )
+    copied = (earliest[kind] != torch.arange(len(slots)))[:, None]
+    spread = slots.var(0, correction=0).sqrt()
+    moved = slots + SPLIT * spread * torch.randn(slots.shape, generator=generator)
+    return torch.where(copied, moved, slots).to(memory)
 
 
 @dataclass(frozen=True)

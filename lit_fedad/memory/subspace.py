@@ -1,7 +1,5 @@
 """The subspace of normal vectors: what of a vector lies outside it is anomalous (PCA residual)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -168,8 +166,8 @@ def residual_basis(moments: Moments, share: float) -> Tensor:
         Directions of the least variance, float32 [C, R]; R is at least 1.
     """
     variances, directions = _directions(moments)
-    held = variances.cumsum(0)
-    dimensions = int((held < share * held[-1]).sum()) + 1
+    explained = variances.cumsum(0)
+    dimensions = int((explained < share * explained[-1]).sum()) + 1
     return directions[:, min(dimensions, len(variances) - 1) :].float().contiguous()
 
 

@@ -1,7 +1,5 @@
 """APFL: each client predicts with a mixture of a personal and the shared model (Deng et al., 2020; APFL Alg. 1)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch
@@ -9,8 +7,8 @@ from torch import Tensor
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import at_least, within
+from lit_fedad.methods.parts.client_bases import PersonalModelClient
 from lit_fedad.methods.parts.functional import trainable, with_weights
-from lit_fedad.methods.parts.personal_model import PersonalModelClient
 
 
 class APFLClient(PersonalModelClient):

@@ -1,7 +1,5 @@
 """APPLE: each client learns the weights of all clients' core models (Luo & Wu, IJCAI 2022; APPLE Alg. 1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -102,7 +100,7 @@ class AppleClient(FedAvgClient):
         """Computes the task's loss at the mixture plus the proximal term of the relations."""
         outputs = with_weights(self.task, self._mixture(), lambda task: task.training_step(batch, batch_idx))
         distance = (self.relations - self.shares).square().sum().to(outputs["loss"].device)
-        return {**outputs, "loss": outputs["loss"] + self._early() * self.mu * distance}
+        return {**outputs, "loss": outputs["loss"] + self.anchoring() * self.mu * distance}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Updates the relations by their gradient ``<grad, c_m> + 2 lambda mu (p_m - p0_m)``."""
@@ -125,12 +123,13 @@ class AppleClient(FedAvgClient):
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Recomputes the task's bank under the mixture, at which the loss is computed too."""
-        own = self.shared_state()
+        core = self.shared_state()
         self.deploy()
         super().refresh(loader, predicts)
-        self.task.load_state_dict(own, strict=False)
+        self.task.load_state_dict(core, strict=False)
 
-    def _early(self) -> float:
+    def anchoring(self) -> float:
+        """Computes lambda, which holds relations near the shares of the data in early rounds."""
         past = self.context.round - 1
         if past >= self.early_rounds:
             return 0.0

@@ -4,8 +4,6 @@ Weights are exactly FedAvg's. The server also learns features whose class-wise g
 images, the same number for each class, and trains a classifier on them that replaces FedAvg's for prediction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal
@@ -147,7 +145,7 @@ class CReFFServer(FedAvgServer):
         self.classes, self.num_features = client.task.classes, client.task.num_features
         initial = client.task.classifier.state_dict()
         self.auxiliary = {
-            name: initial[own].to("cpu", copy=True) for name, own in ((WEIGHT, "weight"), (BIAS, "bias"))
+            name: initial[entry].to("cpu", copy=True) for name, entry in ((WEIGHT, "weight"), (BIAS, "bias"))
         }
         self.features: Tensor | None = None
         self.seen = torch.zeros(self.classes, dtype=torch.bool)
@@ -163,17 +161,17 @@ class CReFFServer(FedAvgServer):
         if self.features is None:
             shape = (self.classes, self.features_per_class, self.num_features)
             self.features = torch.randn(shape, generator=self.context.generator("federated features"))
-        held, gradients = mean_gradients(
+        present, gradients = mean_gradients(
             *(torch.cat([m[name] for m in messages]) for name in (GRADIENTS, CLASSES))
         )
         device = self.device
         classifier = torch.column_stack([self.auxiliary[WEIGHT], self.auxiliary[BIAS]]).to(device)
-        own, classes, wanted = (part.to(device) for part in (self.features[held], held, gradients))
+        features, classes, wanted = (part.to(device) for part in (self.features[present], present, gradients))
         matched, before, after = match(
-            own, classes, wanted, classifier, self.matching_steps, self.matching_rate
+            features, classes, wanted, classifier, self.matching_steps, self.matching_rate
         )
-        self.features = self.features.index_copy(0, held, matched.cpu())
-        self.seen = self.seen.index_fill(0, held, True)
+        self.features = self.features.index_copy(0, present, matched.cpu())
+        self.seen = self.seen.index_fill(0, present, True)
         self.report = {"matching_loss_before": before, "matching_loss_after": after}
         self.auxiliary = self._retrain(self.features[self.seen].to(device))
 
@@ -220,10 +218,10 @@ def mean_gradients(gradients: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The classes that any client holds, ascending [C], and their gradients [C, K, d + 1].
     """
-    held, places = classes.unique(return_inverse=True)
-    total = torch.zeros(len(held), *gradients.shape[1:], dtype=torch.float64)
+    present, places = classes.unique(return_inverse=True)
+    total = torch.zeros(len(present), *gradients.shape[1:], dtype=torch.float64)
     total.index_add_(0, places, gradients.double())
-    return held, (total / places.bincount()[:, None, None]).float()
+    return present, (total / places.bincount()[:, None, None]).float()
 
 
 def matching_loss(features: Tensor, classes: Tensor, gradients: Tensor, classifier: Tensor) -> Tensor:
@@ -241,9 +239,9 @@ def matching_loss(features: Tensor, classes: Tensor, gradients: Tensor, classifi
         The sum over classes, in [0, 2 C (K + 1)].
     """
     targets = F.one_hot(classes, len(classifier))[:, None]
-    found = cross_entropy_gradient(classifier, features, targets)
-    rows = F.cosine_similarity(found[..., :-1], gradients[..., :-1], dim=-1)
-    biases = F.cosine_similarity(found[..., -1], gradients[..., -1], dim=-1)
+    own_gradients = cross_entropy_gradient(classifier, features, targets)
+    rows = F.cosine_similarity(own_gradients[..., :-1], gradients[..., :-1], dim=-1)
+    biases = F.cosine_similarity(own_gradients[..., -1], gradients[..., -1], dim=-1)
     return (1 - rows).sum() + (1 - biases).sum()
 
 

@@ -1,7 +1,5 @@
 """DBE: a personal bias removes client-specific parts from the shared representation (Zhang et al., NeurIPS 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ averaged. Then clients send the mean of their images' features under the average
 is the centre, which goes out with the weights of every round (512 bytes at 128 numbers).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from lightning.fabric import Fabric

@@ -6,8 +6,6 @@ among the methods that send the model up and down (FedVCK Table 10), so here wei
 server looks at the anchors with the models that it has received. Losses and constants are those of the released code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -28,7 +26,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.feddm import FedDMClient, OwnImages
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
-from lit_fedad.methods.parts.functional import draw_weights, look
+from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
@@ -71,7 +69,7 @@ class AnchorCondenser(FedDMClient):
         """Normalises images that were sent as bytes [n, C, H, W]."""
         return (images / 255 - self.mean) / self.std
 
-    def _start(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    def initial_images(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
         """Draws pixels from a normal distribution by class and channel, of that class's pixels, cut to [0, 1]."""
         piles = []
         for pile, count in zip(own.images.split(own.sizes), counts, strict=True):
@@ -81,7 +79,7 @@ class AnchorCondenser(FedDMClient):
             piles.append((drawn * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
         return (torch.cat(piles) - self.mean) / self.std
 
-    def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
+    def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the squared distance of mean features, class by class."""
         draw_weights(self._random)
         target = record(self._random, real.images, real.times)[0]
@@ -167,12 +165,12 @@ class DESAClient(FedAvgClient):
         view = self.task.view(batch)
         images, labels = view["image"], view["label"]
         anchors = self.condenser.normalised(self.anchors[rows]).to(images)
-        known = self.labels[rows].to(labels)
+        classes = self.labels[rows].to(labels)
         features = self.task({"image": torch.cat([images, anchors])})
         of_images, of_anchors = features[: len(images)], features[len(images) :]
         outputs = self.task.objective(of_images, view)
         logits = self.task.classifier(of_anchors).float()
-        cross = F.cross_entropy(logits, known)
+        cross = F.cross_entropy(logits, classes)
         loss = outputs["loss"] + self.own * cross
         # A client that set-up missed, or that is alone, has no logits of its anchors.
         if len(self.logits) == len(self.anchors):
@@ -180,7 +178,7 @@ class DESAClient(FedAvgClient):
             loss = loss + self.distillation * self._distilled(logits, teacher, cross)
         if self.contrast:
             both = torch.cat([of_images, of_anchors.detach()]).float()
-            together = torch.cat([labels, known])
+            together = torch.cat([labels, classes])
             loss = loss + self.contrast * supervised_contrast(both, together, self.contrast_temperature)
         return {**outputs, "loss": loss, "anchor_loss": cross}
 
@@ -225,7 +223,7 @@ class DESAServer(FedAvgServer):
         images = self._normalised(self.anchors)
         self.task.to(self.device)
         self.logits = {
-            client: torch.cat(look(self.task, update.message, images, self._ask))
+            client: torch.cat(apply_in_chunks(self.task, update.message, images, self._ask))
             for client, update in updates.items()
         }
         self.task.to("cpu")
@@ -274,11 +272,11 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
             UserError: If no client owns a class, or image sizes differ between clients.
         """
         every = joined({client: update.message for client, update in updates.items()})
-        held = every.labels.unique()
-        piles = [every.images[every.labels == label] for label in held]
+        classes = every.labels.unique()
+        piles = [every.images[every.labels == label] for label in classes]
         means = [pile.float().unflatten(0, (-1, server.per_class)).mean(0) for pile in piles]
         server.anchors = torch.cat(means).round().to(torch.uint8)
-        server.labels = held.repeat_interleave(server.per_class)
+        server.labels = classes.repeat_interleave(server.per_class)
 
 
 class ReceiveAnchors(Exchange[DESAClient, DESAServer]):
@@ -322,8 +320,8 @@ def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) ->
     similar = (unit @ unit.T / temperature).masked_fill(itself, -torch.inf)
     likelihood = similar.log_softmax(1).masked_fill(itself, 0)
     positives = (labels[:, None] == labels) & ~itself
-    own = (likelihood * positives).sum(1) / positives.sum(1).clamp(min=1)
-    return -own.mean()
+    mean_likelihood = (likelihood * positives).sum(1) / positives.sum(1).clamp(min=1)
+    return -mean_likelihood.mean()
 
 
 def exchanges(client: DESAClient) -> Exchanges:

@@ -20,8 +20,8 @@ from lit_fedad.contracts import Message, Update
 from lit_fedad.contracts.state import detached
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.methods.parts.client_bases import COUNTS, CountingClient, CountingServer
 from lit_fedad.methods.parts.functional import divergence, frozen, with_weights
-from lit_fedad.methods.parts.label_counts import COUNTS, CountingClient, CountingServer
 from lit_fedad.models.conditional_gan import ConditionalGenerator
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier

@@ -5,8 +5,6 @@ their projections under the merged weights, with the number of images of each; t
 by these numbers, to as many prototypes, which go out with the weights.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.utils.data import DataLoader
 
@@ -50,8 +48,8 @@ class Centres(LatestMessages):
 
     def send(self, client: ElsaClient, loader: DataLoader) -> Message:
         """Clusters the client's projections: ``prototypes`` [K, D], and images of each ``counts`` [K]."""
-        found = client.task.cluster(loader, client.context)
-        return {PROTOTYPES: found.centroids.float(), COUNTS: found.counts.long()}
+        clusters = client.task.cluster(loader, client.context)
+        return {PROTOTYPES: clusters.centroids.float(), COUNTS: clusters.counts.long()}
 
     def upload_spec(self, client: ElsaClient) -> MessageSpec:
         """Declares centres [K, D] and counts [K]."""
@@ -70,8 +68,8 @@ class Centres(LatestMessages):
         """Clusters the centres of all clients, to as many as one sends."""
         draw, number = server.context.generator("prototypes"), len(joined[PROTOTYPES]) // len(server.last)
         weights = joined[COUNTS].double()
-        found = spherical_kmeans(joined[PROTOTYPES], number, generator=draw, weights=weights)
-        return {PROTOTYPES: found.centroids.float()}
+        clusters = spherical_kmeans(joined[PROTOTYPES], number, generator=draw, weights=weights)
+        return {PROTOTYPES: clusters.centroids.float()}
 
 
 def exchanges(client: ElsaClient) -> Exchanges:

@@ -7,8 +7,6 @@ merged model. Round 0 is a first exchange of densities, under the initial weight
 What holds of the paper's claims, at a scale far below its own: docs/fadngs.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -192,8 +190,8 @@ class ShareDensities(LatestMessages):
 
     def send(self, client: FADngsClient, loader: DataLoader) -> Message:
         """Estimates densities of the client's images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
-        found = client.task.estimate(client.embed(client.context.round, loader), client.context)
-        return {MEAN: found.mean, COVARIANCE: found.covariance}
+        densities = client.task.estimate(client.embed(client.context.round, loader), client.context)
+        return {MEAN: densities.mean, COVARIANCE: densities.covariance}
 
     def upload_spec(self, client: FADngsClient) -> MessageSpec:
         """Declares any number of densities."""

@@ -3,8 +3,6 @@
 All methods that share parameters extend FedAvg.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -101,11 +99,11 @@ class FedAvgClient(Client):
 
     def shared_keys(self) -> list[str]:
         """Lists the shared entries of the task's state: all that training changes, without personal ones."""
-        own = {
+        personal = {
             *self.task.local_buffers,
             *(dict(self.task.named_buffers()) if self.aggregate_buffers == "local" else ()),
         }
-        return [name for name in learned_state(self.task) if name not in own]
+        return [name for name in learned_state(self.task) if name not in personal]
 
     def shared_state(self) -> Message:
         """Returns copies of the shared entries on the CPU, by name."""

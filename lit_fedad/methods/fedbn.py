@@ -1,7 +1,5 @@
 """FedBN: FedAvg with personal normalisation layers (Li et al., ICLR 2021)."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 

@@ -6,8 +6,6 @@ threshold is ``mean + a std / sqrt(B)`` of all of them, with B images a batch. S
 threshold: above 1 an image is anomalous to FedDetect.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -67,10 +65,10 @@ class FedDetectClient(FedAvgClient):
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Scores images by their errors over the threshold."""
-        found = super().predict_step(batch, batch_idx)
-        threshold = self.auxiliary[THRESHOLD].to(found.image_score)
-        drawn = None if found.anomaly_map is None else found.anomaly_map / threshold
-        return found._replace(image_score=found.image_score / threshold, anomaly_map=drawn)
+        prediction = super().predict_step(batch, batch_idx)
+        threshold = self.auxiliary[THRESHOLD].to(prediction.image_score)
+        drawn = None if prediction.anomaly_map is None else prediction.anomaly_map / threshold
+        return prediction._replace(image_score=prediction.image_score / threshold, anomaly_map=drawn)
 
 
 class FedDetectServer(FedAvgServer):
@@ -123,8 +121,8 @@ class Errors(AfterMerger):
             torch.stack([message[name] for message in messages]) for name in ("count", "mean", "variance")
         )
         mean, variance = pool_moments(counts, means, variances)
-        found = mean + server.deviations * (variance / server.batch_size).sqrt()
-        server.auxiliary = {THRESHOLD: found[0].clamp(min=_SMALLEST)}
+        threshold = mean + server.deviations * (variance / server.batch_size).sqrt()
+        server.auxiliary = {THRESHOLD: threshold[0].clamp(min=_SMALLEST)}
         server.report = {THRESHOLD: float(server.auxiliary[THRESHOLD])}
 
 

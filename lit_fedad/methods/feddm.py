@@ -3,8 +3,6 @@
 Clients send no weights and nothing is averaged. ``fedvck.py`` extends this method to FedVCK.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -114,20 +112,20 @@ class FedDMClient(CondensedClient):
         Raises:
             UserError: If condensation diverges.
         """
-        own = self._own_images(loader)
+        own = self.images_by_class(loader)
         with frozen(self.task):
-            chances, facts = self._survey(own, fabric)
+            chances, facts = self.survey(own, fabric)
             counts = [synthetic_images(size, self.share, self.minimum) for size in own.sizes]
             synthetic, losses = own.images[:0], list[float]()
             if counts:
                 generator = self.context.generator("condensation")
                 with self.context.seeded("disturbance"):
                     synthetic, losses = self.condensation(
-                        self._start(own, counts, generator),
+                        self.initial_images(own, counts, generator),
                         counts,
                         own.images,
                         chances,
-                        lambda real, fake: self._distance(real, fake, counts),
+                        lambda real, fake: self.class_distance(real, fake, counts),
                         generator,
                         fabric,
                     )
@@ -165,7 +163,7 @@ class FedDMClient(CondensedClient):
             COUNTS: TensorSpec((Free("classes"),), torch.int64, low=1),
         }
 
-    def _own_images(self, loader: DataLoader) -> OwnImages:
+    def images_by_class(self, loader: DataLoader) -> OwnImages:
         """Collects the images of owned classes in an order that does not depend on the loader's."""
         batches = list(loader)
         images, labels, index = (
@@ -178,11 +176,12 @@ class FedDMClient(CondensedClient):
         order = order[owned[labels[order]]]
         return OwnImages(images[order], owned.nonzero()[:, 0].tolist(), sizes[owned].tolist())
 
-    def _survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
+    def survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
         """Returns each image's weight in draws, by class, and further entries of the client's message."""
         return [torch.ones(size) for size in own.sizes], {}
 
-    def _start(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    def initial_images(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Returns the images [sum(counts), C, H, W], sorted by class, that condensation begins with."""
         if self.init == "noise":
             return torch.randn(sum(counts), *own.images.shape[1:], generator=generator)
         chosen = []
@@ -191,7 +190,7 @@ class FedDMClient(CondensedClient):
             chosen.append(pile[order.repeat(-(-count // len(pile)))[:count]])
         return torch.cat(chosen)
 
-    def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
+    def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the loss between the real images of each class and its ``counts`` synthetic ones."""
         weights = self._disturbed() if self.radius else {}
 
@@ -203,8 +202,8 @@ class FedDMClient(CondensedClient):
                 target = moments(record(self.task.encoder, real.images, real.times)[0])
             return target, moments(unconstrained(self.task.encoder, synthetic))
 
-        target, found = with_weights(self.task, weights, both)
-        return class_mmd(target, found, real.times, real.sizes, counts)
+        target, reached = with_weights(self.task, weights, both)
+        return class_mmd(target, reached, real.times, real.sizes, counts)
 
     def _disturbed(self) -> Message:
         """Returns the received weights plus normal noise, cut to a norm of ``radius``."""
@@ -240,9 +239,11 @@ class FedDMServer(CondensedServer):
         counted = int(counts.sum())
         if len(images) != counted:
             raise UserError(f"the client sent {len(images)} images and counts {counted}")
-        held = next((part.images for part in self.knowledge.values() if len(part.images)), None)
-        if len(images) and held is not None and images.shape[1:] != held.shape[1:]:
-            raise UserError(f"the client sent images {tuple(images.shape[1:])}, not {tuple(held.shape[1:])}")
+        earlier = next((part.images for part in self.knowledge.values() if len(part.images)), None)
+        if len(images) and earlier is not None and images.shape[1:] != earlier.shape[1:]:
+            raise UserError(
+                f"the client sent images {tuple(images.shape[1:])}, not {tuple(earlier.shape[1:])}"
+            )
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Trains on the clients' images; a round without images changes nothing.
@@ -254,13 +255,13 @@ class FedDMServer(CondensedServer):
             self.report = {"images": 0.0}
             return
         new = joined({client: update.message for client, update in updates.items()})
-        self.learn(new, self._relate([update.message for update in updates.values()]))
+        self.learn(new, self.extra_loss([update.message for update in updates.values()]))
 
     def knowledge_of(self, message: Message) -> Knowledge | None:
         """Returns the images of one upload."""
         return joined({0: message}) if len(message[IMAGES]) else None
 
-    def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
+    def extra_loss(self, messages: Sequence[Message]) -> ExtraLoss | None:
         """Returns the loss to add to cross-entropy; none here."""
         return None
 

@@ -6,8 +6,6 @@ FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means retur
 `lit_fedad.methods.federated_bank` extends client and server to a bank of sums without a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -43,13 +41,13 @@ from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertibl
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
 from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments, subspace_spec
 from lit_fedad.methods.parts.pooled_statistics import (
+    PooledThreshold,
     check_count,
     load_statistics,
     pool_channels,
     standardised,
     statistics_spec,
 )
-from lit_fedad.methods.parts.pooled_threshold import PooledThreshold
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 _COLLAPSED = 0.5
@@ -185,12 +183,12 @@ class FedDyMemClient(MomentsClient):
     def memory_spec(self, *per_slot: str, slots: int | Free | None = None) -> MessageSpec:
         """Declares a memory, and the values of each slot where they are sent."""
         rows = self.task.slots if slots is None else slots
-        known = {
+        forms = {
             "counts": TensorSpec((rows,), low=0, counted=True),
             "radii": TensorSpec((rows,), low=0),
             "image_counts": TensorSpec((rows,), torch.int64, low=0, counted=True),
         }
-        values = {name: known[name] for name in per_slot} if self.send_counts else {}
+        values = {name: forms[name] for name in per_slot} if self.send_counts else {}
         return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **values}
 
 

@@ -1,7 +1,5 @@
 """FedDyn: a regulariser that changes with the rounds aligns the clients' optima (Acar et al., ICLR 2021, Alg. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +10,12 @@ from lit_fedad.contracts import Exchanges, Task, Update, senders
 from lit_fedad.core.bounds import above
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods.fedavg import EQUAL_MEANS, FedAvgClient, FedAvgServer, with_exchanges
+from lit_fedad.methods.fedavg import EQUAL_MEANS, FedAvgServer, with_exchanges
+from lit_fedad.methods.parts.client_bases import AnchoredClient
 from lit_fedad.methods.parts.functional import trainable
 
 
-class FedDynClient(FedAvgClient):
+class FedDynClient(AnchoredClient):
     """A client that minimises ``L(w) - <g_i, w> + alpha/2 |w - w^t|^2``, then sets ``g_i -= alpha (w_i - w^t)``.
 
     Args:
@@ -33,19 +32,18 @@ class FedDynClient(FedAvgClient):
         above("method.client", 0, alpha=alpha)
         self.alpha = alpha
         self.gradient = {name: torch.zeros_like(p, device="cpu") for name, p in trainable(task).items()}
-        self._received: dict[str, Tensor] = {}
         self._gradient: dict[str, Tensor] = {}
 
     def on_train_start(self) -> None:
-        """Stores the received weights ``w^t``."""
-        self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
-        self._gradient = {name: self.gradient[name].to(p) for name, p in self._received.items()}
+        """Copies the received weights ``w^t``, and moves g_i to their device."""
+        super().on_train_start()
+        self._gradient = {name: self.gradient[name].to(p) for name, p in self.anchor.items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss with the regulariser, which is tracked as ``regulariser``."""
         outputs = self.task.training_step(batch, batch_idx)
         terms = [
-            self.alpha / 2 * (p - self._received[name]).square().sum() - (self._gradient[name] * p).sum()
+            self.alpha / 2 * (p - self.anchor[name]).square().sum() - (self._gradient[name] * p).sum()
             for name, p in trainable(self.task).items()
         ]
         regulariser = torch.stack(terms).sum()
@@ -54,7 +52,7 @@ class FedDynClient(FedAvgClient):
     def on_train_end(self) -> None:
         """Updates ``g_i``."""
         self.gradient = {
-            name: (self._gradient[name] - self.alpha * (p.detach() - self._received[name])).cpu()
+            name: (self._gradient[name] - self.alpha * (p.detach() - self.anchor[name])).cpu()
             for name, p in trainable(self.task).items()
         }
 

@@ -7,8 +7,6 @@ the moments, so that no client sends a vector of its own and all messages can be
 sums are others, which noise can be added to (`lit_fedad.methods.parts.noised_bank`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,7 +31,7 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 
 
 def made_of_sums(task: MemoryBank) -> bool:
-    """Tells whether bank and subspace are sums that images can be taken out of."""
+    """Tells whether bank and subspace are sums, so that images can be taken out of them again."""
     return task.head is None and task.reduce.adds_up and isinstance(task.subspace, float)
 
 
@@ -65,7 +63,7 @@ class FederatedBankClient(FedDyMemClient):
         noised_share: float = 0.95,
     ) -> None:
         super().__init__(task, send_counts=True)
-        self.look_along(noised_directions, noised_share)
+        self.choose_directions(noised_directions, noised_share)
         at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
         if drawn:
             at_least("method.client", 2, min_images=min_images)

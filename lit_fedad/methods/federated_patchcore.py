@@ -4,8 +4,6 @@ Nothing is trained. It is the reference for a bank of patches that is shared in 
 client sends and receives as many bytes as in one round of FedDyMem.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

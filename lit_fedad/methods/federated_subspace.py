@@ -5,8 +5,6 @@ stages: the result is that of one client with all data, whatever the partition. 
 nothing but the moments of data that have come since.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -51,7 +49,7 @@ class FederatedSubspaceClient(MomentsClient):
 
     def __init__(self, task: Subspace, noised_directions: int = 48, noised_share: float = 0.95) -> None:
         super().__init__(task)
-        self.look_along(noised_directions, noised_share)
+        self.choose_directions(noised_directions, noised_share)
 
     def receive(self, message: Message) -> None:
         """Loads the subspace and, as far as the message holds them, clusters."""
@@ -62,12 +60,12 @@ class FederatedSubspaceClient(MomentsClient):
     def broadcast_spec(self, clusters: tuple[str, ...] = ("memory", "radii")) -> MessageSpec:
         """Declares the subspace, and those of the named values of clusters that there are."""
         channels, rows = self.task.num_features, self.task.clusters
-        known = {
+        forms = {
             "memory": TensorSpec((rows, channels), unordered=True),
             "radii": TensorSpec((rows,), low=0),
         }
-        own = {name: known[name] for name in clusters} if rows else {}
-        return {**subspace_spec(self.task), **own}
+        chosen = {name: forms[name] for name in clusters} if rows else {}
+        return {**subspace_spec(self.task), **chosen}
 
     def refit(self, moments: list[Moments], loader: DataLoader) -> None:
         """Fits the subspace to moments by set."""
@@ -90,8 +88,8 @@ class FederatedSubspaceServer(MomentsServer):
 
     def learn(self) -> None:
         """Computes the subspace of all features that clients have measured so far."""
-        found = self.task.fit_subspace(list(self.moment_sets()))
-        self.subspace = dict(zip(("centre", "basis"), found, strict=True))
+        fitted = self.task.fit_subspace(list(self.moment_sets()))
+        self.subspace = dict(zip(("centre", "basis"), fitted, strict=True))
 
     def broadcast(self, client_id: int) -> Message:
         """Returns subspace and clusters, the same to every client."""
@@ -133,8 +131,8 @@ class Centres(_SendState):
 
     def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
         """Returns centres and the number of patches behind each, of a sample."""
-        found = client.task.cluster(loader, client.context)
-        return {"memory": found.centroids.float().cpu(), "counts": found.counts.float().cpu()}
+        clusters = client.task.cluster(loader, client.context)
+        return {"memory": clusters.centroids.float().cpu(), "counts": clusters.counts.float().cpu()}
 
     def upload_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
         """Declares the form of `send`."""
@@ -155,13 +153,13 @@ class Centres(_SendState):
             update.message["counts"] / update.message["counts"].sum() * update.num_samples
             for update in updates.values()
         ]
-        found = kmeans(
+        clusters = kmeans(
             torch.cat([update.message["memory"] for update in updates.values()]),
             server.task.clusters,
             weights=torch.cat(weights),
             generator=server.context.generator("clusters"),
         )
-        server.clusters = {"memory": found.centroids.contiguous()}
+        server.clusters = {"memory": clusters.centroids.contiguous()}
 
 
 class Residuals(_SendState):
@@ -207,10 +205,10 @@ def exchanges(client: FederatedSubspaceClient) -> Exchanges:
     """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
     clusters = (Centres(), Residuals()) if client.task.clusters else ()
     # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
-    known = isinstance(client.task.share, float) and not client.task.clusters
+    made_of_moments = isinstance(client.task.share, float) and not client.task.clusters
     setup, rounds = (PooledMoments(), *clusters), (NewMoments(),)
     evidence = Evidence(moments_sent, subspace_received)
-    if not known:
+    if not made_of_moments:
         return Exchanges(setup, rounds, evidence=evidence)
     noised = Exchanges(NOISED_SUBSPACE, rounds)
     return Exchanges(setup, rounds, ModelSums(), noised, evidence)

@@ -6,8 +6,6 @@ out. FedVCK compares with it as a method that sends model, generator and discrim
 Table 10), and does not say how generated images enter training: here from round 2, of all classes alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,8 +82,8 @@ class FedGANClient(FedAvgClient):
 
     def shared_state(self) -> Message:
         """Returns copies of the weights of model, generator and discriminator."""
-        own = {n: entry.detach().to("cpu", copy=True) for n, entry in self._gan.state_dict().items()}
-        return {**super().shared_state(), **own}
+        networks = {n: entry.detach().to("cpu", copy=True) for n, entry in self._gan.state_dict().items()}
+        return {**super().shared_state(), **networks}
 
     def shared_spec(self) -> MessageSpec:
         """Declares the weights of model, generator and discriminator."""
@@ -101,10 +99,10 @@ class FedGANClient(FedAvgClient):
         count = round(self.share * len(batch["label"])) if self.context.round > 1 else 0
         if not count:
             return self.task.training_step(batch, batch_idx)
-        asked = balanced_labels(count, self.task.classes).to(batch["label"])
+        labels = balanced_labels(count, self.task.classes).to(batch["label"])
         both = {
-            "image": torch.cat([batch["image"], self.generate(asked).to(batch["image"])]),
-            "label": torch.cat([batch["label"], asked]),
+            "image": torch.cat([batch["image"], self.generate(labels).to(batch["image"])]),
+            "label": torch.cat([batch["label"], labels]),
         }
         return self.task.training_step(both, batch_idx)
 

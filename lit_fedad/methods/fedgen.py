@@ -4,8 +4,6 @@ The server trains a generator whose features the clients' output layers give the
 down with the weights, and clients train their output layer on what it generates, from round 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -16,7 +14,7 @@ from torch.nn import functional as F
 
 from lit_fedad.contracts import Message, MessageSpec, Update, spec_of
 from lit_fedad.core.bounds import above, at_least
-from lit_fedad.methods.parts.label_counts import COUNTS, CountingClient, CountingServer
+from lit_fedad.methods.parts.client_bases import COUNTS, CountingClient, CountingServer
 from lit_fedad.tasks.classifier import Classifier
 
 GENERATOR = "generator."
@@ -100,8 +98,8 @@ class FedGenClient(CountingClient):
     def receive(self, message: Message) -> None:
         """Loads the weights and the generator."""
         super().receive(message)
-        own = {n.removeprefix(GENERATOR): w for n, w in self.auxiliary.items() if n.startswith(GENERATOR)}
-        self.generator.load_state_dict(own)
+        weights = {n.removeprefix(GENERATOR): w for n, w in self.auxiliary.items() if n.startswith(GENERATOR)}
+        self.generator.load_state_dict(weights)
 
     def on_train_start(self) -> None:
         """Resets the count of epochs."""
@@ -114,15 +112,15 @@ class FedGenClient(CountingClient):
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss plus those of generated features."""
-        known = self.auxiliary[COUNTS].nonzero()[:, 0]
-        if not self.weight or self.context.round < 2 or self._epoch >= _BETWEEN or not len(known):
+        present = self.auxiliary[COUNTS].nonzero()[:, 0]
+        if not self.weight or self.context.round < 2 or self._epoch >= _BETWEEN or not len(present):
             return self.task.training_step(batch, batch_idx)
         view = self.task.view(batch)
         features = self.task(view)
         outputs = self.task.objective(features, view)
         labels, head = view["label"], self.task.classifier
-        asked = known[torch.randint(len(known), (self.generated,))].to(labels.device)
-        teacher = F.cross_entropy(head(self.generator(asked)).float(), asked)
+        drawn = present[torch.randint(len(present), (self.generated,))].to(labels.device)
+        teacher = F.cross_entropy(head(self.generator(drawn)).float(), drawn)
         target = head(self.generator(labels)).float().softmax(1).detach()
         latent = F.kl_div(head(features).float().log_softmax(1), target, reduction="batchmean")
         weight = self.weight * _DECAY ** (self.context.round - 1)
@@ -200,8 +198,8 @@ class FedGenServer(CountingServer):
         """
         seen = 1 + self.local_epochs * counts
         shares = (seen / seen.sum(0)).float().to(self.device)
-        known = (seen.amax(0) > 1).nonzero()[:, 0]
-        if not len(known) or not self.steps:
+        present = (seen.amax(0) > 1).nonzero()[:, 0]
+        if not len(present) or not self.steps:
             return
         layers = [tuple(entry.float().to(self.device) for entry in head) for head in heads]
         with self.context.seeded("generator"):
@@ -213,7 +211,7 @@ class FedGenServer(CountingServer):
                 optimizer.load_state_dict(deepcopy(self.optimizer_state))  # its steps change what it is given
                 optimizer.param_groups[0]["lr"] = rate
             for _ in range(self.steps):
-                labels = known[torch.randint(len(known), (self.batch_size,))].to(self.device)
+                labels = present[torch.randint(len(present), (self.batch_size,))].to(self.device)
                 noise = torch.rand(self.batch_size, generator.noise).to(self.device)
                 features = generator(labels, noise)
                 teacher = generator_loss(features, labels, shares, layers)

@@ -5,8 +5,6 @@ the average. It holds public images, and labelled ones with the same number of e
 images. No other method uses the labelled images, which is an advantage in a comparison.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 
@@ -20,7 +18,7 @@ from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
-from lit_fedad.methods.parts.functional import divergence, look
+from lit_fedad.methods.parts.functional import apply_in_chunks, divergence
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -136,8 +134,8 @@ class FEDICServer(FedAvgServer):
 
         task.to(device)
         answers = [self._ask(model, images) for model in clients]
-        logits = torch.stack([own for own, _ in answers])
-        features = torch.stack([own for _, own in answers]).mean(0)
+        logits = torch.stack([answer for answer, _ in answers])
+        features = torch.stack([answer for _, answer in answers]).mean(0)
 
         task.load_state_dict(self.weights, strict=False)
         tuning = self._train(task, hard, self._batches("fine-tuning", count, self.labelled_batch))
@@ -187,7 +185,7 @@ class FEDICServer(FedAvgServer):
 
     def _ask(self, model: Message, images: Tensor) -> tuple[Tensor, Tensor]:
         """Computes logits [N, K] and features [N, D] of all images under a model's weights, in evaluation mode."""
-        logits, features = zip(*look(self.task, model, images, self._look), strict=True)
+        logits, features = zip(*apply_in_chunks(self.task, model, images, self._look), strict=True)
         return torch.cat(logits), torch.cat(features)
 
     def _train(self, module: nn.Module, loss: Callable[..., Tensor], *batches: Tensor) -> float:

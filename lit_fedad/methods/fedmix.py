@@ -4,8 +4,6 @@ Before round 1 each client sends means of groups of its images, with the means o
 those of all clients. Everything else is FedAvg.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,10 +78,10 @@ class FedMixClient(FedAvgClient):
         view, share = self.task.view(batch), self.weight
         images = ((1 - share) * view["image"]).requires_grad_()
         logits = self.task.classifier(self.task({**view, "image": images})).float()
-        own = (1 - share) * F.cross_entropy(logits, view["label"])
+        clean = (1 - share) * F.cross_entropy(logits, view["label"])
         mixed = share * F.cross_entropy(logits, label.expand(len(logits), -1))
-        (slope,) = torch.autograd.grad(own, images, create_graph=True)
-        loss = own + mixed + share * (slope * other).sum()
+        (slope,) = torch.autograd.grad(clean, images, create_graph=True)
+        loss = clean + mixed + share * (slope * other).sum()
         accuracy = (logits.detach().argmax(1) == view["label"]).float().mean()
         return {"loss": loss, "accuracy": accuracy}
 

@@ -1,12 +1,9 @@
 """FedNova: clients' changes are divided by their numbers of steps before they are averaged (Wang et al., 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
@@ -14,11 +11,11 @@ from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient, FedAvgServer, with_exchanges
-from lit_fedad.methods.parts.functional import trainable
+from lit_fedad.methods.fedavg import WEIGHTS, FedAvgServer, with_exchanges
+from lit_fedad.methods.parts.client_bases import AnchoredClient
 
 
-class FedNovaClient(FedAvgClient):
+class FedNovaClient(AnchoredClient):
     """A client that sends its mean step, ``x + (y_i - x) / |a_i|_1``, and the length ``|a_i|_1`` of its way.
 
     ``a_i`` holds the weights of the gradients in ``y_i - x``. Its sum is the number of steps; with momentum rho a step
@@ -27,12 +24,11 @@ class FedNovaClient(FedAvgClient):
 
     def __init__(self, task: Task, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
-        self._received: dict[str, Tensor] = {}
         self._pull = self._length = 0.0
 
     def on_train_start(self) -> None:
-        """Stores the received weights x."""
-        self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
+        """Copies the received weights x, and begins to count."""
+        super().on_train_start()
         self._pull = self._length = 0.0
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -45,7 +41,7 @@ class FedNovaClient(FedAvgClient):
     def send(self, loader: DataLoader) -> Message:
         """Returns the weights after a mean step, and the length; running statistics are sent as they are."""
         message, length = super().send(loader), max(self._length, 1.0)
-        for name, received in self._received.items():
+        for name, received in self.anchor.items():
             x = received.cpu()
             message[name] = x + (message[name] - x) / length
         return {**message, "length": torch.tensor(length)}

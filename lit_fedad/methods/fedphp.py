@@ -1,45 +1,23 @@
 """FedPHP: clients inherit a personal model from round to round (Li et al., ECML-PKDD 2021; FedPHP Alg. 1)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lit_fedad.condensation.kernels import mmd
 from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 
-WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Widths of the kernels, as multiples of the mean squared distance of two rows."""
-
-
-def rbf_mmd(one: Tensor, other: Tensor) -> Tensor:
-    """Computes the squared maximum mean discrepancy under a sum of Gaussian kernels (biased estimate).
-
-    The kernels are ``exp(-|a - b|^2 / (s d))`` with s of `WIDTHS` and d the mean squared distance of all pairs of
-    different rows, of both sets together, without gradient: the discrepancy does not depend on the features' scale.
-
-    Args:
-        one: Features [n, C].
-        other: Features [m, C].
-    """
-    rows = torch.cat([one, other])
-    squares = (rows[:, None] - rows).square().sum(-1)
-    typical = squares.detach().sum() / (len(rows) * (len(rows) - 1)) + 1e-8
-    kernels = torch.stack([torch.exp(-squares / (width * typical)) for width in WIDTHS]).sum(0)
-    n = len(one)
-    return kernels[:n, :n].mean() + kernels[n:, n:].mean() - 2 * kernels[:n, n:].mean()
-
 
 class FedPHPClient(FedAvgClient):
     """A client that trains the received weights near the features of its inherited model, then updates that model.
 
-    It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))``, sends w, and keeps ``p = m p + (1 - m) w``, with which
-    it predicts. ``m = mu k / max(1, floor(fraction T))``, at most mu, where k counts the rounds that the client has
-    taken part in before: after its first one, p is w (the authors' code).
+    It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))`` with the Gaussian `mmd`, sends w, and keeps
+    ``p = m p + (1 - m) w``, with which it predicts. ``m = mu k / max(1, floor(fraction T))``, at most mu; k counts the
+    rounds that the client has taken part in before: after its first one, p is w (the authors' code).
 
     Args:
         rounds: Training rounds T.
@@ -84,14 +62,14 @@ class FedPHPClient(FedAvgClient):
         outputs = self.task.objective(features, view)
         with torch.no_grad(), evaluating(self.task):
             target = with_weights(self.task, self.inherited, lambda task: pooled(task(view)))
-        discrepancy = rbf_mmd(pooled(features), target)
+        discrepancy = mmd(pooled(features), target, "gaussian")
         loss = (1 - self.weight) * outputs["loss"] + self.weight * discrepancy
         return {**outputs, "loss": loss, "discrepancy": discrepancy}
 
     def on_train_end(self) -> None:
         """Updates the inherited model."""
-        kept = self.mu * min(self.participations / self.expected, 1)
+        share = self.mu * min(self.participations / self.expected, 1)
         self.participations += 1
         for name, entry in self.shared_state().items():
             old = self.inherited[name].to(entry.device)
-            self.inherited[name] = torch.lerp(entry, old, kept) if entry.is_floating_point() else entry
+            self.inherited[name] = torch.lerp(entry, old, share) if entry.is_floating_point() else entry

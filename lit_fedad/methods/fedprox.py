@@ -1,19 +1,16 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the received weights (Li et al., MLSys 2020)."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import at_least
-from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.parts.client_bases import AnchoredClient
 from lit_fedad.methods.parts.functional import trainable
 
 
-class FedProxClient(FedAvgClient):
+class FedProxClient(AnchoredClient):
     """A client that minimises ``L(w) + mu/2 |w - w^t|^2``.
 
     Args:
@@ -24,15 +21,9 @@ class FedProxClient(FedAvgClient):
         super().__init__(task, local_epochs)
         at_least("method.client", 0, mu=mu)
         self.mu = mu
-        self._received: dict[str, Tensor] = {}
-
-    def on_train_start(self) -> None:
-        """Stores the received weights ``w^t``."""
-        self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss plus the proximal term."""
         outputs = self.task.training_step(batch, batch_idx)
-        distances = [(p - self._received[name]).square().sum() for name, p in trainable(self.task).items()]
-        proximal = torch.stack(distances).sum()
+        proximal = self.squared_distance(trainable(self.task))
         return {**outputs, "loss": outputs["loss"] + self.mu / 2 * proximal, "proximal": proximal}

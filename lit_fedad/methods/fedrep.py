@@ -1,7 +1,5 @@
 """FedRep: a shared representation with personal heads (Collins et al., ICML 2021; FedRep Alg. 1)."""
 
-from __future__ import annotations
-
 from lit_fedad.contracts import Predictors, Task
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError

@@ -5,8 +5,6 @@ the statistics of real ones; the server keeps the images of earlier rounds; and 
 model confuses, by the clients' logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -33,7 +31,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES
-from lit_fedad.methods.parts.functional import draw_weights, look, with_weights
+from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 PROTOTYPES, SIZES = "prototypes", "sizes"
@@ -125,11 +123,12 @@ class FedVCKClient(FedDMClient):
             self.ended = self.synthetic
         return losses
 
-    def _start(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
-        start = super()._start(own, counts, generator)
+    def initial_images(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Returns those of FedDM, or where the last round ended."""
+        start = super().initial_images(own, counts, generator)
         return self.ended if self.go_on and self.ended.shape == start.shape else start
 
-    def _survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
+    def survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
         """Returns images' weights by importance, and each class's mean logits under the received weights."""
         logits = self._logits(own.images, {}, fabric)
         labels = torch.tensor(own.classes, dtype=torch.int64).repeat_interleave(
@@ -160,9 +159,9 @@ class FedVCKClient(FedDMClient):
             with fabric.autocast():
                 return self.task.classifier(self.task({"image": batch})).float().cpu()
 
-        return torch.cat(look(self.task, weights, images, logits))
+        return torch.cat(apply_in_chunks(self.task, weights, images, logits))
 
-    def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
+    def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the discrepancy of features class by class (FedVCK Eq. 9), under the constraint of FedVCK Eq. 4."""
         encoder = self.task.encoder
         if self.constraints == "running":
@@ -171,10 +170,10 @@ class FedVCKClient(FedDMClient):
             return class_mmd(every, synthetic_features, times.to(every.device), sizes, counts, self.kernel)
         target, statistics = record(encoder, real.images, real.times)
         if self.constraints == "batch":
-            found = apply(encoder, synthetic, statistics)
+            reached = apply(encoder, synthetic, statistics)
         else:
-            found = unconstrained(encoder, synthetic)
-        return class_mmd(target, found, real.times, real.sizes, counts, self.kernel)
+            reached = unconstrained(encoder, synthetic)
+        return class_mmd(target, reached, real.times, real.sizes, counts, self.kernel)
 
     def _under_running(self, real: RealBatch, synthetic: Tensor) -> tuple[Tensor, Tensor]:
         """Computes features of every real draw, which update the running statistics, then of synthetic images."""
@@ -189,8 +188,8 @@ class FedVCKClient(FedDMClient):
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
         """Images as FedDM's, and what the model says of each class."""
-        told = "ranks" if self.ranks else "means"
-        what = f"{told} of the model's logits over the images of each class"
+        statistic = "ranks" if self.ranks else "means"
+        what = f"{statistic} of the model's logits over the images of each class"
         logits = Disclosure(Kind.CLASS_STATISTICS, what, max(self.prototype_images, self.least))
         return (*super().discloses, logits)
 
@@ -202,13 +201,13 @@ class FedVCKClient(FedDMClient):
     def upload_spec(self) -> MessageSpec:
         """Declares images, and logit prototypes with their numbers of images."""
         classes = Free("classes")
-        own = {
+        prototypes = {
             PROTOTYPES: TensorSpec((classes, self.task.classes)),
             SIZES: TensorSpec(
                 (classes,), torch.int64, low=0 if self.prototype_images > self.least else self.least
             ),
         }
-        return {**super().upload_spec(), **own}
+        return {**super().upload_spec(), **prototypes}
 
     def shown(self, sent: Message) -> list[Shown]:
         """Lists the logit prototypes in an upload, beside the model that its images train."""
@@ -217,8 +216,8 @@ class FedVCKClient(FedDMClient):
         counted, task = sent[SIZES] > 0, self.task
 
         def logits(batch: Mapping[str, Any]) -> Tensor:
-            found: Tensor = task.classifier(task(batch))
-            return ranks_of(found) if self.ranks else found
+            values: Tensor = task.classifier(task(batch))
+            return ranks_of(values) if self.ranks else values
 
         prototypes = SharedPrototypes(sent[PROTOTYPES][counted], sent[CLASSES][counted], logits)
         return [prototypes, *super().shown(sent)]
@@ -287,7 +286,7 @@ class FedVCKServer(FedDMServer):
                 f"the client counts {counted} images of its classes, and has {update.num_samples}"
             )
 
-    def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
+    def extra_loss(self, messages: Sequence[Message]) -> ExtraLoss | None:
         """Returns the contrast, with prototypes of earlier rounds' images under the weights that clients received."""
         classes = self.task.classes
         means, sizes, owned = (torch.cat([m[n] for m in messages]) for n in (PROTOTYPES, SIZES, CLASSES))

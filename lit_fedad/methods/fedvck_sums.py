@@ -269,8 +269,8 @@ class FedVCKSumsServer(CondensedServer):
         noise = torch.randn(len(classes) * self.images, *self.form, generator=generator)
 
         def distance(images: Tensor) -> Tensor:
-            found = F.normalize(task({"image": images}).float(), dim=1)
-            return (found.unflatten(0, (len(classes), self.images)).mean(1) - targets).square().sum()
+            embeddings = F.normalize(task({"image": images}).float(), dim=1)
+            return (embeddings.unflatten(0, (len(classes), self.images)).mean(1) - targets).square().sum()
 
         with frozen(task), evaluating(task):
             images, losses = self.descent.descend(noise, distance, fabric)

@@ -8,8 +8,6 @@ hardly moves, for older prototypes are means over older bases; one covariance in
 pixels, at a scale far below the paper's, no method was far above constant predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -129,9 +127,9 @@ class GLDPClient(FedRepClient):
         view = self.task.view(batch)
         features = self.task(view)
         scalars = self.task.objective(features, view)
-        own, counts = class_means(features, view["label"], self.task.classes)
-        local = self._local_relation(own, counts, features, view["label"])
-        to_common = global_relation(own, counts, self.common_prototypes)
+        prototypes, counts = class_means(features, view["label"], self.task.classes)
+        local = self._local_relation(prototypes, counts, features, view["label"])
+        to_common = global_relation(prototypes, counts, self.common_prototypes)
         loss = scalars["loss"] + self.lam * local + (1 - self.lam) * to_common
         return {**scalars, "loss": loss, "local_relation": local, "global_relation": to_common}
 
@@ -222,8 +220,8 @@ class GLDPServer(FedAvgServer):
         messages = [update.message for _, update in sorted(updates.items())]
         vectors, members = (torch.cat([m[name] for m in messages]) for name in (VECTORS, CLASSES))
         mean, holders = class_means(vectors.double(), members, self.classes)
-        known = Prototypes.unpack(self.auxiliary[VECTORS], self.auxiliary[CLASSES], self.classes)
-        self.auxiliary = packed(known.moved(Prototypes(mean.float(), holders > 0), self.beta))
+        earlier = Prototypes.unpack(self.auxiliary[VECTORS], self.auxiliary[CLASSES], self.classes)
+        self.auxiliary = packed(earlier.moved(Prototypes(mean.float(), holders > 0), self.beta))
         self.weights = self.mean_weights(updates, equal=not self.weighted)
         self.report = {"classes_known": float(len(self.auxiliary[CLASSES]))}
 

@@ -1,7 +1,5 @@
 """Local training without exchanges: the lower bound, and with one client that holds all data the upper bound."""
 
-from __future__ import annotations
-
 from lit_fedad.contracts import Exchanges, Task
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient

@@ -1,7 +1,5 @@
 """MOON: contrast of features with those of the global and of the client's last model (Li et al., CVPR 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,11 +51,11 @@ class MoonClient(FedAvgClient):
             else nn.Identity()
         )
         self.previous = self.shared_state()
-        self._received: dict[str, Tensor] = {}
+        self.received: dict[str, Tensor] = {}
 
     def on_train_start(self) -> None:
         """Stores the received weights."""
-        self._received = {n: entry.to(self.device) for n, entry in self.shared_state().items()}
+        self.received = {n: entry.to(self.device) for n, entry in self.shared_state().items()}
         self.previous = {n: entry.to(self.device) for n, entry in self.previous.items()}
 
     def on_train_end(self) -> None:
@@ -69,9 +67,9 @@ class MoonClient(FedAvgClient):
         view = self.task.view(batch)
         features = self.task(view)
         outputs = self.task.objective(features, view)
-        own = self.projection(pooled(features))
-        to_global = F.cosine_similarity(own, self._projected(self._received, view)) / self.temperature
-        to_previous = F.cosine_similarity(own, self._projected(self.previous, view)) / self.temperature
+        projected = self.projection(pooled(features))
+        to_global = F.cosine_similarity(projected, self._projected(self.received, view)) / self.temperature
+        to_previous = F.cosine_similarity(projected, self._projected(self.previous, view)) / self.temperature
         contrast = F.softplus(to_previous - to_global).mean()
         return {**outputs, "loss": outputs["loss"] + self.mu * contrast, "contrast": contrast}
 

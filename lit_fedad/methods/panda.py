@@ -5,8 +5,6 @@ them; the state before round 1 is DN2, nearest neighbours of pretrained features
 the merger they send the centres of their features under the merged weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -117,8 +115,8 @@ class Banks(LatestMessages):
         message: Message = {}
         if client.shared:
             number = min(client.vectors, len(features))
-            found = kmeans(features, number, generator=client.context.generator("bank"))
-            message[BANK] = found.centroids.float()
+            clusters = kmeans(features, number, generator=client.context.generator("bank"))
+            message[BANK] = clusters.centroids.float()
         else:
             client.task.bank = features.to(client.task.bank)
         if self.initial:

@@ -1,7 +1,5 @@
 """pFedMe: personal models are Moreau envelopes around a shared one (Dinh et al., NeurIPS 2020, Alg. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,15 +12,17 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client, Exchanges, Task
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.federation.client_runner import Train, fit
-from lit_fedad.methods.fedavg import MEANS, FedAvgClient, with_exchanges
+from lit_fedad.methods.fedavg import MEANS, with_exchanges
+from lit_fedad.methods.parts.client_bases import AnchoredClient
 from lit_fedad.methods.parts.functional import trainable
 
 
-class PFedMeClient(FedAvgClient):
+class PFedMeClient(AnchoredClient):
     """A client with ``theta = argmin L(theta) + lam/2 |theta - w|^2`` on each batch, then ``w -= eta lam (w - theta)``.
 
-    The task's optimiser takes ``inner_steps`` steps of theta on a batch. The client sends w and predicts with theta;
-    before it first takes part it predicts with the received weights. A task that draws its views draws one a step.
+    Both begin at the received weights; w is the anchor, which moves here. The task's optimiser takes ``inner_steps``
+    steps of theta on a batch. The client sends w and predicts with theta; before it first takes part it predicts with
+    the received weights. A task that draws its views draws one a step.
 
     Args:
         lam: Weight lambda of the distance.
@@ -46,31 +46,25 @@ class PFedMeClient(FedAvgClient):
         at_least("method.client", 1, inner_steps=inner_steps)
         self.lam, self.inner_steps, self.learning_rate = lam, inner_steps, learning_rate
         self.personal_entries: dict[str, Tensor] = {}
-        self._shared: dict[str, Tensor] = {}
-
-    def on_train_start(self) -> None:
-        """Begins with w and theta at the received weights."""
-        self._shared = {name: p.detach().clone() for name, p in trainable(self.task).items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the loss of theta; before the first step on a batch, w follows the theta of the batch before."""
         if batch_idx % self.inner_steps == 0:
             self._follow()
         outputs = self.task.training_step(batch, batch_idx)
-        distances = [(p - self._shared[name]).square().sum() for name, p in trainable(self.task).items()]
-        envelope = self.lam / 2 * torch.stack(distances).sum()
+        envelope = self.lam / 2 * self.squared_distance(trainable(self.task))
         return {**outputs, "loss": outputs["loss"] + envelope, "envelope": envelope}
 
     def on_train_end(self) -> None:
         """Moves w a last time, keeps theta, and leaves w in the task, with the running statistics of theta."""
         self._follow()
         self.personal_entries = self.shared_state()
-        self.task.load_state_dict(self._shared, strict=False)
+        self.task.load_state_dict(self.anchor, strict=False)
 
     @torch.no_grad()
     def _follow(self) -> None:
         for name, theta in trainable(self.task).items():
-            self._shared[name].lerp_(theta, self.learning_rate * self.lam)
+            self.anchor[name].lerp_(theta, self.learning_rate * self.lam)
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads theta into the task."""

@@ -1,11 +1,8 @@
 """SCAFFOLD: control variates correct the clients' drift (Karimireddy et al., ICML 2020; SCAFFOLD Alg. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, Task, Update, senders, spec_of
@@ -13,13 +10,14 @@ from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, summed
 from lit_fedad.core.bounds import above
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.client_runner import Train
-from lit_fedad.methods.fedavg import EQUAL_MEANS, FedAvgClient, FedAvgServer, with_exchanges
+from lit_fedad.methods.fedavg import EQUAL_MEANS, FedAvgServer, with_exchanges
+from lit_fedad.methods.parts.client_bases import AnchoredClient
 from lit_fedad.methods.parts.functional import trainable
 
 CONTROL = "control/"
 
 
-class ScaffoldClient(FedAvgClient):
+class ScaffoldClient(AnchoredClient):
     """A client that steps by ``g + c - c_i``, and updates its control ``c_i`` from its change of weights (option II).
 
     The correction is defined for plain SGD, which replaces the task's optimiser.
@@ -36,7 +34,6 @@ class ScaffoldClient(FedAvgClient):
         self.learning_rate = learning_rate
         self.own = {name: torch.zeros_like(p) for name, p in trainable(task).items()}
         self.change: Message = {}
-        self._received: dict[str, Tensor] = {}
         self._steps = 0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -44,8 +41,8 @@ class ScaffoldClient(FedAvgClient):
         return torch.optim.SGD(trainable(self.task).values(), lr=self.learning_rate)
 
     def on_train_start(self) -> None:
-        """Stores x and resets the count of steps."""
-        self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
+        """Copies the received weights x, and resets the count of steps."""
+        super().on_train_start()
         self._steps = 0
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -61,7 +58,7 @@ class ScaffoldClient(FedAvgClient):
         renewed = {
             name: self.own[name].to(y)
             - self.auxiliary[CONTROL + name].to(y)
-            + (self._received[name] - y.detach()) / travelled
+            + (self.anchor[name] - y.detach()) / travelled
             for name, y in trainable(self.task).items()
         }
         self.change = {name: (c - self.own[name].to(c)).cpu() for name, c in renewed.items()}

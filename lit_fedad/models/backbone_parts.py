@@ -1,7 +1,5 @@
 """Blocks of vision transformers as feature maps."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections import OrderedDict
@@ -68,9 +66,14 @@ def dynamic_size(name: str) -> dict[str, bool]:
         ({'dynamic_img_size': True}, {})
     """
     module = sys.modules[timm.model_entrypoint(name.partition(".")[0]).__module__]
-    own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    models = [
+        one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__
+    ]
     inits = [
-        inspect.signature(base.__init__) for one in own for base in one.__mro__ if issubclass(base, nn.Module)
+        inspect.signature(base.__init__)
+        for one in models
+        for base in one.__mro__
+        if issubclass(base, nn.Module)
     ]
     return {"dynamic_img_size": True} if any(init.parameters.keys() >= _PLAIN for init in inits) else {}
 

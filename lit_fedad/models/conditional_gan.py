@@ -4,8 +4,6 @@ Layers are those of DCGAN (Radford et al., ICLR 2016): transposed convolutions f
 Batch normalisation always uses the batch's own statistics, so that a network is nothing but its weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -152,7 +150,7 @@ class ConditionalDiscriminator(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Computes logits [B] of normalised images [B, C, S, S] with labels [B]."""
         planes = F.one_hot(labels, self.classes).to(images)[:, :, None, None]
-        told = torch.cat([images, planes.expand(-1, -1, *images.shape[2:])], 1)
+        labelled = torch.cat([images, planes.expand(-1, -1, *images.shape[2:])], 1)
         before = self.frame // 2
         after = self.frame - before
-        return self.layers(F.pad(told, (before, after, before, after)))
+        return self.layers(F.pad(labelled, (before, after, before, after)))

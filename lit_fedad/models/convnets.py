@@ -1,7 +1,5 @@
 """Encoders of small images, and the decoders of autoencoders."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """An encoder that is trained on pixels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -87,10 +85,10 @@ class FrozenEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Computes features [B, C] of images [B, 3, S, S], or of their `features` [B, C]."""
-        found = self.features(images) if images.ndim == 4 else images
+        features = self.features(images) if images.ndim == 4 else images
         if not self.unit_length:
-            return found if self.network is None else found + self.network(found)
-        frozen = self.length * found
+            return features if self.network is None else features + self.network(features)
+        frozen = self.length * features
         if self.network is None:
             return frozen
         return self.length * F.normalize(frozen + self.network(frozen), dim=1)

@@ -3,8 +3,6 @@
 The package holds one file, under Apache-2.0. Only this file is read; no code of the package runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Large images for a frozen backbone: seen tile by tile, the tiles' features joined to one map an image."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

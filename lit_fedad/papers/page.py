@@ -1,7 +1,5 @@
 """Reports tracked runs (``lit-fedad report``): one HTML page and the same in Markdown."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The papers' tables with runs in their cells, and what they lack."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,7 +111,9 @@ class FilledTable:
         """Tabulates results beside the paper's, and what they cost: the paper's rows, those beyond, and constants."""
 
         def link(row: str, column: str | None) -> str | None:
-            runs = [r for cell, own in self.complete.items() if cell == (row, column or cell[1]) for r in own]
+            runs = [
+                r for cell, shown in self.complete.items() if cell == (row, column or cell[1]) for r in shown
+            ]
             return links.runs(runs) if links else None
 
         table, with_runs = self.table, set(self.frame["row"])
@@ -121,8 +121,8 @@ class FilledTable:
         blocks = [(title, rows) for title, rows in blocks if with_runs & {row.label for row in rows}]
         for title, rows in blocks:
             yield results_grid(table, rows, self.columns, self.frame, link, title)
-            own = [row for row in rows if row.label in with_runs]
-            costs = costs_grid(table, own, self.frame, link, f"{title}: what it cost")
+            shown = [row for row in rows if row.label in with_runs]
+            costs = costs_grid(table, shown, self.frame, link, f"{title}: what it cost")
             last = rows is blocks[-1][1]
             yield replace(costs, notes=caption(table, list(self.columns), self.frame)) if last else costs
         if self.constants:
@@ -138,16 +138,16 @@ def constant_rows(
     Constant predictions depend on the partition and the test set alone. They are taken from the first complete run, of
     those with most clients: a row of the pooled data does not have the others' clients.
     """
-    found: dict[tuple[str, int], Outcome] = {}
-    known = [one for one in outcomes if one.result and one.result.get("constants")]
-    for outcome in sorted(known, key=lambda one: -len((one.result or {})["partition"]["sizes"])):
-        found.setdefault((outcome.column, outcome.seed), outcome)
-    if not found:
+    first: dict[tuple[str, int], Outcome] = {}
+    judged = [one for one in outcomes if one.result and one.result.get("constants")]
+    for outcome in sorted(judged, key=lambda one: -len((one.result or {})["partition"]["sizes"])):
+        first.setdefault((outcome.column, outcome.seed), outcome)
+    if not first:
         return None
     constants = [
         replace(outcome, row=label, ending="", constant=name)
         for name, label in CONSTANT_LABELS.items()
-        for outcome in found.values()
+        for outcome in first.values()
     ]
     return [Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(constants, metrics)
 
@@ -158,14 +158,9 @@ def with_attack(result: Mapping[str, Any], folder: RunFolder) -> dict[str, Any]:
     Raises:
         UserError: If the attack's file cannot be read.
     """
-    found = folder.attacks().get("lira", {})
-    numbers = {name: {"mean": value} for name, value in found.items() if isinstance(value, float)}
+    content = folder.attacks().get("lira", {})
+    numbers = {name: {"mean": value} for name, value in content.items() if isinstance(value, float)}
     return {**result, "last": {**result["last"], **numbers}}
-
-
-def attacked(run: CompleteRun) -> CompleteRun:
-    """Returns a complete run whose last round has what membership inference found; see `with_attack`."""
-    return replace(run, result=with_attack(run.result, RunFolder(run.files)))
 
 
 def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
@@ -178,26 +173,26 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     """
     _, table = read_table(name)
     if table.attack:
-        runs = [attacked(run) for run in runs]
-    found: dict[tuple[str, str], dict[int, CompleteRun]] = {}
+        runs = [replace(run, result=with_attack(run.result, RunFolder(run.files))) for run in runs]
+    runs_by_cell: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
         for cell in _cells_of(table, run):
-            found.setdefault(cell, {})[run.seed] = run
-    if not found:
+            runs_by_cell.setdefault(cell, {})[run.seed] = run
+    if not runs_by_cell:
         return None
-    with_runs = {row for row, _ in found}
+    with_runs = {row for row, _ in runs_by_cell}
     of_data = {
         # The paper's numbers belong to its settings, or to its data whatever the settings.
         label: label if isinstance(column, Setting) else column
         for label, column in table.columns.items()
     }
-    columns = {label: of_data[label] for label in dict.fromkeys(column for _, column in found)}
+    columns = {label: of_data[label] for label in dict.fromkeys(column for _, column in runs_by_cell)}
 
     def shown(rows: Sequence[Row]) -> list[Row]:
         keys = columns.values()
         return [row for row in rows if row.label in with_runs or any(key in row.paper for key in keys)]
 
-    complete = {cell: [by_seed[seed] for seed in sorted(by_seed)] for cell, by_seed in found.items()}
+    complete = {cell: [by_seed[seed] for seed in sorted(by_seed)] for cell, by_seed in runs_by_cell.items()}
     endings = {row.label: row.ending for row in (*table.rows, *table.beyond)}
     outcomes = [
         Outcome(row, column, run.seed, str(run.files), run.result, None, endings[row])

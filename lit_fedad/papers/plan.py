@@ -1,7 +1,5 @@
 """The tables and figures of the four papers, and the runs that a table asks for."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from collections.abc import Mapping, Sequence
@@ -93,11 +91,6 @@ class Column:
     names: tuple[str, ...]
     overrides: tuple[str, ...]
 
-    @property
-    def has_root(self) -> bool:
-        """Tells whether its overrides say in which folder the data lie."""
-        return any(override.startswith("data.root=") for override in self.overrides)
-
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -144,14 +137,14 @@ def read_table(name: str) -> tuple[str, Table]:
         UserError: If there is no such table, with the reason if a paper has it, or its file does not describe one.
     """
     names = table_names()
-    found = [n for n in names if n == name] or [n for n in names if name and n.endswith(f"_{name}")]
+    matches = [n for n in names if n == name] or [n for n in names if name and n.endswith(f"_{name}")]
     if reason := reason_against(name):
         raise UserError(f"table={name}: {reason}; table=list names what can be made")
-    if len(found) > 1:
-        raise UserError(f"table={name}: several names end so; give one of {', '.join(found)}")
-    if not found:
+    if len(matches) > 1:
+        raise UserError(f"table={name}: several names end so; give one of {', '.join(matches)}")
+    if not matches:
         raise UserError(f"table={name}: give one of {', '.join(names)}")
-    return found[0], _described(found[0])
+    return matches[0], _described(matches[0])
 
 
 @cache
@@ -215,10 +208,10 @@ def add_roots(columns: Sequence[Column], roots: Mapping[str, str]) -> list[Colum
     Raises:
         UserError: For a name that no column has.
     """
-    known = dict.fromkeys(name for column in columns for name in column.names)
+    names = dict.fromkeys(name for column in columns for name in column.names)
     for name in roots:
-        if name not in known:
-            raise UserError(f"root.{name}: no such column; one of {', '.join(known)}")
+        if name not in names:
+            raise UserError(f"root.{name}: no such column; one of {', '.join(names)}")
     return [
         replace(
             c, overrides=(*c.overrides, *(f"data.root={roots[name]}" for name in c.names if name in roots))

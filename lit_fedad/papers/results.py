@@ -1,7 +1,5 @@
 """A paper's table so far, of runs or of declared forms, and the files that show it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -141,12 +139,12 @@ class TableResults:
 
     def _pictures(self) -> dict[tuple[str, str], Path]:
         """Finds the picture of each row and column: that of the first seed which has one."""
-        found: dict[tuple[str, str], Path] = {}
+        files: dict[tuple[str, str], Path] = {}
         for run in self._cells:
             file = run.folder.path / "figures" / f"{self._table.sheet}.png"
             if run.folder.path in self._results and file.is_file():
-                found.setdefault((run.row, run.column), file)
-        return found
+                files.setdefault((run.row, run.column), file)
+        return files
 
     def _outcomes(self) -> list[Outcome]:
         return [
@@ -202,7 +200,7 @@ def upload_mib(config: Config, setting: Setting) -> float:
 def messages(config: Config, setting: Setting) -> dict[str, str]:
     """Lists what crosses before round 1 and in a round, each way (FedVCK, Table 10)."""
     model = _model(config, setting)
-    found = {}
+    contents = {}
     for when, exchanges in (
         ("before round 1", model.method.exchanges.setup),
         ("a round", model.method.exchanges.rounds),
@@ -212,8 +210,8 @@ def messages(config: Config, setting: Setting) -> dict[str, str]:
                 exchange.upload_spec(model.client) if way == "up" else exchange.broadcast_spec(model.client)
                 for exchange in exchanges
             ]
-            found[f"{way}, {when}"] = ", ".join(_contents(specs, model)) or "-"
-    return found
+            contents[f"{way}, {when}"] = ", ".join(_contents(specs, model)) or "-"
+    return contents
 
 
 def _model(config: Config, setting: Setting) -> Model:

@@ -1,7 +1,5 @@
 """Complete runs that MLflow lists, each with result, files and address, in groups that differ in their seed alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -180,7 +178,7 @@ def complete_runs(
     Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
     whose result cannot be read is left out, with a warning.
     """
-    found = []
+    complete = []
     for run in tracked:
         if run.folder is None or "method" not in run.tags or "study" in run.tags:
             continue
@@ -190,8 +188,8 @@ def complete_runs(
             display.warn(f"{run.name} is left out: {error}")
             continue
         if result is not None:
-            found.append(CompleteRun(run, folder, result))
-    return found
+            complete.append(CompleteRun(run, folder, result))
+    return complete
 
 
 def _result(

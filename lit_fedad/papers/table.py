@@ -1,7 +1,5 @@
 """Reports a paper's table (``lit-fedad report table=NAME``): runs what is missing and writes what there is."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -173,19 +171,19 @@ def report_table(options: Sequence[str], display: Display) -> None:
         rows = [replace(row, paper={}) for row in table.rows]
         table = replace(table, metrics=chosen.metrics, rows=rows)
     rows = choose_rows(name, table, chosen.rows)
-    own = own_columns(chosen.experiment, chosen.data)
-    names = dict.fromkeys(name for column in own for name in column.names)
+    given_columns = own_columns(chosen.experiment, chosen.data)
+    names = dict.fromkeys(name for column in given_columns for name in column.names)
     out = Path(chosen.out or "-".join([f"reports/{name}", *names]))
     if table.cells != "runs":
-        if own or chosen.metrics:
+        if given_columns or chosen.metrics:
             raise UserError(
                 f"table={name}: counts what the paper's settings send; leave experiment=, data= and metrics= out"
             )
         files = report_forms(name, table, rows, paper_columns(table), common, out, display)
         _deliver(name, files, compose(common), out, display)
         return
-    columns = add_roots(own or paper_columns(table), chosen.root)
-    if not own:
+    columns = add_roots(given_columns or paper_columns(table), chosen.root)
+    if not given_columns:
         columns = _with_data(columns, common, display)
     runs = plan_runs(rows, columns, common, chosen.seeds)
     results = TableResults(name, table, runs, out)
@@ -217,12 +215,16 @@ def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, displa
 
 def _with_data(columns: Sequence[Column], common: Sequence[str], display: Display) -> list[Column]:
     """Leaves out columns whose data were not given, and says so."""
-    if any(override.startswith("data.root=") for override in common):
+
+    def has_root(overrides: Sequence[str]) -> bool:
+        return any(override.startswith("data.root=") for override in overrides)
+
+    if has_root(common):
         return list(columns)
-    kept = [column for column in columns if column.has_root]
+    given = [column for column in columns if has_root(column.overrides)]
     for column in columns:
-        if column not in kept:
+        if column not in given:
             display.note(f"left out: {column.label}; to take it in, give root.{column.names[0]}=DIR")
-    if not kept:
+    if not given:
         raise UserError("no data given: root.NAME=DIR for the paper's, or else experiment=NAME or data=NAME")
-    return kept
+    return given

@@ -1,7 +1,5 @@
 """Anomaly detection by the reconstruction error of an autoencoder of normal images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

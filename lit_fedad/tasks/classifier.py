@@ -1,7 +1,5 @@
 """Image classification: an encoder and a linear head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

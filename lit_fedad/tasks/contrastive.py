@@ -1,7 +1,5 @@
 """Anomaly detection by densities in a contrastive representation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -148,14 +146,14 @@ class Contrastive(Representation):
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Estimates the client's own densities, and predicts which of its images are normal."""
         z, index = self.embed(loader)
-        found = self.estimate(z, context)
-        self.densities.set(found.mean, found.covariance)
+        densities = self.estimate(z, context)
+        self.densities.set(densities.mean, densities.covariance)
         self.select(z, index)
 
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
         """Represents all images without augmentation [n, D]; returns also their positions in the data set [n]."""
-        found = list(
+        embedded = list(
             map_batches(
                 self,
                 loader,
@@ -165,7 +163,7 @@ class Contrastive(Representation):
                 ),
             )
         )
-        return torch.cat([z for z, _ in found]), torch.cat([index.cpu() for _, index in found])
+        return torch.cat([z for z, _ in embedded]), torch.cat([index.cpu() for _, index in embedded])
 
     def estimate(self, z: Tensor, context: Context) -> Densities:
         """Estimates densities of embedded images (FADngs Eq. 1, FADngs Eq. 2 and FADngs Eq. 3)."""

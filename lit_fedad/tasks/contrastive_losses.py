@@ -1,7 +1,5 @@
 """Losses of a contrastive representation: the views of a batch, and the loss of their projections."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch
@@ -36,10 +34,10 @@ class RepresentationLoss(nn.Module):
 
         The draws are of torch's global CPU generator. The same view is drawn twice only where a rotation has too few.
         """
-        kept = torch.tensor(kept_turns(features.shape[1]))
+        turns = torch.tensor(kept_turns(features.shape[1]))
         drawn: list[Tensor] = []
         for turn in sorted(set(self.turns)):
-            places = (kept == turn).nonzero()[:, 0]
+            places = (turns == turn).nonzero()[:, 0]
             order = places[torch.rand(len(features), len(places)).argsort(dim=1)]
             drawn += [order[:, k % len(places)] for k in range(self.turns.count(turn))]
         return features[torch.arange(len(features)), torch.stack(drawn)].float()
@@ -182,8 +180,8 @@ class CrossEntropy(RepresentationLoss):
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the cross-entropy as ``loss``, and ``accuracy``."""
-        known = batch["category"] < self.classes
-        logits, labels = self.linear(projections[0][known]), batch["category"][known]
+        normal = batch["category"] < self.classes
+        logits, labels = self.linear(projections[0][normal]), batch["category"][normal]
         if not len(labels):
             return {"loss": 0 * projections.sum()}
         accuracy = (logits.detach().argmax(1) == labels).float().mean()

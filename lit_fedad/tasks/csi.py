@@ -1,7 +1,5 @@
 """CSI: contrast in which rotations repel, and a classifier of rotations; both score (Tack et al., NeurIPS 2020)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -146,13 +144,13 @@ class CSI(Representation):
 
     def embedding(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes what scores are made of: z_k and after it l_k, of each rotation [B, 4, D + 1]."""
-        found = []
+        embeddings = []
         for copies in self._copies(batch):
             features = self({**batch, "image": copies.flatten(0, 1)})
             projections = self.projection(features).float().unflatten(0, (-1, _TURNS))
             logits = self.shift(features).float().unflatten(0, (-1, _TURNS)).diagonal(dim1=1, dim2=2)
-            found.append(torch.cat([projections, logits[:, :, None]], dim=2))
-        return torch.stack(found).mean(0)
+            embeddings.append(torch.cat([projections, logits[:, :, None]], dim=2))
+        return torch.stack(embeddings).mean(0)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images against the bank."""
@@ -166,8 +164,8 @@ class CSI(Representation):
     @torch.no_grad()
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Fills the bank with local images, and measures their norms and logits."""
-        found = torch.cat([embedded.cpu() for embedded in map_batches(self, loader, self.embedding)])
-        z, logits = found[:, :, :-1], found[:, :, -1]
+        rows = torch.cat([embedded.cpu() for embedded in map_batches(self, loader, self.embedding)])
+        z, logits = rows[:, :, :-1], rows[:, :, -1]
         self.bank = F.normalize(z, dim=2).transpose(0, 1).contiguous().to(self.bank)
         self.norms = z.norm(dim=2).mean(0).clamp(min=_LEAST).to(self.norms)
         self.certainty = off_zero(logits.mean(0), _LEAST).to(self.certainty)

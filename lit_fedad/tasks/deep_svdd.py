@@ -1,7 +1,5 @@
 """Deep SVDD: normal images are mapped close to one centre (Ruff et al., ICML 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -85,14 +83,14 @@ class Bottleneck(Task):
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes the bottleneck z [B, D]."""
-        inputs = self._inputs(batch)
+        inputs = self.inputs(batch)
         return self.compress(inputs if self.frozen else self.encoder(inputs))
 
     def errors(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """Computes the mean squared error of each image's reconstruction [B]."""
-        return (self.decoder(features) - self._inputs(batch)).square().flatten(1).mean(1)
+        return (self.decoder(features) - self.inputs(batch)).square().flatten(1).mean(1)
 
-    def _inputs(self, batch: Mapping[str, Any]) -> Tensor:
+    def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes what is reconstructed: images in [0, 1] [B, 3, S, S], or frozen features [B, C]."""
         if self.frozen:
             return self.encoder(batch["image"])
@@ -182,19 +180,19 @@ class DeepSVDD(Bottleneck):
         """Computes the loss; in pre-training the mean squared error of reconstructions."""
         if self.pretrains:
             return {"loss": self.errors(features, batch).mean()}
-        found = self.distances(features)
+        distances = self.distances(features)
         if not self.soft:
-            return {"loss": found.mean()}
+            return {"loss": distances.mean()}
         squared = self.radius.square()
-        loss = squared + (found - squared).relu().mean() / self.nu
+        loss = squared + (distances - squared).relu().mean() / self.nu
         if self.round > self.radius_rounds:
-            self.radius = torch.quantile(found.detach().float(), 1 - self.nu).sqrt()
+            self.radius = torch.quantile(distances.detach().float(), 1 - self.nu).sqrt()
         return {"loss": loss}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the centre, beyond the radius if there is one."""
-        found = self.distances(features)
-        return Prediction(image_score=found - self.radius.square() if self.soft else found)
+        distances = self.distances(features)
+        return Prediction(image_score=distances - self.radius.square() if self.soft else distances)
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Puts the centre at the mean of local images, the first time; it stays there when weights change."""

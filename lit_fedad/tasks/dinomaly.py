@@ -1,7 +1,5 @@
 """Dinomaly: a decoder with linear attention rebuilds groups of a transformer's layers (Guo et al., CVPR 2025)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """EfficientAD: a student and an autoencoder imitate a frozen teacher (Batzner, Heckler and König, WACV 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any

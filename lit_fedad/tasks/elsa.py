@@ -1,7 +1,5 @@
 """ELSA: a contrastive representation fine-tuned towards prototypes, scored by their energy (Han et al., BMVC 2021)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A one-class SVM of frozen features, fitted by scikit-learn (Schoelkopf et al., 2001)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -142,10 +140,10 @@ class FeatureSVM(FrozenDetector):
 
         rows = features.double()
         gamma = self.gamma or 1 / (rows.shape[1] * max(float(rows.var(correction=0)), 1e-12))
-        found = OneClassSVM(nu=self.nu, gamma=gamma).fit(rows.numpy())
-        self.vectors = torch.from_numpy(found.support_vectors_).to(self.vectors)
-        self.coefficients = torch.from_numpy(found.dual_coef_[0]).to(self.coefficients)
-        self.offset = self.offset.new_tensor(float(found.intercept_[0]))
+        svm = OneClassSVM(nu=self.nu, gamma=gamma).fit(rows.numpy())
+        self.vectors = torch.from_numpy(svm.support_vectors_).to(self.vectors)
+        self.coefficients = torch.from_numpy(svm.dual_coef_[0]).to(self.coefficients)
+        self.offset = self.offset.new_tensor(float(svm.intercept_[0]))
         self.sharpness = self.sharpness.new_tensor(gamma)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:

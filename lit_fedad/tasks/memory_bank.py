@@ -1,7 +1,5 @@
 """Anomaly detection by the distance of patch features to a bank of normal ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -229,8 +227,8 @@ class MemoryBank(PatchTask):
     @property
     def _sets(self) -> tuple[int, int]:
         """Numbers of sets of moments: to standardise by, and the folds of each product's subspace."""
-        own = int(self.standardise or self.whiten is not None)
-        return own, 0 if self.subspace is None else self.kinds * folds_of(self.subspace)
+        scaling = int(self.standardise or self.whiten is not None)
+        return scaling, 0 if self.subspace is None else self.kinds * folds_of(self.subspace)
 
     @property
     def moment_sets(self) -> int:
@@ -239,9 +237,9 @@ class MemoryBank(PatchTask):
 
     def moments(self, loader: DataLoader) -> list[Moments]:
         """Computes the moments of the bank's features, to standardise by, and the subspace's by product and fold."""
-        own, folds = self._sets[0], self._sets[1] // self.kinds
+        scaling, folds = self._sets[0], self._sets[1] // self.kinds
         by_product = self.second_moments(loader, folds, average_pool=True, kinds=self.kinds) if folds else []
-        return [*self.second_moments(loader, own), *by_product]
+        return [*self.second_moments(loader, scaling), *by_product]
 
     def subspace_moments(self, moments: Sequence[Moments]) -> list[Moments]:
         """Selects the sets of `moments` that the subspace is fitted to; all where there is none."""
@@ -255,11 +253,11 @@ class MemoryBank(PatchTask):
             statistics: What the bank's features are standardised by (`statistics_of`), or empty.
         """
         assert self.subspace is not None
-        own = self.subspace_moments(moments)
-        bank = moments[0] if self._sets[0] else Moments.union(own)
+        by_product = self.subspace_moments(moments)
+        bank = moments[0] if self._sets[0] else Moments.union(by_product)
         norm = torch.ones(()) if self.cosine else typical_norm(bank, statistics)
         shrinkage = self.shrinkage if self.standardise else None
-        centre, basis = fit_subspaces(own, self.subspace, shrinkage, norm)
+        centre, basis = fit_subspaces(by_product, self.subspace, shrinkage, norm)
         return {"centre": centre, "basis": basis}
 
     def load_subspace(self, centre: Tensor, basis: Tensor) -> None:

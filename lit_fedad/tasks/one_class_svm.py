@@ -1,7 +1,5 @@
 """AE-1SVM: a one-class SVM in the bottleneck of an autoencoder (Nguyen and Vien, ECML-PKDD 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PaDiM: a Gaussian of normal features at each position of the image (Defard et al., ICPR Workshops 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +10,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above, at_least
-from lit_fedad.memory.moment_sets import MomentSets, cached_sets
-from lit_fedad.memory.moments import upper_triangle
+from lit_fedad.memory.moments import MomentSets, cached_sets, upper_triangle
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 
@@ -140,7 +137,7 @@ class PaDiM(PatchTask):
         for at in cached_sets(*moments.mean.shape):
             counts, mean = moments.count[at, None, None].double(), moments.mean[at, :, None].double()
             scatter, factors = moments.covariances(at) * counts, {}
-            for features, found in zip(group, squares, strict=True):
+            for features, distances in zip(group, squares, strict=True):
                 rest = counts - len(features)
                 freedom = (rest - 1).clamp(min=1)
                 if len(features) not in factors:
@@ -150,7 +147,7 @@ class PaDiM(PatchTask):
                 offsets = features[:, at].permute(1, 2, 0).double() - mean
                 whitened = torch.linalg.solve_triangular(factors[len(features)], offsets, upper=False)
                 left_out = _left_out(whitened, rest) * freedom[:, 0]
-                found[:, at] = left_out.masked_fill(rest[:, 0] < 1, torch.nan).T
+                distances[:, at] = left_out.masked_fill(rest[:, 0] < 1, torch.nan).T
         return squares
 
     def load_gaussians(self, centres: Tensor, whiteners: Tensor) -> None:

@@ -1,7 +1,5 @@
 """PANDA: pretrained features made compact, scored by their nearest neighbours (Reiss et al., CVPR 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Frozen patch features of a backbone: what every detector on patches looks at, and the maps that it draws."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -143,8 +141,8 @@ class PatchTask(StandardisedTask):
             blur = image_sigma * (tile or min(size)) * grid / COARSE
             self.draw_score = AnomalyMap(self.grid, size, blur)
         # Values that are not yet set are NaN.
-        known = not standardise and whiten is None
-        self.register_buffer("mean", torch.full((self.channels,), 0.0 if known else torch.nan))
+        plain = not standardise and whiten is None
+        self.register_buffer("mean", torch.full((self.channels,), 0.0 if plain else torch.nan))
         self.register_buffer("scale", torch.ones(self.channels))
         whitening = 0 if whiten is None else self.channels
         self.register_buffer("whitening", torch.eye(whitening))
@@ -225,16 +223,16 @@ class PatchTask(StandardisedTask):
         def add(batch: Mapping[str, Any]) -> None:
             features = self.embed(batch, average_pool=average_pool)
             for kind in range(kinds):
-                own = features if kinds == 1 else features[batch["product"] == kind]
+                chosen = features if kinds == 1 else features[batch["product"] == kind]
                 for fold in range(folds):
-                    part = own[(fold - seen[kind]) % folds :: folds]
+                    part = chosen[(fold - seen[kind]) % folds :: folds]
                     tallies[kind][fold].add(part.flatten(0, 1))
-                seen[kind] += len(own)
+                seen[kind] += len(chosen)
 
         if folds:
             for _ in map_batches(self, loader, add):
                 pass
-        return [tally.moments() for own in tallies for tally in own]
+        return [tally.moments() for chosen in tallies for tally in chosen]
 
     def load_statistics(self, mean: Tensor, scale: Tensor, whitening: Tensor | None = None) -> None:
         """Loads mean and scale [C] of channels, and the upper triangle of the matrix that whitens [C (C + 1) / 2]."""

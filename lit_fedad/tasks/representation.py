@@ -1,7 +1,5 @@
 """A representation that is learnt from random views of images, or of their frozen features."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

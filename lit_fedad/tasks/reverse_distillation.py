@@ -1,7 +1,5 @@
 """Reverse distillation: a decoder rebuilds a frozen network's features from a narrow code (Deng and Li, CVPR 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """SimpleNet: a discriminator tells adapted features of normal patches from noisy ones (Liu et al., CVPR 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

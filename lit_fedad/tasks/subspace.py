@@ -1,7 +1,5 @@
 """Anomaly detection by the distance of patch features to the linear subspace of normal ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

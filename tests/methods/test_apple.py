@@ -89,7 +89,7 @@ def test_lambda_is_the_authors(make_linear, schedule, rounds, early):
     for number in range(1, rounds + 1):
         client.context = Context(0, number, 0)
         expected = authors_lambda(schedule, number - 1, int(rounds * early))
-        assert client._early() == pytest.approx(expected, rel=1e-12)
+        assert client.anchoring() == pytest.approx(expected, rel=1e-12)
 
 
 def test_cores_begin_independently_as_draws_of_the_same_distribution(make_classifier, exactly):

@@ -132,8 +132,8 @@ def test_anchors_cross_once_and_everyone_has_them_all(federate, tap):
 def test_anchors_begin_with_the_pixels_of_their_class():
     """As the authors' ``get_initial_normal``: by class and channel N(mean, std) of its pixels, cut to [0, 1]."""
     condenser = client_of().condenser
-    own = condenser._own_images(loader([0, 0, 1, 1]))
-    began = condenser._start(own, [400, 400], torch.Generator().manual_seed(0))
+    own = condenser.images_by_class(loader([0, 0, 1, 1]))
+    began = condenser.initial_images(own, [400, 400], torch.Generator().manual_seed(0))
     found = (began * std + mean).numpy().reshape(2, 400, 3, -1)
     pixels = (own.images * std + mean).numpy().reshape(2, 2, 3, -1)
     draw = np.random.default_rng(0)

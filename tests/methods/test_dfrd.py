@@ -9,7 +9,7 @@ from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer, Ensemble, disagreement, diversity
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.parts.label_counts import COUNTS
+from lit_fedad.methods.parts.client_bases import COUNTS
 
 SMALL = {"image_size": 8, "latent": 4, "width": 4, "batch_size": 6, "steps": 2}
 

@@ -88,7 +88,7 @@ def loss_by_hand(client, batch) -> tuple[float, float]:
         return features, hidden @ w["model_contrast.2.weight"].T + w["model_contrast.2.bias"]
 
     features, own = projected(client.task.state_dict())
-    contrast = contrast_by_hand(own, projected(client._received)[1], projected(client.previous)[1])
+    contrast = contrast_by_hand(own, projected(client.received)[1], projected(client.previous)[1])
     task_loss = ((features - batch["y"].numpy()) ** 2).sum(1).mean() / 2
     return task_loss + MU * contrast, contrast
 
@@ -117,7 +117,7 @@ def test_gradient_by_central_differences(in_training, make_points):
                 sides.append(loss_by_hand(in_training, batch)[0])
             flat[i] = kept
             assert gradient[i].item() == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-6, abs=1e-8)
-    constants = [*in_training._received.values(), *in_training.previous.values()]
+    constants = [*in_training.received.values(), *in_training.previous.values()]
     assert not any(entry.requires_grad for entry in constants)
 
 
@@ -197,7 +197,7 @@ def test_the_models_compared_with_use_their_running_statistics(make_classifier, 
     for reference in references:
         reference(batch)  # statistics that are neither the batch's nor the initial ones
         reference.eval()
-    client._received, client.previous = ({**learned_state(reference)} for reference in references)
+    client.received, client.previous = ({**learned_state(reference)} for reference in references)
     before = [reference.downsample[1].running_mean.clone() for reference in references]
 
     outputs = client.train().training_step(batch)
@@ -206,7 +206,7 @@ def test_the_models_compared_with_use_their_running_statistics(make_classifier, 
         own = client.task.train()(batch).numpy()
         expected = contrast_by_hand(own, *(reference(batch).numpy() for reference in references))
     assert outputs["contrast"].item() == pytest.approx(expected, rel=1e-5)
-    after = [state["downsample.1.running_mean"] for state in (client._received, client.previous)]
+    after = [state["downsample.1.running_mean"] for state in (client.received, client.previous)]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 

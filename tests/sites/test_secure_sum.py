@@ -8,8 +8,7 @@ from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.memory.moment_sets import MomentSets
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate

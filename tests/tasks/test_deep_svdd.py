@@ -92,7 +92,7 @@ def test_pixels_are_contrast_normalised_image_by_image():
     pixels = (images * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)).numpy()
     expected = [(p - p.mean()) / np.abs(p - p.mean()).mean() for p in pixels]
     np.testing.assert_allclose(
-        task._inputs({"image": images}), 0.5 + np.stack(expected) / 8, rtol=1e-4, atol=1e-6
+        task.inputs({"image": images}), 0.5 + np.stack(expected) / 8, rtol=1e-4, atol=1e-6
     )
     flat = contrast_normalised(torch.full((1, 3, 4, 4), 0.7))  # one colour: nothing but rounding
     assert flat.abs().max() < 1e-3
@@ -105,7 +105,7 @@ def test_pre_training_reconstructs_what_the_encoder_sees():
         with torch.no_grad():
             rebuilt = task.decoder(task(batch()))
             assert loss.item() == pytest.approx(
-                (rebuilt - task._inputs(batch())).square().mean().item(), rel=1e-5
+                (rebuilt - task.inputs(batch())).square().mean().item(), rel=1e-5
             )
         assert not task.pretrains
 

@@ -37,7 +37,7 @@ def test_loss_and_scores_by_hand():
     batch = {"image": torch.randn(2, 3, 16, 16)}
     assert task.predict(z, batch).image_score.tolist() == pytest.approx([0.5, -0.5], abs=1e-6)
     outputs = task.objective(z, batch)
-    error = (task.decoder(z) - task._inputs(batch)).square().mean()
+    error = (task.decoder(z) - task.inputs(batch)).square().mean()
     assert outputs["reconstruction"].item() == pytest.approx(error.item(), rel=1e-6)
     # The authors' code: |w|^2 / 2 - rho + mean(m + |m|) / nu, with m = 0.5 and -0.5.
     margins = np.array([0.5, -0.5])

@@ -1,7 +1,5 @@
 """Condensed images as clients send them, and as the server trains on them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -46,9 +44,9 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
     form = senders[first][IMAGES].shape[1:]
     for client in others:
         if senders[client][IMAGES].shape[1:] != form:
-            found = tuple(senders[client][IMAGES].shape[1:])
+            other = tuple(senders[client][IMAGES].shape[1:])
             raise UserError(
-                f"clients sent images of the sizes {tuple(form)} and {found}; bring them to one size"
+                f"clients sent images of the sizes {tuple(form)} and {other}; bring them to one size"
             )
     return Knowledge(
         torch.cat([message[IMAGES] for message in senders.values()]),

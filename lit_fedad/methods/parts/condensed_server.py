@@ -1,7 +1,5 @@
 """A server that trains a classifier on condensed images, whoever condensed them, and its clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from copy import deepcopy
@@ -17,7 +15,7 @@ from lit_fedad.contracts.evidence import SharedModel, Shown
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received
-from lit_fedad.methods.parts.functional import look
+from lit_fedad.methods.parts.functional import apply_in_chunks
 from lit_fedad.tasks.classifier import Classifier
 
 
@@ -93,8 +91,8 @@ class CondensedServer(FedAvgServer):
         if last is not None:
             moved = {"knowledge_mmd": self.weights, "knowledge_mmd_random": self.initial}
             self.report |= {name: self._distance(last, new, weights) for name, weights in moved.items()}
-        held = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
-        self._unowned = [label for label in range(self.task.classes) if label not in held]
+        shown = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
+        self._unowned = [label for label in range(self.task.classes) if label not in shown]
 
     def knowledge_of(self, message: Message) -> Knowledge | None:
         """Returns the images that an observer has of one upload; None for none."""
@@ -141,7 +139,7 @@ class CondensedServer(FedAvgServer):
                 return self.task({"image": self._normalised(batch)}).float().cpu()
 
         self.task.to(self.launched.device)
-        parts = look(self.task, weights, images, features)
+        parts = apply_in_chunks(self.task, weights, images, features)
         self.task.to("cpu")
         return torch.cat(parts)
 
@@ -150,8 +148,8 @@ class CondensedServer(FedAvgServer):
         sides = [(self._features(part.images, weights), part.labels) for part in (last, new)]
         both = set(last.labels.tolist()) & set(new.labels.tolist())
         pairs = [[features[labels == label] for features, labels in sides] for label in sorted(both)]
-        found = [float(mmd(before, after, "gaussian")) for before, after in pairs]
-        return sum(found) / len(found) if found else math.nan
+        distances = [float(mmd(before, after, "gaussian")) for before, after in pairs]
+        return sum(distances) / len(distances) if distances else math.nan
 
     def images_by_round(self) -> dict[int, Knowledge]:
         """Returns the training images as uint8, by round."""

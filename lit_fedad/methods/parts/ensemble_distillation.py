@@ -1,7 +1,5 @@
 """Self-supervised ensemble distillation (SED) of all clients' models into one, on public images (FADngs)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -331,8 +329,8 @@ class EnsembleDistillation:
                 features = torch.cat([task(as_batch(task, part)) for part in images.split(500)])
                 rows.append(task.project(features))
                 represented = task.represent(features)
-            known = len(task.densities) > 0
-            scores.append(task.densities(represented) if known else torch.zeros_like(represented[:, 0]))
+            scored = len(task.densities) > 0
+            scores.append(task.densities(represented) if scored else torch.zeros_like(represented[:, 0]))
         if self.weighting == "uniform":
             return torch.stack(rows), torch.full((len(rows),), 1 / len(rows), device=images.device)
         return torch.stack(rows), teacher_weights(torch.stack(scores))

@@ -1,7 +1,5 @@
 """What banks, moments, weights and images in messages show of single images (`Evidence`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +19,7 @@ from lit_fedad.contracts.evidence import (
     SharedSubspace,
     Shown,
 )
-from lit_fedad.memory.moment_sets import MomentSets
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.methods.parts.condensed_images import IMAGES
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank

@@ -4,8 +4,6 @@ Sums of shares: with n the vectors that all clients can have at most, a client a
 that sums have the magnitude of single features, and fixed point is as fine as it can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Cohort, Free, Message, MessageSpec, SumSpec, TensorSpec
+from lit_fedad.memory.moments import placed, upper_triangle
 
 Parts = Mapping[str, Tensor]
 
@@ -87,7 +86,7 @@ class MomentSums(FeatureSums):
         share = counts[counts > 0].double()[:, None] / self._vectors(asked)
         product = message["covariance"].double() + _products(mean)
         parts = {"total": share * mean, "product": share * product}
-        return {"count": counts, **{name: _by_set(part, counts) for name, part in parts.items()}}
+        return {"count": counts, **{name: placed(part, counts > 0) for name, part in parts.items()}}
 
     def from_sums(self, sums: Parts, spec: MessageSpec, answered: Cohort, asked: Cohort) -> Message:
         """Computes the moments of all vectors; no set where no client has sent one."""
@@ -204,13 +203,6 @@ class PrototypeSums:
         }
 
 
-def _by_set(rows: Tensor, counts: Tensor) -> Tensor:
-    """Places the rows of the sets that count something [k, ...] among all sets, zeros elsewhere [n, ...]."""
-    placed = rows.new_zeros(len(counts), *rows.shape[1:])
-    placed[counts > 0] = rows
-    return placed
-
-
 def _products(means: Tensor) -> Tensor:
     """Computes the products of means [n, C] with themselves, packed as covariances are [n, C (C + 1) / 2]."""
     rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
@@ -220,8 +212,7 @@ def _products(means: Tensor) -> Tensor:
 def _between(totals: Tensor, means: Tensor) -> Tensor:
     """Computes ``sum_k t_k m_k^T`` of totals and means [n, K, C], packed [n, C (C + 1) / 2]."""
     products = totals.mT @ means
-    rows, columns = torch.triu_indices(means.shape[2], means.shape[2])
-    return (products[:, rows, columns] + products[:, columns, rows]) / 2
+    return upper_triangle((products + products.mT) / 2)
 
 
 def _sizes(form: TensorSpec) -> tuple[int, ...]:

@@ -1,7 +1,5 @@
 """Functional calls of tasks: with other weights, in evaluation mode, in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -67,7 +65,7 @@ def evaluating(task: Task) -> Iterator[None]:
 
 
 @torch.no_grad()
-def look(
+def apply_in_chunks(
     task: Task, weights: Mapping[str, Tensor], images: Tensor, function: Callable[[Tensor], T]
 ) -> list[T]:
     """Applies a function to chunks of images, with a task in evaluation mode.

@@ -7,8 +7,6 @@ each slot beside it. The server's ``moments`` then also have ``slots`` [K, k], t
 the public frame, and ``unit``, the usual length of residuals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -108,15 +106,15 @@ class ImageSlots(ProjectedSums):
     @staticmethod
     def merge(server: Any, found: Message) -> None:
         """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""
-        held, shown = server.moments, found["shown"]
-        slots = torch.where(shown[:, None], held["slots"] + found["steps"], held["slots"])
+        moments, shown = server.moments, found["shown"]
+        slots = torch.where(shown[:, None], moments["slots"] + found["steps"], moments["slots"])
         place = shared_slots(slots, shown.long(), 1)
-        radii = held["unit"] * found["squares"].sqrt()
-        server.known = _bank(held, slots[place], radii[place])
+        radii = moments["unit"] * found["squares"].sqrt()
+        server.known = _bank(moments, slots[place], radii[place])
         server.latest = {"shown_slots": float(shown.sum())}
         split = slots[split_fullest(found["counts"], shown)]
         apart = copies_apart(split.float(), server.context.common.generator("copies"))
-        server.moments = {**held, "slots": apart.double()}
+        server.moments = {**moments, "slots": apart.double()}
 
 
 class FirstSlots(LastProducts):
@@ -142,10 +140,14 @@ class NoisedSlots(Projected):
 
     def broadcast(self, server: Any, client_id: int) -> Message:
         """Returns the model, and what patches are assigned and measured by."""
-        held = server.moments
-        outside = held["outside"] / held["unit"]
-        own = {"frame": held["frame"].float(), "slots": held["slots"].float(), "outside": outside.float()}
-        return {**server.broadcast(client_id), **own}
+        moments = server.moments
+        outside = moments["outside"] / moments["unit"]
+        measures = {
+            "frame": moments["frame"].float(),
+            "slots": moments["slots"].float(),
+            "outside": outside.float(),
+        }
+        return {**server.broadcast(client_id), **measures}
 
     def broadcast_spec(self, client: Any) -> MessageSpec:
         """Declares the form of `broadcast`."""

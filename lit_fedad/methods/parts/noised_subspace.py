@@ -9,8 +9,6 @@ As in Analyze Gauss (Dwork, Talwar, Thakurta and Zhang, STOC 2014) noise is adde
 image counts alike: directions are those of most images, whatever their contrast, and there is no length to choose.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,14 +62,14 @@ def public_frame(task: PatchTask, directions: int) -> Frame:
     Returns:
         The centre c [C] and directions A [C, k], float64: ``(f - c) A`` has a mean square length of 1 on the scenes.
     """
-    found = _FRAMES.setdefault(task, {})
-    if directions not in found:
+    frames = _FRAMES.setdefault(task, {})
+    if directions not in frames:
         moments = _moments(task)
         scale = channel_scale(moments.variance, 1.0)
         variances, axes = torch.linalg.eigh(moments.scaled(scale).covariance)
-        held = variances.flip(0)[:directions].clamp(min=0).sum().clamp(min=1e-12).sqrt()
-        found[directions] = moments.mean, axes.flip(1)[:, :directions] / scale[:, None] / held
-    return found[directions]
+        length = variances.flip(0)[:directions].clamp(min=0).sum().clamp(min=1e-12).sqrt()
+        frames[directions] = moments.mean, axes.flip(1)[:, :directions] / scale[:, None] / length
+    return frames[directions]
 
 
 @torch.no_grad()
@@ -113,7 +111,7 @@ class ProjectedSums(ABC):
     @staticmethod
     @abstractmethod
     def merge(server: Any, found: Message) -> None:
-        """Takes on the server over what was computed."""
+        """Stores on the server what `from_sums` computed."""
 
     @abstractmethod
     def _parts(self, projected: Tensor) -> dict[str, Tensor]:
@@ -167,9 +165,9 @@ class ImageMeans(ProjectedSums):
     @staticmethod
     def merge(server: MomentsServer, found: Message) -> None:
         """Moves the centre to the mean, along the directions of the frame: others do not matter."""
-        held = held_frame(server)
-        moved = held["centre"] + torch.linalg.pinv(held["frame"]).T @ found["mean"]
-        server.moments = {**held, "centre": moved}
+        moments = held_frame(server)
+        moved = moments["centre"] + torch.linalg.pinv(moments["frame"]).T @ found["mean"]
+        server.moments = {**moments, "centre": moved}
 
 
 class ImageProducts(ProjectedSums):
@@ -201,8 +199,8 @@ class ImageProducts(ProjectedSums):
     @staticmethod
     def merge(server: MomentsServer, found: Message) -> None:
         """Rescales the frame, so that features vary alike in all of its directions."""
-        held, rescaling = server.moments, whitener(found, _LEAST)
-        server.moments = {**held, "frame": held["frame"] @ rescaling, "rescaling": rescaling}
+        moments, rescaling = server.moments, whitener(found, _LEAST)
+        server.moments = {**moments, "frame": moments["frame"] @ rescaling, "rescaling": rescaling}
 
 
 class LastProducts(ImageProducts):
@@ -211,17 +209,17 @@ class LastProducts(ImageProducts):
     @staticmethod
     def merge(server: MomentsServer, found: Message) -> None:
         """Fits the subspace."""
-        held = server.moments
+        state = server.moments
         # Back from rescaled coordinates to those of the public frame, whose directions are orthogonal.
-        back = torch.linalg.inv(held["rescaling"])
-        frame, product = held["frame"] @ back, back.T @ found["product"] @ back
+        back = torch.linalg.inv(state["rescaling"])
+        frame, product = state["frame"] @ back, back.T @ found["product"] @ back
         moments = Moments(1, torch.zeros_like(product[0]), product)
         outside = residual_basis(moments, server.noised_share).double()
-        held = {"centre": held["centre"], "frame": frame, "product": product / product.trace()}
-        server.moments = {**held, "outside": outside}
+        state = {"centre": state["centre"], "frame": frame, "product": product / product.trace()}
+        server.moments = {**state, "outside": outside}
         basis = (frame @ outside).float().contiguous()
         # Noise grows with the number of sums: one subspace is for all products.
-        server.subspace = {"centre": held["centre"].float()[None], "basis": basis[None]}
+        server.subspace = {"centre": state["centre"].float()[None], "basis": basis[None]}
 
 
 def triangle(channels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -272,8 +270,8 @@ class Projected(Exchange[MomentsClient, MomentsServer]):
 
     def broadcast(self, server: MomentsServer, client_id: int) -> Message:
         """Returns centre and frame: public at first, then as earlier noised sums have them."""
-        held = held_frame(server)
-        return {name: held[name].float() for name in ("centre", "frame")}
+        frame = held_frame(server)
+        return {name: frame[name].float() for name in ("centre", "frame")}
 
     def broadcast_spec(self, client: MomentsClient) -> MessageSpec:
         """Declares centre and frame."""

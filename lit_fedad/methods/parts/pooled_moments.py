@@ -1,7 +1,5 @@
 """Models made of second moments of features: clients send theirs once for each stage, and the server adds them up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -27,8 +25,7 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.disclosure import DisclosedBy, Disclosures, summed
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.moment_sets import MomentSets
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.methods.parts.feature_sums import MomentSums
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.patches import PatchTask
@@ -64,8 +61,8 @@ class MomentsClient(Client):
         self.sums: Message = {}
         self.frame: Message = {}
 
-    def look_along(self, noised_directions: int, noised_share: float = 0.95) -> None:
-        """Sets what is looked at under differential privacy.
+    def choose_directions(self, noised_directions: int, noised_share: float = 0.95) -> None:
+        """Sets how many directions of features noised exchanges use, and which share of their variance.
 
         Raises:
             UserError: If a number is out of range.
@@ -188,8 +185,8 @@ class MomentsServer(Server):
         new = [sets for sets in sent if len(sets)]
         if not new:
             return
-        known = [self.moment_sets()] if self.moments else []
-        self.moments = dict(vars(MomentSets.union([*known, *new])))
+        earlier = [self.moment_sets()] if self.moments else []
+        self.moments = dict(vars(MomentSets.union([*earlier, *new])))
         for client, update in updates.items():
             images = update.num_samples if len(update.message["count"]) else 0
             self.measured[client] = self.measured.get(client, 0) + images
@@ -288,8 +285,8 @@ class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
         """
         remaining = list(client.sums_by_set())
         if int(client.sums["measured"]):
-            own = client.task.moments(loader)
-            remaining = [total.without(part) for total, part in zip(remaining, own, strict=True)]
+            left_out = client.task.moments(loader)
+            remaining = [total.without(part) for total, part in zip(remaining, left_out, strict=True)]
         if not any(part.count for part in remaining):
             raise UserError("no vector remains when a client's own are left out")
         client.refit(remaining, loader)

@@ -1,7 +1,5 @@
 """Optimisers of a server that takes the mean change of its clients for a gradient (Reddi et al., ICLR 2021, Alg. 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Sections of the report: figures, the papers' tables, sites, attacks, sweeps, and the commands for missing runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
@@ -254,12 +252,12 @@ def sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: 
     for study in tracked:
         if "study" not in study.tags:
             continue
-        own = [run for run in tracked if run.parent == study.run_id]
-        keys = sorted({key for run in own for key in run.params})
-        parameters = [key for key in keys if len({run.params.get(key) for run in own}) > 1]
+        runs = [run for run in tracked if run.parent == study.run_id]
+        keys = sorted({key for run in runs for key in run.params})
+        parameters = [key for key in keys if len({run.params.get(key) for run in runs}) > 1]
         objectives = [key.removeprefix(_OBJECTIVE) for key in study.params if key.startswith(_OBJECTIVE)]
         lines = []
-        for run in own:
+        for run in runs:
             url, result = links.run(run), results.get(run.run_id)
             values = [objective_value(result, name) if result else None for name in objectives]
             cells = [Cell(run.name, url), Cell(run.status.lower())]

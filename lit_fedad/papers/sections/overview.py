@@ -1,7 +1,5 @@
 """Section of the report: complete runs with their metrics and costs, and those that are not complete."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,8 +73,8 @@ def _product_texts(runs: Sequence[CompleteRun], metric: str, products: Sequence[
     by_run = [run.per_product(metric) for run in runs]
     means = [run.result["last"].get(metric, {}).get("product_mean") for run in runs]
     for values in (means, *([own.get(product) for own in by_run] for product in products)):
-        known = [value for value in values if value is not None]
-        yield format_metric(statistics.mean(known)) if known else UNKNOWN
+        defined = [value for value in values if value is not None]
+        yield format_metric(statistics.mean(defined)) if defined else UNKNOWN
 
 
 def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:

@@ -24,8 +24,8 @@ def test_images_go_on_where_they_ended():
     client.condense(loader(LABELS), FABRIC)
     ended = client.synthetic.clone()
     starts = []
-    start = client._start
-    client._start = lambda *given: starts.append(start(*given)) or starts[-1]
+    start = client.initial_images
+    client.initial_images = lambda *given: starts.append(start(*given)) or starts[-1]
     client.context = Context(0, 2, 0)
     client.condense(loader(LABELS), FABRIC)
     assert torch.equal(starts[0], ended)
@@ -69,7 +69,7 @@ def test_the_contrast_falls_over_the_run(falling):
     for number in (1, 2, 3):
         server.context = Context(0, number)
         update = upload([0, 0, 1, 1, 2, 2, 3], seed=number)
-        extra = server._relate([update.message])
+        extra = server.extra_loss([update.message])
         weights.append(extra.weight if extra else None)
         server.aggregate({0: update})
     assert weights[0] is None  # no images of earlier rounds yet
