@@ -9,11 +9,11 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -54,11 +54,39 @@ _PATIENCE_S = 150
 _KEPT_S = 60
 """How long a connection is kept that nothing goes over, in seconds: less than the open port keeps it."""
 
+_LARGEST = 16 << 20
+"""Most bytes of one answer of the coordinator; Flower sends messages in chunks of five megabytes."""
 
-class KeepingClient(FleetHttpClient):
-    """Flower's client, whose connections outlast the time between two heartbeats and short exchanges.
 
-    Flower's own keeps them for five seconds, and a new one costs kilobytes and two round trips.
+class _Bounded(httpx.SyncByteStream):
+    """The body of an answer, of which no more is read than any has."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self.answer, self.stream = answer, answer.stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        total = 0
+        for part in cast("httpx.SyncByteStream", self.stream):
+            if (total := total + len(part)) > _LARGEST:
+                raise httpx.DecodingError("an answer is too long", request=self.answer.request)
+            yield part
+
+    def close(self) -> None:
+        cast("httpx.SyncByteStream", self.stream).close()
+
+
+def _bound(answer: httpx.Response) -> None:
+    """Bounds an answer before its body is read, and refuses one that is packed."""
+    if "content-encoding" in answer.headers:
+        raise httpx.DecodingError("an answer is packed, which nobody asked for", request=answer.request)
+    answer.stream = _Bounded(answer)
+
+
+class BoundedClient(FleetHttpClient):
+    """Flower's client, with bounded answers of the coordinator alone, and connections that outlast its pauses.
+
+    Flower's own goes where an answer sends it, into the site's network too, and unpacks and reads whatever comes. It
+    keeps connections for five seconds, and a new one costs kilobytes and two round trips.
     """
 
     _client: httpx.Client
@@ -69,14 +97,15 @@ class KeepingClient(FleetHttpClient):
         self._client = httpx.Client(
             verify=given.get("verify", True),
             timeout=self._client.timeout,
-            follow_redirects=True,
+            follow_redirects=False,
+            event_hooks={"response": [_bound]},
             limits=httpx.Limits(keepalive_expiry=_KEPT_S),
         )
         for name in ("accept-encoding", "user-agent"):  # which nobody reads, in every request
             del self._client.headers[name]
 
 
-fleet_http_connection.FleetHttpClient = KeepingClient  # type: ignore[misc]  # its connection takes none from outside
+fleet_http_connection.FleetHttpClient = BoundedClient  # type: ignore[misc]  # its connection takes none from outside
 
 
 def answer_requests(
@@ -223,7 +252,7 @@ def _activate(
                     f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
                     " coordinator's operator keeps; send key.pub of this site"
                 ) from None
-        except httpx.TransportError as error:
+        except (httpx.RequestError, ValueError) as error:
             if "CERTIFICATE" in str(error).upper():
                 raise UserError(
                     f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
@@ -248,7 +277,7 @@ def _sign_on_and_off(address: str, authority: Path, private: ec.EllipticCurvePri
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(private, public),
     ]
-    with KeepingClient.from_server_address(
+    with BoundedClient.from_server_address(
         address, False, str(authority), interceptors=interceptors
     ) as client:
         request = ActivateNodeRequest(

@@ -85,7 +85,7 @@ class FeatureMean(Exchange[DBEClient, FedAvgServer]):
     trains = True
     sums = MEANS
 
-    discloses = (summed("mean of the images' features"),)
+    discloses = (summed("running mean of the batches' features; the last batch weighs most", images=1),)
 
     def train(self, client: DBEClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Trains the initial weights without bias and regulariser, for r alone: they are what they were afterwards."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.federation.chained_log import ChainedLog
@@ -20,7 +21,8 @@ class Claims:
     """The runs that a site has answered in, and the secure sums that its parts were given to.
 
     The difference of two sums over the same images is what the sites send that are in one of them alone. So sums
-    without noise go to one set of sites, over all runs; a run may lose sites from one round to the next.
+    without noise go to one set of sites, over all runs; a run may lose sites from one round to the next. Images are
+    known by their content, whatever they are called and wherever they lie.
 
     Args:
         file: The file, which only grows.
@@ -43,25 +45,24 @@ class Claims:
         self,
         run: str,
         configuration: str,
-        images: str,
         noised: bool,
         most: int,
-        training: Collection[int] = (),
+        training: Collection[str] = (),
         least: int = 1,
+        products: Mapping[str, str] | None = None,
     ) -> None:
         """Notes a run before its first answer.
 
-        Runs that hold other images out for calibration sum others: two such sums differ by at least so many images, or
-        by none.
+        Runs with other images sum others: two such sums differ by at least so many images, or by none.
 
         Args:
             run: Number of the run.
             configuration: Hash of its configuration.
-            images: Hash of the site's images.
             noised: Whether the site draws noise.
             most: Most runs without noise.
-            training: Indices of the images that it trains with.
+            training: Hashes of the images that it trains with.
             least: Fewest images behind a sum.
+            products: Products of images by hash, where sums are of each product's.
 
         Raises:
             RefusalError: If it is known under another configuration, there were so many, or the difference to an
@@ -71,20 +72,17 @@ class Claims:
         begun = [line for line in self.log.entries() if "configuration" in line]
         if any(line.get("run") == run for line in begun):
             return
-        plain = sum(not line.get("noised") for line in begun)
-        if not noised and plain >= most:
-            raise RefusalError(Code.RUNS, plain)
-        own = sum(1 << index for index in set(training))
-        for line in begun:
-            if noised or line.get("noised") or line.get("images") != images or "training" not in line:
-                continue
-            before = int(line["training"], 16)
-            apart = [found for found in ((own & ~before).bit_count(), (before & ~own).bit_count()) if found]
-            if apart and min(apart) < least:
-                raise RefusalError(Code.SUBSET, min(apart), least)
-        self.log.append(
-            run=run, configuration=configuration, images=images, noised=noised, training=f"{own:x}"
-        )
+        plain = [line for line in begun if not line.get("noised")]
+        if not noised and len(plain) >= most:
+            raise RefusalError(Code.RUNS, len(plain))
+        own = set(training)
+        for before in (set(line.get("trained", ())) for line in plain if not noised):
+            for apart in (own - before, before - own) if own & before else ():
+                by_product = Counter((products or {}).get(image, "") for image in apart)
+                if by_product and min(by_product.values()) < least:
+                    raise RefusalError(Code.SUBSET, min(by_product.values()), least)
+        trained = {} if noised else {"trained": sorted(own)}
+        self.log.append(run=run, configuration=configuration, noised=noised, **trained)
 
     def answer(self, run: str, place: tuple[int, int, str], message: str) -> None:
         """Notes what is asked before it is answered: each answer to something else tells more of the images.
@@ -121,30 +119,32 @@ class Claims:
         self.log.append(run=run, members=list(sites))
 
     def claim(
-        self, run: str, images: str, place: tuple[int, int, str], sites: Sequence[str], noised: bool = False
+        self, run: str, place: tuple[int, int, str], sites: Sequence[str], noised: bool = False
     ) -> None:
         """Notes the sites that a part is summed with.
 
         Args:
-            run: Number of the run.
-            images: Hash of the site's images.
+            run: Number of the run, which has begun.
             place: Round, index and name of the exchange.
             sites: Names of the sites in the sum.
             noised: Whether the sum holds noise that the sites draw: then other runs may have other sites.
 
         Raises:
-            RefusalError: If the part, or that of another run, was given to a sum of other sites.
+            RefusalError: If the part, or that of another run on some of the same images, was given to a sum of other
+                sites.
         """
-        value, names = list(place), sorted(sites)
-        earlier = [line for line in self.log.entries() if "sites" in line and line.get("images") == images]
+        value, names, lines = list(place), sorted(sites), self.log.entries()
+        trained = {line["run"]: set(line["trained"]) for line in lines if "trained" in line}
+        earlier = [line for line in lines if "sites" in line]
         own = [line for line in earlier if line["run"] == run and line["place"] == value]
-        others = [line for line in earlier if line["run"] != run and not line.get("noised")]
         differs = any(line["sites"] != names for line in own)
         if not noised:
-            first = others[0]["sites"] if others else names
+            # Of runs that an older version began the images are not known.
+            apart = {other for other in trained if run in trained and not trained[run] & trained[other]}
+            others = [line for line in earlier if line["run"] not in {run, *apart} and not line.get("noised")]
             same = [line for line in others if line["place"][0] == place[0] and line["place"][2] == place[2]]
-            differs = differs or names != first or any(line["sites"] != names for line in same)
+            differs = differs or any(line["sites"] != names for line in [*others[:1], *same])
         if differs:
             raise RefusalError(Code.CLAIMED, place[0])
         if not own:
-            self.log.append(run=run, images=images, place=value, sites=names, noised=noised)
+            self.log.append(run=run, place=value, sites=names, noised=noised)

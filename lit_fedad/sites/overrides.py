@@ -45,6 +45,9 @@ NORMALISATION = ("data.mean", "data.std")
 OPERATORS = ("calibration.group", "image.page")
 """Keys that only a site's own operator may set: a regular expression over the names of its files, and their page."""
 
+_CALLED = ("method.name", "method.paper", "method.under")
+"""What a method is called, which its package says."""
+
 _LISTED: Mapping[str, tuple[str, ...]] = {
     "image.fit": ("squeeze", "pad", "crop"),
     "calibration.by": ("product", "client"),
@@ -82,7 +85,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 finite = False
             if not finite:
                 raise _not_taken(override, "it is no number")
-        elif re.split("[./]", key)[0] in OWN or key in OPERATORS:
+        elif re.split("[./]", key)[0] in OWN or key in OPERATORS + _CALLED:
             raise _not_taken(override, f"each site sets {key} for itself")
         elif key in groups and value not in (*choices(key), "null"):
             raise _not_taken(override, f"{key} has no choice {value} here")

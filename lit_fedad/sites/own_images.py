@@ -7,12 +7,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.content import content_hashes
 from lit_fedad.data.labelled import Images, LabelledImage, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
@@ -132,6 +134,23 @@ def told_apart(classes: Sequence[str], products: Sequence[str], images: Images) 
     if products and (unknown := [name for name in own if name not in products]):
         raise RefusalError(Code.PRODUCT, detail=unknown[0])
     return list(classes or products or [*own, "those of other sites"])
+
+
+def content_of(images: Images, memo: Path | None) -> list[str]:
+    """Returns a hash of each training image's content, 16 hexadecimal digits, whatever it is called.
+
+    Args:
+        images: The images.
+        memo: File of known hashes of files; None for none.
+
+    Raises:
+        UserError: If a file cannot be read.
+    """
+    if isinstance(images, ImageSet):
+        files = [sample.path for sample in images.train]
+        hashes = content_hashes(files, memo)
+        return [hashes[file].hex()[:16] for file in files]
+    return [hashlib.sha256(image.contiguous().numpy()).hexdigest()[:16] for image in images.train_images]
 
 
 def by_product(

@@ -77,7 +77,7 @@ class Code(IntEnum):
         "has epsilon {0:.4g} left, and this asks for {1:.4g}: its operator decides (docs/sites.md#noise)",
     )
     LOG = 29, "cannot write its log, and answers nothing until it can"
-    FEW = 30, "has {0} images to calibrate with, and its policy asks for {1}"
+    FEW = 30, "has {0} images whose scores this would tell, and its policy asks for {1}"
     MESSAGE = 31, "received a message of another form than the method declares"
     STAGES = 32, "has stages that suit neither its images nor this run; its log (lit-fedad site log) says why"
     REPEATED = 33, "has answered {1} different messages in round {0}, and answers no other: begin another run"
@@ -85,11 +85,11 @@ class Code(IntEnum):
     SUBSET = (
         35,
         "would train with other images than in an earlier run: the difference of what both sum would be of {0} images,"
-        " and its policy asks for {1}; give seed and calibration.share of that run",
+        " and its policy asks for {1}; give seed and calibration.share of that run, or have it add more images",
     )
     CEILING = (
         36,
-        "has a ceiling of {0:g} for a setting that is {1:g} here: one batch would outweigh all others",
+        "has a ceiling of {0:g} for a setting that is {1:g} here: its operator decides (site.yaml, policy)",
     )
 
 

@@ -69,7 +69,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     """
     policy = settings.policy
     config = compose_offered(offer.overrides, settings.own)
-    policy.check_floors(config)
+    policy.check_bounds(config)
     digest = digest_of_offer(config, offer.classes, policy.vary)
     form, config["data"] = config["data"], compose([*settings.data])["data"]
     read = build_images(config)
@@ -92,7 +92,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         f" tells all other sites: {', '.join(facts.held)}; versions and hashes of its software."
         f" {_said(policy, Kind.COUNTS)}",
         *(f"- {described(part, config['rounds'], size)} {verdict(policy, part, size)}." for part in taken),
-        *_queries(config, policy, images.kind == "classification"),
+        *_queries(config, policy, images.kind == "classification", len(images.test)),
     ]
     if not drawn_here(plan):
         lines.append(
@@ -144,8 +144,9 @@ def _times(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _queries(config: Config, policy: Policy, classes: bool) -> list[str]:
+def _queries(config: Config, policy: Policy, classes: bool, tested: int) -> list[str]:
     """Says what a site is asked of its test images, and of those that it calibrates with."""
+    few = f"NEEDS YOUR APPROVAL: {tested} test images are few." if 0 < tested < policy.images else ""
     every = config["evaluation"]["every"]
     when = "After each round" if every == 1 else f"After every {every} rounds"
     scores = AccuracyEvaluator.discloses if classes else AnomalyEvaluator.discloses
@@ -153,7 +154,7 @@ def _queries(config: Config, policy: Policy, classes: bool) -> list[str]:
     if not classes:
         last = (*CalibrationQuery.discloses, *DecisionsQuery.discloses)
         told += [("After the last round", part) for part in last]
-    return [f"- {when}: {part.what}. {_said(policy, part.kind)}" for when, part in told]
+    return [f"- {when}: {part.what}. {few or _said(policy, part.kind)}" for when, part in told]
 
 
 def _said(policy: Policy, kind: Kind) -> str:

@@ -20,7 +20,6 @@ from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predictions import Predicted
@@ -45,7 +44,14 @@ from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, digest_of_offer, judge, taken_by
 from lit_fedad.sites.overrides import agreed, compose_offered
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
-from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart
+from lit_fedad.sites.own_images import (
+    content_of,
+    facts_of,
+    fewest_of_a_product,
+    own_images,
+    own_partition,
+    told_apart,
+)
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise, planned
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings, not_allowed
@@ -73,7 +79,7 @@ class Session:
         self.settings, self.display = settings, display
         self.run, self.number, self.classes = request.run, number, request.classes
         config = compose_offered(request.overrides, settings.own)
-        policy.check_floors(config)
+        policy.check_bounds(config)
         offered = digest_of_offer(config, request.classes, policy.vary)
         self.approved = Approvals(settings.folder / APPROVED).check(offered)
         check_promise(config, settings.epsilon)
@@ -84,11 +90,10 @@ class Session:
         self.config, self.claims = config, Claims(settings.folder / CLAIMS)
         self.fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         read = build_images(config)
-        # Whatever settings make of them: sums of other runs are of the same images.
-        self.images = data_digest(read, Partition.of_clients([range(len(read.train))]))
         images = self.own_images = own_images(read, self.form, request.classes, settings)
         self.apart = told_apart(request.classes, request.products, images)
         self.model = model = build_model(config, self.apart)
+        self.contents = content_of(read, hashes_file(config))
         whole = own_partition(config, read, settings, number)
         self.partition = with_calibration(config, images, whole, model.method)
         initial = state_of(model.client)
@@ -151,6 +156,9 @@ class Session:
             exchanges = plan.noised(self.method, b"declared")
         taken = taken_by(exchanges, client, config, fewest_of_a_product(self.facts.stages))
         judge(settings.policy, taken, self.least, self.approved)
+        by_product = any(part.disclosed.by_product for part in taken)
+        named = zip(self.contents, images.train, strict=True) if by_product else ()
+        self.by_product = {content: image.category for content, image in named}
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
         most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
@@ -187,9 +195,10 @@ class Session:
             return Reply(facts=self.facts), _told((ENROLMENT,))
         if not self.known:
             raise RefusalError(Code.PRODUCT, detail="the request names none")
-        policy, training = self.settings.policy, self.partition.clients[self.number]
+        policy = self.settings.policy
+        training = [self.contents[index] for index in self.partition.clients[self.number]]
         self.claims.begin(
-            self.run, self.configuration, self.images, self._noised, policy.runs, training, policy.images
+            self.run, self.configuration, self._noised, policy.runs, training, policy.images, self.by_product
         )
         self.states.begin()
         if request.kind == "offer":
@@ -233,11 +242,12 @@ class Session:
         found = query(self.client, request.client)
         if request.question == "scores":
             self.predicted = (request.round, digest(blob)), self.evaluator.predicted(found)
+        scored = len(self.data.images.test)
         if request.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
-            images, least = sum(int(own.counts.sum()) for own in found.values()), self.settings.policy.images
-            if images < least and not self.told_scalars:
-                raise RefusalError(Code.FEW, images, least)
+            scored = sum(own.total for own in found.values())
+        if 0 < scored < policy.images and self.approved is None:
+            raise RefusalError(Code.FEW, scored, policy.images)
         message = query.pack(found)
         payload = Link(Plain()).pack(message, query.spec(), context, "the client")
         return Reply(payload=payload), _told(query.discloses)
@@ -250,8 +260,8 @@ class Session:
 
     @property
     def _noised(self) -> bool:
-        """Whether all that leaves the site holds noise that the site draws."""
-        return self.noise is not None and self.noise.drawn_here
+        """Whether all that leaves the site holds noise that the site draws, and that hides single images."""
+        return self.noise is not None and self.noise.drawn_here and self.noise.plan.hides
 
     def _message(self, request: Request) -> bytes:
         """Returns the server's message: that of the request, or of the one before where it is the same."""
@@ -296,7 +306,7 @@ class Session:
         if not clients or not all(0 <= client < len(self.sites) for client in clients):
             raise RefusalError(Code.NAMES)
         names = [self.sites[client] for client in clients]
-        self.claims.claim(self.run, self.images, self.place, names, self._noised)
+        self.claims.claim(self.run, self.place, names, self._noised)
         return self.party.reveal(payload)
 
     def _exchange(self, request: Request, context: Context, asked: Asked) -> Exchange:

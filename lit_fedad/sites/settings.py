@@ -20,9 +20,14 @@ FLOORS: Mapping[str, float] = {
     "method.client.least": 5,
     "method.client.prototype_images": 1,
     "calibration.share": 0.05,
+    "method.client.batch": 4,
+    "method.client.condensation.batch": 4,
     "batch_size": 4,
 }
 """Settings that protect images, and the least that a federation may set them to."""
+
+CEILINGS: Mapping[str, float] = {"calibration.share": 0.5, "rounds": 1000, "task.momentum": 0.99}
+"""Settings that do, and the most: a few images would train alone, a site tell without end, one batch outweigh all."""
 
 _RATE = re.compile(r"(task|method\.client)\.(\w+\.)*\w*(rate|lr)$")
 _PULLS = ("task.weight_decay", "method.client.mu", "method.client.lam", "method.client.alpha")
@@ -30,7 +35,7 @@ _MOST_RATE, _MOST_PULL = 1.0, 0.5
 """Largest learning rate, and most of a step that weights are pulled back to where they were: beyond, what is sent is
 one batch's gradient, and no more what all images taught. A site with a floor of one image a batch allows that too."""
 
-COUNTED = (Kind.SUMS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
+COUNTED = (Kind.SUMS, Kind.WEIGHTS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
 """Kinds whose values have images behind them, which can be counted."""
 
 
@@ -40,8 +45,10 @@ class Policy:
 
     Attributes:
         allow: Kinds that may leave the site without an approval.
-        images: Fewest images behind sums, class statistics, mean images and synthetic images that leave without one.
+        images: Fewest images behind sums, weights, class statistics, mean and synthetic images, and counts of scores,
+            that leave without one.
         floors: Least values of settings, with or without approval; those of `FLOORS` where it does not say.
+        ceilings: Largest values, likewise, and those of `CEILINGS`.
         vary: Settings that may differ from those of an approved federation.
         runs: Most runs without noise that the site answers in.
         megabytes: Most megabytes of a coordinator's message.
@@ -52,6 +59,7 @@ class Policy:
     allow: Sequence[str] = (Kind.COUNTS.value, Kind.SUMS.value, Kind.WEIGHTS.value)
     images: int = 5
     floors: Mapping[str, float] = field(default_factory=dict)
+    ceilings: Mapping[str, float] = field(default_factory=dict)
     vary: Sequence[str] = ()
     runs: int = 20
     megabytes: int = 1024
@@ -78,38 +86,41 @@ class Policy:
                 raise UserError(f"policy.{name}={value} must be a whole number above 0")
         if type(policy.names) is not bool:
             raise UserError(f"policy.names={policy.names} must be true or false")
-        known = isinstance(policy.floors, Mapping) and set(policy.floors) <= set(FLOORS)
-        if not known or not all(type(value) in (int, float) for value in policy.floors.values()):
-            raise UserError(f"policy.floors: give numbers for {', '.join(FLOORS)}")
+        for name, bounds in (("floors", FLOORS), ("ceilings", CEILINGS)):
+            given = getattr(policy, name)
+            known = isinstance(given, Mapping) and set(given) <= set(bounds)
+            if not known or not all(type(value) in (int, float) for value in given.values()):
+                raise UserError(f"policy.{name}: give numbers for {', '.join(bounds)}")
         return policy
 
     @property
     def content(self) -> dict[str, Any]:
-        """What `read` takes, with every floor."""
-        lists = {"allow": list(self.allow), "vary": list(self.vary)}
-        return {**vars(self), **lists, "floors": {**FLOORS, **self.floors}}
+        """What `read` takes, with every floor and ceiling."""
+        bounds = {"floors": {**FLOORS, **self.floors}, "ceilings": {**CEILINGS, **self.ceilings}}
+        return {**vars(self), "allow": list(self.allow), "vary": list(self.vary), **bounds}
 
-    def check_floors(self, config: Mapping[str, Any]) -> None:
-        """Checks that a configuration lowers no protection below its floor, and that no batch outweighs the others.
+    def check_bounds(self, config: Mapping[str, Any]) -> None:
+        """Checks that no setting is beyond its floor or ceiling, and that no batch outweighs the others.
 
         Raises:
             RefusalError: If it does.
         """
-        flat = flatten(config)
+        numbers = {key: value for key, value in flatten(config).items() if isinstance(value, (int, float))}
         for key, least in {**FLOORS, **self.floors}.items():
-            value = flat.get(key)
-            if isinstance(value, (int, float)) and value < least:
+            if (value := numbers.get(key, least)) < least:
                 raise RefusalError(Code.FLOOR, least, value, detail=key)
+        for key, most in {**CEILINGS, **self.ceilings}.items():
+            if (value := numbers.get(key, most)) > most:
+                raise RefusalError(Code.CEILING, most, value, detail=key)
         if self.floors.get("batch_size", FLOORS["batch_size"]) <= 1:
             return
-        numbers = {key: value for key, value in flat.items() if isinstance(value, (int, float))}
         rates = {key: abs(value) for key, value in numbers.items() if _RATE.match(key)}
-        most = max(rates.values(), default=0.0)
-        if most > _MOST_RATE:
-            raise RefusalError(Code.CEILING, _MOST_RATE, most, detail=max(rates, key=rates.__getitem__))
+        rate = max(rates.values(), default=0.0)
+        if rate > _MOST_RATE:
+            raise RefusalError(Code.CEILING, _MOST_RATE, rate, detail=max(rates, key=rates.__getitem__))
         for key in _PULLS:
-            if most * abs(pull := numbers.get(key, 0.0)) > _MOST_PULL:
-                raise RefusalError(Code.CEILING, _MOST_PULL / most, pull, detail=key)
+            if rate * abs(pull := numbers.get(key, 0.0)) > _MOST_PULL:
+                raise RefusalError(Code.CEILING, _MOST_PULL / rate, pull, detail=key)
 
     def allows(self, disclosed: Disclosure, images: int) -> bool:
         """Tells whether something may leave the site without an approval."""

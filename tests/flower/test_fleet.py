@@ -4,7 +4,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import httpx
 from flwr.app import Message
+from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -57,10 +59,32 @@ def test_a_message_without_a_payloads_record_is_refused(children):
 
 def test_flowers_connection_is_made_with_connections_that_are_kept():
     """Longer than the time between two heartbeats, and not so long as the open port keeps them."""
-    assert fleet_http_connection.FleetHttpClient is fleet.KeepingClient
+    assert fleet_http_connection.FleetHttpClient is fleet.BoundedClient
     assert fleet.HEARTBEAT_DEFAULT_INTERVAL < fleet._KEPT_S < proxy._KEPT_S
-    with fleet.KeepingClient("https://localhost") as client:
+    with fleet.BoundedClient("https://localhost") as client:
         sent = client._client.build_request("POST", "https://localhost/v1/fleet/pull-messages").headers
         pool = client._client._transport._pool
     assert pool._keepalive_expiry == fleet._KEPT_S
     assert not {"accept-encoding", "user-agent"} & set(sent)
+
+
+ANSWERS = {
+    "elsewhere": httpx.Response(307, headers={"location": "http://169.254.169.254/latest"}),
+    "packed": httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"")),
+    "endless": httpx.Response(200, stream=httpx.ByteStream(bytes(fleet._LARGEST + 1))),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_a_coordinators_answer_is_bounded_and_leads_nowhere(answer):
+    asked = []
+
+    def answered(request):
+        asked.append(request.url.host)
+        return answer
+
+    with fleet.BoundedClient("https://coordinator") as client:
+        client._client._transport = httpx.MockTransport(answered)
+        with pytest.raises(httpx.HTTPError):
+            client.PullMessages(PullMessagesRequest())
+    assert asked == ["coordinator"]

@@ -40,7 +40,7 @@ def files(folder, tmp_path):
 def hello(given, overrides, learnt=(), run=RUN):
     site = Site(given, Display(quiet=True))
     return Reply.from_bytes(
-        site.answer(Request("hello", run, [*overrides, *SMALL], 0, list(learnt)).to_bytes())
+        site.answer(Request("hello", run, [*SMALL, *overrides], 0, list(learnt)).to_bytes())
     )
 
 
@@ -78,6 +78,9 @@ ASK_FOR_ONE_BATCH = [
     (["method=fedavg", "task.learning_rate=-1e6"], Code.CEILING, 1),
     (["method=fedprox", "task.learning_rate=0.01", "method.client.mu=100"], Code.CEILING, 50),
     (["method=fedprox", "task.learning_rate=1", "task.weight_decay=1"], Code.CEILING, 0.5),
+    (["method=fedavg", "task=autoencoder", "calibration.share=0.9"], Code.CEILING, 0.5),
+    (["method=fedavg", "rounds=1001"], Code.CEILING, 1000),
+    (["method=dbe", "calibration.share=0.1"], Code.NOT_ALLOWED, KINDS.index(Kind.SUMS)),
 ]
 
 
@@ -145,7 +148,7 @@ NAMES = [
     "backbone.weights=a.pth", "backbone.name=local-dir", "backbone.name=hf-hub", "features.backbone.weights=key",
     "task.encoder.backbone.weights=key", "start=x", "data.root=x", "public=folder", "method.name=x", "method.paper=x",
     "method.exchanges=x", "method.client=x", "image.fit=../x", "evaluation.client_test=x", "calibration.by=x",
-    "method.under=x", "federation.sampler.on_failure=Adler", "partition.path=x", "tracking.uri=x",
+    "method.under=x", "method.paper=5", "federation.sampler.on_failure=Adler", "partition.path=x", "tracking.uri=x",
     "callbacks.x=1", "hydra.run.dir=x", "data.train_per_product=1", "encoder.norm=x",
 ]  # fmt: skip
 
@@ -208,7 +211,7 @@ def test_no_approval_lets_images_go(classes):
 def test_what_is_offered_is_kept_for_review(classes):
     hello(classes, ["method=fedmix"], CLASSES)
     content = json.loads((classes.folder / "offer.json").read_text())
-    assert content == {"overrides": ["method=fedmix", *SMALL], "classes": list(CLASSES)}
+    assert content == {"overrides": [*SMALL, "method=fedmix"], "classes": list(CLASSES)}
 
 
 def test_the_log_says_what_was_asked_and_what_was_answered(files, folder):
