@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from lit_fedad.core.options import read, separate, split
@@ -76,6 +75,7 @@ def start(fed: str) -> None:
     """
     from lit_fedad.flower import coordinator
     from lit_fedad.flower.federation_folder import FederationFolder
+    from lit_fedad.tracking.sender import where_compared
 
     folder, display = FederationFolder.open(Path(fed)), Display()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -86,7 +86,7 @@ def start(fed: str) -> None:
         [
             ("files", str(folder.run)),
             ("sites", f"lit-fedad federation status fed={fed}"),
-            *([("compare", "mlflow ui")] if find_spec("mlflow") else []),
+            *where_compared([folder.run]),
             ("new images", f"lit-fedad predict run={folder.detector} images=FOLDER"),
         ]
     )

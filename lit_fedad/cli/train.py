@@ -31,6 +31,7 @@ def train(overrides: Sequence[str]) -> None:
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
     from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.experiment.train import train
+    from lit_fedad.tracking.sender import where_compared
 
     train(config)
     run = RunFolder.of(config).path
@@ -41,7 +42,7 @@ def train(overrides: Sequence[str]) -> None:
     if (heatmaps := run / "figures" / "heatmaps.png").exists():
         lines.insert(0, ("heatmaps", str(heatmaps)))
     if config["tracking"]["enabled"]:
-        lines.append(("compare runs", "mlflow ui (Views: results)"))
+        lines += where_compared([run])
     if config["data"]["_target_"] == _PAINTED:
         own = f"lit-fedad train method={config['method']['name']} data=mvtec_mixture data.root=DIR"
         lines.append(("own images", f"{own} (layout of MVTec AD; any other: lit-fedad data init DIR)"))

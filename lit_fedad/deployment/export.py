@@ -254,7 +254,7 @@ def export(
     display.unsent(delivery.pending, folder.home.path)
     for file in written:
         display.note(
-            f"{file.files[0]}: {human_bytes(file.size)}, at most {file.difference:.1e} from"
+            f"{file.files[0]}: {human_bytes(file.size)}, within {file.difference:.1e} of the outputs of"
             f" {opened.title}{named_version(result)} on {facts.compared_images}{_on_images(file)}"
         )
     display.where_next([("written", str(destination)), ("how to use", str(card))])

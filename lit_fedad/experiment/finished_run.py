@@ -132,6 +132,9 @@ def complete_run(
     if result is None:
         raise UserError(f"{folder.path}: the run is not complete; the command that began it continues it")
     config = folder.config()
+    if (config.get("backbone") or {}).get("weights") == "auto":
+        # What the run took, not what this machine could: the hub is asked for nothing that is at hand.
+        config["backbone"] |= {key: result["backbone"][key] for key in ("name", "weights")}
     for key, value in (overrides or {}).items():
         section, _, name = key.partition(".")
         if key not in _MACHINE or name not in config.get(section, {}):

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from lit_fedad.core.text import redact, redacted
 from lit_fedad.core.unfolded import stored_yaml
 from lit_fedad.data.additions import Addition
 from lit_fedad.experiment.calibration import alphas
-from lit_fedad.experiment.lock import locked
+from lit_fedad.experiment.lock import LOCK, locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
 from lit_fedad.experiment.trusted_targets import check_targets
 from lit_fedad.metrics.conformal import Alpha, Calibration
@@ -105,6 +106,30 @@ class RunFolder:
             UserError: If another one is at work there.
         """
         return locked(self.path)
+
+    @contextlib.contextmanager
+    def begun(self, config: Config) -> Iterator[None]:
+        """Holds the folder for the command that begins or continues a run; one that is refused leaves nothing there.
+
+        Raises:
+            UserError: As `locked` and `claim` do.
+        """
+        before = self._present()
+        made = [path for path in (self.path / LOCK, self.path, *self.path.parents) if not path.exists()]
+        with self.locked():
+            try:
+                if config["fresh"]:
+                    self.clear()
+                self.claim(config)
+                yield
+            except BaseException:
+                if not before and {*self._present()} <= {"config.yaml", MANIFEST}:
+                    self.clear()
+                if not (self.path / "config.yaml").exists():
+                    with contextlib.suppress(OSError):  # a folder in which others write stays
+                        for path in made:
+                            path.rmdir() if path.is_dir() else path.unlink()
+                raise
 
     def clear(self) -> None:
         """Removes the files of an earlier run, and no other files in the folder.

@@ -51,11 +51,7 @@ def train(
     """
     folder, display = RunFolder.of(config), Display(quiet=quiet)
     # Of several processes that each run the command only one may hold the folder.
-    with disk_full_in_one_line(folder.path), folder.locked() if launches(config) else nullcontext():
-        if launches(config):
-            if config["fresh"]:
-                folder.clear()
-            folder.claim(config)
+    with disk_full_in_one_line(folder.path), folder.begun(config) if launches(config) else nullcontext():
         before = folder.result()
         if before is None or judgement(before["config"]) != judgement(config):
             if before is not None:

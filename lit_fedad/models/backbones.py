@@ -44,8 +44,8 @@ class FeaturePyramid(nn.Module):
             ``[B, C_l, H_l, W_l]``.
         name: Name of the timm model.
         layers: The used layers, as timm counts them.
-        weights: Weights as configured.
-        taken: Weights that were loaded.
+        weights: Weights that were loaded, as `create_backbone` takes them; ``"auto"`` is none.
+        taken: Where they came from.
 
     Attributes:
         channels: C_l of each layer.
@@ -136,7 +136,6 @@ def create_backbone(
     layers = tuple(layers)
     weights = str(weights)
     check_model(name, layers)
-    asked = weights
     name, weights, hub_file = _resolve(name, layers, weights, seed)
     features = _build(name, layers, seed, hub_file, drawn=weights == "random")
     if hub_file is not None:
@@ -153,15 +152,14 @@ def create_backbone(
     else:
         _load_state(features.model, _read_state(Path(weights)), Path(weights), name)
         taken = f"file:{Path(weights).name}"
-    return FeaturePyramid(features, name, layers, asked, taken)
+    return FeaturePyramid(features, name, layers, weights, taken)
 
 
 def _resolve(name: str, layers: tuple[int, ...], weights: str, seed: int) -> tuple[str, str, Path | None]:
     """The model and weights that are taken in the end, and timm's file of them if any; warns of substitutes."""
-    hub_file = None
     if weights in ("imagenet", "auto"):
         try:
-            hub_file = _hub_file(name)
+            return name, "imagenet", _hub_file(name)
         except UserError as error:
             if weights == "imagenet":
                 raise
@@ -176,7 +174,7 @@ def _resolve(name: str, layers: tuple[int, ...], weights: str, seed: int) -> tup
         warnings.warn(line, stacklevel=3)
     if weights in _PACKAGED:
         _check_packaged(name, layers, weights)
-    return name, weights, hub_file
+    return name, weights, None
 
 
 def _open_residual_branches(features: nn.Module) -> None:

@@ -30,6 +30,7 @@ from lit_fedad.report.table_figures import (
     tasks_figure,
 )
 from lit_fedad.report.tables import UNKNOWN, Outcome, Row, Setting, Table
+from lit_fedad.tracking.sender import where_compared
 
 
 def write_table(page: Page, frame: pd.DataFrame, markdown: Path, csv: Path) -> None:
@@ -164,7 +165,10 @@ class TableResults:
         """Prints the table."""
         display.blocks(self.filled.grids())
         display.where_next(
-            [*(("file", str(file)) for file in self.files if file.is_file()), ("compare", "mlflow ui")]
+            [
+                *(("file", str(file)) for file in self.files if file.is_file()),
+                *where_compared(run.folder.path for run in self._cells),
+            ]
         )
 
 

@@ -32,7 +32,7 @@ from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.storage import attempts, open_storage, standing
 from lit_fedad.sweep.worker import DEFAULT, Play, Registry, Worker, play_trial, refuse_failures
-from lit_fedad.tracking.sender import Delivery
+from lit_fedad.tracking.sender import Delivery, where_compared
 from lit_fedad.tracking.tracker import Tracker
 
 _FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"
@@ -124,7 +124,7 @@ def _work(plan: Plan, options: SweepOptions, play: Play | None, display: Display
     with lock:
         _finish(study, plan, out, display, anew=not n_trials)
     show(study, plan, display)
-    display.where_next([("files", str(out)), ("compare", "mlflow ui")])
+    display.where_next([("files", str(out)), *where_compared([out])])
     refuse_failures([trial for trial in standing(study).values() if trial.state.is_finished()])
 
 

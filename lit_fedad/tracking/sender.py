@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from lit_fedad.core.extras import install
 from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.core.text import redact, without_user
 from lit_fedad.tracking.journal import check_journal, complete_lines, journal_file, tracking_folder
-from lit_fedad.tracking.server import ServerRun, connect, destination, one_line, open_run
+from lit_fedad.tracking.server import ServerRun, connect, destination, one_line, open_run, results_page
 
 _logger = logging.getLogger(__name__)
 
@@ -59,6 +60,14 @@ def deliver(folder: Path) -> Delivery:
     return sender.drain() if find_spec("mlflow") else sender.wait(f"MLflow is not here: {install('train')}")
 
 
+def where_compared(folders: Iterable[Path]) -> list[tuple[str, str]]:
+    """Says, for `Display.where_next`, where MLflow shows runs side by side; nothing where no server has one of them."""
+    for sent in map(_read_sent, folders):
+        if {"uri", "experiment_id"} <= sent.keys():
+            return [("compare runs", results_page(sent["uri"], sent["experiment_id"]))]
+    return []
+
+
 class Sender:
     """Reader of one journal that sends its records in order and keeps account of what was delivered."""
 
@@ -73,6 +82,7 @@ class Sender:
         sent = _read_sent(folder)
         same = sent.get("uri") == without_user(uri)
         self.run_id: str | None = sent.get("run_id") if same else None
+        self._experiment_id: str | None = sent.get("experiment_id") if same else None
         self._delivered: int = max(sent.get("delivered", 0), 0) if same else 0
         self._position = 0
         self._error: str | None = None
@@ -111,7 +121,12 @@ class Sender:
 
     def save(self) -> None:
         """Writes the server's address, without its user, and the number of delivered records to ``sent.json``."""
-        sent = {"uri": without_user(self._uri), "run_id": self.run_id, "delivered": self._delivered}
+        sent = {
+            "uri": without_user(self._uri),
+            "run_id": self.run_id,
+            "experiment_id": self._experiment_id,
+            "delivered": self._delivered,
+        }
         self._replace(self._files / "sent.json", json.dumps(sent))
 
     def _deliver(self) -> None:
@@ -160,6 +175,7 @@ class Sender:
             if self._abandoned.is_set():  # a later delivery may be creating the run by now
                 raise UserError("nobody waits for this delivery any more")
             run = open_run(client, self.run_id, json.loads(file.readline()))
+            self._experiment_id = run.experiment_id
             if run.run_id != self.run_id:
                 self.run_id, self._delivered = run.run_id, 0
                 self.save()
@@ -231,7 +247,7 @@ class Sender:
 
 def _read_sent(folder: Path) -> dict[str, Any]:
     """Reads ``sent.json``; one that is missing or damaged costs no more than sending all records again."""
-    kinds = {"uri": str, "run_id": str, "delivered": int}
+    kinds = {"uri": str, "run_id": str, "experiment_id": str, "delivered": int}
     try:
         sent = json.loads(stored_text(tracking_folder(folder) / "sent.json"))
     except (OSError, ValueError, RecursionError, UserError):

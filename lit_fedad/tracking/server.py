@@ -26,6 +26,7 @@ FOLDER_TAG = "lit_fedad.out"
 RUN_ID = "{run_id}"
 """What stands in a tag's value for the id of its MLflow run, which the server gives and may not have given yet."""
 
+_VIEW = "lit_fedad"
 _COLUMNS = (
     "metrics.`i_auroc/mean`",
     "metrics.`miss_rate/mean`",
@@ -38,8 +39,8 @@ _COLUMNS = (
 _EXPERIMENT_TAGS = {
     # MLflow's pages open as those of model training, not of language models.
     "mlflow.experimentKind": "custom_model_development",
-    # A view that the page of runs offers under "Views": by itself it shows no metric.
-    "mlflow.sharedViewState.lit_fedad": json.dumps(
+    # A view of the page of runs: by itself it shows no metric.
+    f"mlflow.sharedViewState.{_VIEW}": json.dumps(
         {
             "name": "results",
             "createdAt": 0,
@@ -156,10 +157,12 @@ class ServerRun:
 
     Attributes:
         run_id: Id of the MLflow run.
+        experiment_id: Id of its experiment.
     """
 
     client: Any
     run_id: str
+    experiment_id: str
 
     def send(self, record: Record, folder: Path) -> None:
         """Sends one record in one request.
@@ -217,35 +220,49 @@ def open_run(client: Any, run_id: str | None, start: Record) -> ServerRun:
     Returns:
         The run; under another id if the former one was deleted.
     """
-    if run_id is None or not _is_active(client, run_id):
-        run_id = _find_or_create(client, start)
-    return ServerRun(client, run_id)
+    info = (run_id and _active(client, run_id)) or _find_or_create(client, start)
+    return ServerRun(client, info.run_id, info.experiment_id)
 
 
-def _is_active(client: Any, run_id: str) -> bool:
+def _active(client: Any, run_id: str) -> Any | None:
     try:
-        return client.get_run(run_id).info.lifecycle_stage == "active"
+        info = client.get_run(run_id).info
     except Exception as cause:
         if getattr(cause, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-            return False
+            return None
         raise
+    return info if info.lifecycle_stage == "active" else None
 
 
-def _find_or_create(client: Any, start: Record) -> str:
-    """Returns the id of the journal's run; where an earlier answer was lost, no second run is made."""
+def _find_or_create(client: Any, start: Record) -> Any:
+    """Returns the facts of the journal's run; where an earlier answer was lost, no second run is made."""
     name, identity = start["values"]["experiment"], start["values"]["journal"]
-    experiment = client.get_experiment_by_name(name)
-    # Where two runs create it at once, the one that fails finds it at its next try.
-    experiment_id = (
-        experiment.experiment_id if experiment else client.create_experiment(name, tags=_EXPERIMENT_TAGS)
-    )
+    if experiment := client.get_experiment_by_name(name):
+        experiment_id = experiment.experiment_id
+        for key in _EXPERIMENT_TAGS.keys() - experiment.tags.keys():
+            client.set_experiment_tag(experiment_id, key, _EXPERIMENT_TAGS[key])
+    else:  # where two runs create it at once, the one that fails finds it at its next try
+        experiment_id = client.create_experiment(name, tags=_EXPERIMENT_TAGS)
     found = client.search_runs([experiment_id], f"tags.`{_JOURNAL_TAG}` = '{identity}'")
     if found:
-        return found[0].info.run_id
-    run = client.create_run(
-        experiment_id, start["time"], {_JOURNAL_TAG: identity}, start["values"]["run_name"]
-    )
-    return run.info.run_id
+        return found[0].info
+    tags = {_JOURNAL_TAG: identity}
+    return client.create_run(experiment_id, start["time"], tags, start["values"]["run_name"]).info
+
+
+def results_page(uri: str, experiment_id: str) -> str:
+    """Says where a browser shows the results of an experiment's runs side by side.
+
+    Example:
+        >>> results_page("http://host:5000", "3")
+        'http://host:5000/#/experiments/3/runs?viewStateShareKey=lit_fedad'
+    """
+    # In 3.17 a page without such an address begins with an empty overview of language models.
+    page = f"/#/experiments/{experiment_id}/runs?viewStateShareKey={_VIEW}"
+    if uri.startswith(("http:", "https:")):
+        return f"{uri.rstrip('/')}{page}"
+    own = uri == f"{_SQLITE}{Path('mlflow.db').resolve()}"
+    return f"mlflow ui{'' if own else f' --backend-store-uri {uri}'}, then http://127.0.0.1:5000{page}"
 
 
 def list_files(place: str, uri: str) -> dict[str, int]:

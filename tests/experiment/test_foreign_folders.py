@@ -94,10 +94,10 @@ def test_a_journal_names_no_file_of_others(tmp_path, name):
     os.mkfifo(run / "pipe")
     server, values = Server(), {name.format(secret=tmp_path / "secret"): "1", "own": "1"}
     with pytest.raises(UserError):
-        ServerRun(server, "id").send({"kind": "artifact", "scope": "", "values": values, "time": 0}, run)
+        ServerRun(server, "id", "0").send({"kind": "artifact", "scope": "", "values": values, "time": 0}, run)
     assert not server.files
     values = {"own": "1", "gone": "1"}
-    ServerRun(server, "id").send({"kind": "artifact", "scope": "", "values": values, "time": 0}, run)
+    ServerRun(server, "id", "0").send({"kind": "artifact", "scope": "", "values": values, "time": 0}, run)
     assert server.files == [str(run / "own")]
 
 

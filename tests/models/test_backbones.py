@@ -250,7 +250,7 @@ def test_auto_falls_back_to_the_librarys_own_backbone_and_says_so(monkeypatch):
         backbone = create_backbone(TINY, weights="auto")
     assert len(warned) == 1
     facts = backbone.provenance
-    assert (facts["name"], facts["weights"], facts["taken"]) == ("resnet10t", "auto", "own")
+    assert (facts["name"], facts["weights"], facts["taken"]) == ("resnet10t", "own", "own")
     assert backbone.fingerprint == create_backbone("resnet10t", weights="own").fingerprint
 
 
