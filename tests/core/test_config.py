@@ -203,6 +203,13 @@ def test_what_the_command_says_of_data_wins_over_the_debug_preset():
         compose(["debug=seconds", "data=cifar10", "data.root=x", "data.train_per_product=3"])
 
 
+def test_the_debug_preset_cuts_a_method_s_inner_loops_but_those_of_the_command():
+    config = compose(["debug=seconds", "method=creff", "method.server.matching_steps=7"])
+    client, server = config["method"]["client"], config["method"]["server"]
+    assert (client["local_epochs"], server["retraining_epochs"], server["matching_steps"]) == (2, 2, 7)
+    assert "inner_loops" not in config
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "backbone"),
