@@ -36,8 +36,8 @@ def fit_preset(
 ) -> None:
     """Fits a debug preset to the method and to the data.
 
-    The method's own numbers of passes and steps become the preset's ``inner_loops`` where they are larger, but for those
-    in ``given``, the keys of the command.
+    The method's own numbers of passes and steps become the preset's ``inner_loops`` where they are larger, unless the
+    command gives them: ``given`` has its keys.
 
     Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
     have and that are null. Images in memory keep the size that the data's ``size`` says, if it does. Classes that come
