@@ -9,7 +9,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,8 +29,13 @@ from lit_fedad.core.text import redact, redacted
 from lit_fedad.core.typed_words import advice, as_typed
 
 
-def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., Any]) -> None:
-    """Takes back what a preset says of data that are not of the kind meant.
+def fit_preset(
+    composed: DictConfig, plain: DictConfig, reader: Callable[..., Any], given: Collection[str]
+) -> None:
+    """Fits a debug preset to the method and to the data.
+
+    The method's own numbers of passes and steps become the preset's ``inner_loops`` where they are larger, unless the
+    command gives them: ``given`` has its keys.
 
     Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
     have and that are null. Images in memory keep the size that the data's ``size`` says, if it does. Classes that come
@@ -41,6 +46,10 @@ def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., An
     }
     parts = [part for part in composed.data.values() if isinstance(part, DictConfig) and "_target_" in part]
     with open_dict(composed):
+        most = composed.pop("inner_loops", math.inf)
+        for key, value in flatten({"method": OmegaConf.to_container(composed.method, resolve=True)}).items():
+            if key.endswith(("epochs", "steps")) and key not in given and value is not None and value > most:
+                OmegaConf.update(composed, key, most)
         for part in parts:
             part.update({key: value for key, value in limits.items() if key in part and part[key] is None})
         for key in set(composed.data) - set(plain.data) - set(inspect.signature(reader).parameters):
@@ -171,7 +180,8 @@ def compose(overrides: Sequence[str] = ()) -> Config:
                 chosen = composed.pop("hydra").runtime.choices
             composed = _fit_protection(composed, overrides, debug=bool(chosen.get("debug")))
             if chosen.get("debug"):
-                fit_preset(composed, hydra_compose("config", plain), locate(composed.data._target_))
+                given = {override.lstrip("+").partition("=")[0] for override in overrides}
+                fit_preset(composed, hydra_compose("config", plain), locate(composed.data._target_), given)
             missing = sorted(OmegaConf.missing_keys(composed))
             container = {} if missing else OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:

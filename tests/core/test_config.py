@@ -191,7 +191,7 @@ def test_the_grid_follows_the_size_of_images_and_tiles():
     assert [compose(given[:number])["task"]["grid"] for number in (0, 1, 2)] == [16, 64, 8]
 
 
-def test_what_the_command_says_of_data_wins_over_the_debug_preset():
+def test_what_the_command_says_wins_over_the_debug_preset():
     config = compose(
         ["debug=seconds", "data=semantic_cifar10", "data.root=x", "data.normal.train_per_class=7"]
     )
@@ -201,6 +201,8 @@ def test_what_the_command_says_of_data_wins_over_the_debug_preset():
         UserError, match="unknown key 'data.train_per_product'; did you mean 'data.train_per_class'"
     ):
         compose(["debug=seconds", "data=cifar10", "data.root=x", "data.train_per_product=3"])
+    server = compose(["debug=seconds", "method=creff", "method.server.matching_steps=7"])["method"]["server"]
+    assert (server["matching_steps"], server["retraining_epochs"]) == (7, 2)  # of 300, the preset's most
 
 
 @pytest.mark.slow

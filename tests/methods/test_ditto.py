@@ -8,7 +8,7 @@ STEP, LAM = 0.1, 0.6
 
 
 def by_hand(hand, data, participants):
-    """Li et al., Algorithm 1, with as many personal steps as shared ones: w and each client's v."""
+    """Li et al., Algorithm 1, averaged by images, with as many personal as shared steps: w, and each client's v."""
     w, personal = hand.start, dict.fromkeys(data, hand.start)
     for picked in participants:
         total, images = np.zeros_like(w), sum(len(data[client].dataset) for client in picked)
