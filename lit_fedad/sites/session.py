@@ -157,8 +157,8 @@ class Session:
         taken = taken_by(exchanges, client, config, fewest_of_a_product(self.facts.stages))
         judge(settings.policy, taken, self.least, self.approved)
         by_product = any(part.disclosed.by_product for part in taken)
-        named = zip(self.contents, images.train, strict=True)
-        self.by_product = {content: image.category for content, image in named} if by_product else {}
+        categories = [image.category for image in images.train]
+        self.by_product = dict(zip(self.contents, categories, strict=True)) if by_product else {}
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
         most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
