@@ -3,7 +3,6 @@
 Each lists its images in its own way: by names of files, by numbered folders, or in a table.
 """
 
-import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,11 +110,7 @@ def texture_ad(
         seed=seed,
     )
     # A bare number would meet the numbers of the other materials in a mixture.
-    train, test = (
-        tuple(dataclasses.replace(sample, category=f"{material}_{sample.category}") for sample in part)
-        for part in (images.train, images.test)
-    )
-    return ImageSet(images.name, train, test)
+    return images.renamed(lambda number: f"{material}_{number}")
 
 
 def _products(root: Path, material: str) -> tuple[Path, list[str]]:

@@ -72,13 +72,8 @@ class Layout:
 def _reader(part: Layout) -> Any:
     def read(folder: Path) -> ImageSet:
         images = part.read()
-        if len(images.categories) != 1:
-            return images
-        product = folder.name
-        train, test = (
-            tuple(replace(one, category=product) for one in half) for half in (images.train, images.test)
-        )
-        return ImageSet(product, train, test)
+        single = len(images.categories) == 1
+        return replace(images.renamed(lambda _: folder.name), name=folder.name) if single else images
 
     return read
 

@@ -1,6 +1,7 @@
 """Samples and image sets, the results of the readers of files."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -53,6 +54,14 @@ class ImageSet:
     name: str
     train: tuple[Sample, ...]
     test: tuple[Sample, ...]
+
+    def renamed(self, name: Callable[[str], str]) -> "ImageSet":
+        """Returns the set with new names of its categories, by their old ones."""
+        train, test = (
+            tuple(replace(sample, category=name(sample.category)) for sample in part)
+            for part in (self.train, self.test)
+        )
+        return replace(self, train=train, test=test)
 
     @property
     def categories(self) -> list[str]:

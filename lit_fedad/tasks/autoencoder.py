@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.contracts import Prediction, Task
 from lit_fedad.core.bounds import at_least
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.encoders import FrozenEncoder
@@ -104,10 +103,6 @@ class FeatureAutoencoder(PatchTask):
         if self.encoder is not None:
             return Prediction(image_score=errors)
         return Prediction(image_score=self.judge(errors), anomaly_map=self.draw(errors))
-
-    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
-        """Standardises by local statistics, unless pooled ones were loaded."""
-        self.standardise_locally(loader)
 
     def _patches(self, batch: Mapping[str, Any]) -> Tensor:
         """Returns the patches of a view, or the standardised features of whole images [B, n, C]."""

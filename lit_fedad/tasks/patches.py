@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import StandardisedTask
+from lit_fedad.contracts import Context, StandardisedTask
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.bounds import above, at_least, pair, within
@@ -249,6 +249,10 @@ class PatchTask(StandardisedTask):
         if self.mean.isnan().any():
             _, mean, variance = self.channel_moments(loader)
             self.load_statistics(mean, channel_scale(variance, self.shrinkage))
+
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Standardises by local statistics, where asked and unless pooled ones were loaded."""
+        self.standardise_locally(loader)
 
     def loaded_statistics(self) -> dict[str, Tensor]:
         """Returns what `load_statistics` has loaded, on the CPU."""

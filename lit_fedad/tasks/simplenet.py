@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Prediction
+from lit_fedad.contracts import Prediction
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
@@ -99,10 +98,6 @@ class SimpleNet(PatchTask):
         """Computes a smoothed map of ``-D``, and its peak."""
         scores = -self.outputs(features)
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
-
-    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
-        """Standardises by local statistics, where asked and unless pooled ones were loaded."""
-        self.standardise_locally(loader)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds Adam, with a rate for the adaptor and one for the discriminator."""

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from lit_fedad.cli import main as cli
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers import table as module
-from lit_fedad.papers.paper import attacked
+from lit_fedad.papers.paper import with_attack
 
 RESULT = {
     "data": "organsmnist",
@@ -95,10 +96,9 @@ def test_a_damaged_file_is_one_line(steps, capsys):
 
 def test_the_page_of_all_runs_reads_the_attack_too(make_run):
     run = make_run("a", "fedavg", [0.5, 0.7])
-    assert attacked(run).mean("sent_mean_auc") is None
+    folder = RunFolder(run.files)
+    assert with_attack(run.result, folder)["last"] == run.result["last"]
     (run.files / "privacy").mkdir()
     (run.files / "privacy" / "lira.json").write_text(json.dumps(FOUND))
-    assert (attacked(run).mean("sent_mean_auc"), attacked(run).mean("i_auroc")) == (
-        0.5625,
-        run.mean("i_auroc"),
-    )
+    last = with_attack(run.result, folder)["last"]
+    assert (last["sent_mean_auc"]["mean"], last["i_auroc"]["mean"]) == (0.5625, run.mean("i_auroc"))

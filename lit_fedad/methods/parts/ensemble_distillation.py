@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import psutil
@@ -188,10 +189,11 @@ def teacher_weights(scores: Tensor) -> Tensor:
     return (agreement / agreement.sum() if agreement.sum() > 0 else uniform).float()
 
 
+@dataclass(frozen=True)
 class EnsembleDistillation:
     """Self-supervised ensemble distillation (FADngs, Section III-D).
 
-    Args:
+    Attributes:
         queue: Instances per queue Q.
         epochs: Passes over the public images per round E_g.
         batch_size: Public images per batch.
@@ -210,32 +212,26 @@ class EnsembleDistillation:
             statistics of public batches, as in the released code, and keeps the running statistics of public images.
     """
 
-    def __init__(
-        self,
-        queue: int = 65536,
-        epochs: int = 5,
-        batch_size: int = 128,
-        learning_rate: float = 0.03,
-        decay: bool = True,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        teacher_temperature: float = 0.07,
-        student_temperature: float = 0.07,
-        weighting: Literal["pearson", "uniform"] = "pearson",
-        own_key: bool = False,
-        freeze_normalisation: bool = False,
-    ) -> None:
-        at_least("method.server.distillation", 1, queue=queue, epochs=epochs, batch_size=batch_size)
-        at_least("method.server.distillation", 0, learning_rate=learning_rate, momentum=momentum)
-        at_least("method.server.distillation", 0, weight_decay=weight_decay)
-        above("method.server.distillation", 0, teacher_temperature=teacher_temperature)
-        above("method.server.distillation", 0, student_temperature=student_temperature)
-        self.queue, self.epochs, self.batch_size = queue, epochs, batch_size
-        self.learning_rate, self.decay = learning_rate, decay
-        self.momentum, self.weight_decay = momentum, weight_decay
-        self.teacher_temperature, self.student_temperature = teacher_temperature, student_temperature
-        self.weighting, self.own_key = weighting, own_key
-        self.freeze_normalisation = freeze_normalisation
+    queue: int = 65536
+    epochs: int = 5
+    batch_size: int = 128
+    learning_rate: float = 0.03
+    decay: bool = True
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    teacher_temperature: float = 0.07
+    student_temperature: float = 0.07
+    weighting: Literal["pearson", "uniform"] = "pearson"
+    own_key: bool = False
+    freeze_normalisation: bool = False
+
+    def __post_init__(self) -> None:
+        section = "method.server.distillation"
+        at_least(section, 1, queue=self.queue, epochs=self.epochs, batch_size=self.batch_size)
+        at_least(section, 0, learning_rate=self.learning_rate, momentum=self.momentum)
+        at_least(section, 0, weight_decay=self.weight_decay)
+        above(section, 0, teacher_temperature=self.teacher_temperature)
+        above(section, 0, student_temperature=self.student_temperature)
 
     def __call__(
         self,

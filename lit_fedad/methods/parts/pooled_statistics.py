@@ -127,19 +127,18 @@ class Prepare(Exchange[Client, Any]):
         return {}
 
 
+@dataclass(frozen=True)
 class PooledThreshold(Exchange[Any, Any]):
     """The exchange in which clients send quantiles of distances to the first memory; th is their median.
 
-    Args:
+    Attributes:
         neighbours: Number of distances of each patch.
     """
 
+    neighbours: int
     name = "threshold"
     joining = "skip"
     discloses = (counted("quantiles of the distances between patches and the bank"),)
-
-    def __init__(self, neighbours: int) -> None:
-        self.neighbours = neighbours
 
     def broadcast_spec(self, client: Any) -> MessageSpec:
         """Declares statistics and memory."""
