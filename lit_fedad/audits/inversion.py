@@ -99,7 +99,7 @@ class Jury:
         self.backbone = create_backbone(OWN_NAME, (1, 2, 3), weights)
         clients, classes = run.data.partition.clients, [sample.category for sample in run.data.images.train]
         wanted = {classes[index] for index in clients[client]}
-        others = [index for number, own in enumerate(clients) if number != client for index in own]
+        others = [index for number, images in enumerate(clients) if number != client for index in images]
         alike = [index for index in others if classes[index] in wanted]
         chosen = (alike or others)[:: max(1, len(alike or others) // _CANDIDATES)][:_CANDIDATES]
         self.own, self.others = self.features(private_images(run, client)), self.features(pixels(run, chosen))
@@ -209,18 +209,18 @@ def judge(images: Tensor, private: Tensor) -> Judged:
 
 
 def draw_inversion(
-    own: Judged, control: Judged, private: Tensor, shown: int, names: Sequence[str], title: str
+    judged: Judged, control: Judged, private: Tensor, shown: int, names: Sequence[str], title: str
 ) -> Figure:
     """Draws the best reconstructions, the private images they are nearest to, and the best of the control.
 
     At most ``shown`` rows; names are those of the attacked client and of the control.
     """
     rows = []
-    for best, other in zip(own.best(shown), control.best(shown), strict=False):
-        index = int(own.matches.nearest[best])
+    for best, other in zip(judged.best(shown), control.best(shown), strict=False):
+        index = int(judged.matches.nearest[best])
         rows.append(
             [
-                _panel(own.images[best], _quality(own, best)),
+                _panel(judged.images[best], _quality(judged, best)),
                 _panel(private[index], f"image {index} of {names[0]}"),
                 _panel(control.images[other], _quality(control, other)),
             ]

@@ -264,7 +264,7 @@ class Attack:
     def _best(self, search: Callable[[torch.Generator], Inversion]) -> Inversion:
         """Searches as often as `restarts` says, and returns what has the lowest loss at its end."""
         starts = (generator(self.options.seed, "inversion", again) for again in range(self.options.restarts))
-        return min(map(search, starts), key=lambda found: found.losses[-1])
+        return min(map(search, starts), key=lambda attempt: attempt.losses[-1])
 
     def _invert_weights(self, number: int, progress: Progress) -> Inversion:
         task, labels = self.run.model.task, None

@@ -176,7 +176,7 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen], rule: Rule) -> dic
         The attacked examples by name of the statistic and client; the last is of all.
     """
     trained = {client: shadows.trained_on(client, observed) for client in shadows.clients}
-    found: dict[str, dict[int, Attacked]] = {}
+    results: dict[str, dict[int, Attacked]] = {}
     total: dict[int, Tensor] = {}
     kinds = [
         kind
@@ -198,16 +198,16 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen], rule: Rule) -> dic
                         c: exchangeable_scores(values[..., column], trained[c], rule)
                         for c, values in phi.items()
                     }
-                    found[f"{kind}: {name}"] = _attacked(shadows, alone, trained)
+                    results[f"{kind}: {name}"] = _attacked(shadows, alone, trained)
                 if len(COLUMNS[kind]) > 1:
-                    found[f"{kind}: together"] = _attacked(shadows, together, trained)
+                    results[f"{kind}: together"] = _attacked(shadows, together, trained)
             _add(sums, together)
         if len(exchanges) > 1:
-            found[f"{kind}: {len(exchanges)} exchanges"] = _attacked(shadows, sums, trained)
+            results[f"{kind}: {len(exchanges)} exchanges"] = _attacked(shadows, sums, trained)
         _add(total, sums)
     if kinds:
-        found["all"] = _attacked(shadows, total, trained)
-    return found
+        results["all"] = _attacked(shadows, total, trained)
+    return results
 
 
 def _uploads(run: FinishedRun) -> str:
@@ -254,7 +254,7 @@ def _attacked(
 
 
 def _holds(clients: Mapping[int, Mapping[str, Tensor]], kind: str) -> bool:
-    return any(kind in own for own in clients.values())
+    return any(kind in kinds for kinds in clients.values())
 
 
 def _order(exchange: str) -> tuple[int, int]:

@@ -209,11 +209,11 @@ class _Table:
     def _ranked(self) -> list[tuple[int, int, NDArray[np.int64], Floats]]:
         """Client, model, rows and ranks of each client and model."""
         models = int(self.model.max()) + 1
-        keys, found = self.client * models + self.model, []
+        keys, groups = self.client * models + self.model, []
         for key in np.unique(keys):
             rows = np.flatnonzero(keys == key)
-            found.append((int(key) // models, int(key) % models, rows, rankdata(self.score[rows])))
-        return found
+            groups.append((int(key) // models, int(key) % models, rows, rankdata(self.score[rows])))
+        return groups
 
 
 class _Curve:

@@ -165,40 +165,40 @@ def _findings(run: FinishedRun) -> list[Block]:
     return blocks
 
 
-def _correlation(found: Mapping[str, Any]) -> Grid:
+def _correlation(result: Mapping[str, Any]) -> Grid:
     heads = {"r_squared": "R^2", "r": "R", "corrected": "R^2, bias-corrected"}
     lines = [
-        Line.of([name, *(f"{found[f'{key}_raw_{kind}']:.3f}" for kind in heads)])
+        Line.of([name, *(f"{result[f'{key}_raw_{kind}']:.3f}" for kind in heads)])
         for key, name in _CORRELATED.items()
     ]
     return Grid("Distance correlation with images", ["of", *heads.values()], lines)
 
 
-def _membership(found: Mapping[str, Any]) -> Grid:
+def _membership(result: Mapping[str, Any]) -> Grid:
     lines = []
-    for one in found["findings"]:
+    for one in result["findings"]:
         report = one["report"]
         mean, deviation = report["auc_of_models"]
         rates = [report["tpr"][name] for name in _RATES]
         texts = [WHO[one["side"]], one["statistic"], f"{mean:.3f} +- {deviation:.3f}"]
         lines.append(Line.of([*texts, *map(_interval, (report["auc"], *rates))]))
     notes = [
-        f"{found['shadows']} shadow runs, each attacked in turn ({found['mode']}); uploads: {found['uploads']};"
-        f" shift between members and others: {found['shift']}",
+        f"{result['shadows']} shadow runs, each attacked in turn ({result['mode']}); uploads: {result['uploads']};"
+        f" shift between members and others: {result['shift']}",
         "In brackets the 95 % interval, and then what permuted membership gives, with its 97.5 % quantile."
         " 'all' decides; single statistics explain.",
     ]
-    if found["pairs_left_out"]:
+    if result["pairs_left_out"]:
         notes.append(
-            f"Pairs of shadow runs left out because noise hid the images of one: {found['pairs_left_out']}"
+            f"Pairs of shadow runs left out because noise hid the images of one: {result['pairs_left_out']}"
         )
     heads = ["attacked", "of", "AUC over shadows", "AUC", *_RATES.values()]
     return Grid("Membership (LiRA)", heads, lines, notes, texts=2)
 
 
-def _inversion(found: Mapping[str, Any]) -> Grid:
-    rows = [(name, one, found["judged"][name]) for name, one in found["identified"].items()]
-    rows += [(f"positive control: {one['control']}", one, one) for one in found["positive_controls"]]
+def _inversion(result: Mapping[str, Any]) -> Grid:
+    rows = [(name, one, result["judged"][name]) for name, one in result["identified"].items()]
+    rows += [(f"positive control: {one['control']}", one, one) for one in result["positive_controls"]]
     lines = []
     for name, one, judged in rows:
         texts = [
@@ -212,11 +212,11 @@ def _inversion(found: Mapping[str, Any]) -> Grid:
         lines.append(Line.of(texts))
     heads = ["inverted", "top-1", "median rank", "PSNR in dB, best", "SSIM, best", "PSNR to the mean image"]
     notes = [
-        f"Exchange {found['exchange']} of client {found['client']}; the control is client {found['control']}. Judged"
-        f" without positions by {found['judge']}; candidates: {found['candidates']}. In brackets the 95 % interval, and"
-        " then chance."
+        f"Exchange {result['exchange']} of client {result['client']}; the control is client {result['control']}."
+        f" Judged without positions by {result['judge']}; candidates: {result['candidates']}. In brackets the 95 %"
+        " interval, and then chance."
     ]
-    return Grid(f"Inversion of {found['attacked']}", heads, lines, notes)
+    return Grid(f"Inversion of {result['attacked']}", heads, lines, notes)
 
 
 _TABLES: dict[str, Callable[[Mapping[str, Any]], Grid]] = {
@@ -231,10 +231,10 @@ def _decibel(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.1f}"
 
 
-def _interval(found: Mapping[str, float]) -> str:
+def _interval(bounds: Mapping[str, float]) -> str:
     """Writes a value with its interval, and what chance gives."""
-    chance = ", ".join(f"{found[name]:.3f}" for name in ("chance", "chance_high") if name in found)
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] ({chance})"
+    chance = ", ".join(f"{bounds[name]:.3f}" for name in ("chance", "chance_high") if name in bounds)
+    return f"{bounds['value']:.3f} [{bounds['low']:.3f}, {bounds['high']:.3f}] ({chance})"
 
 
 def _defences(run: FinishedRun) -> Grid:

@@ -143,8 +143,8 @@ def invert_gradients(
         target = soft.softmax(1) if labels is None else labels
         error = F.cross_entropy(logits(images), target)
         gradients = torch.autograd.grad(error, parameters, create_graph=True)
-        found = torch.cat([part.flatten() for part in gradients])
-        return 1 - F.cosine_similarity(found, descent, dim=0) + smoothness * _roughness(images)
+        flat = torch.cat([part.flatten() for part in gradients])
+        return 1 - F.cosine_similarity(flat, descent, dim=0) + smoothness * _roughness(images)
 
     moved = [images, soft] if labels is None else [images]
     losses = _minimise(loss, moved, steps, learning_rate, on_step, images, signed=True)

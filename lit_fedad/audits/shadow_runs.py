@@ -135,7 +135,7 @@ class ShadowRuns:
             config = {**self.config, "seed": derive_seed(self.seed, f"shadow_{shadow}")}
             stages = trained_on(self.partition.by_stage, self.cells, split(self.cells, shadow, self.seed))
             partition = (
-                Partition(tuple(own[0] for own in stages))
+                Partition(tuple(client_stages[0] for client_stages in stages))
                 if self.partition.stages is None
                 else Partition.in_stages(stages, schedule=self.partition.schedule)
             )
@@ -185,7 +185,7 @@ class _Observer(FederationCallback):
 
     def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
         """Computes statistics of the uploads: each client's own, or for each client the (noised) sum of all."""
-        size, found = self.shadows.config["evaluation"]["batch_size"], {}
+        size, observed = self.shadows.config["evaluation"]["batch_size"], {}
         exchange = federation.exchanges.at(context)
         if isinstance(exchange, Noised):
             (first, *_) = updates.values()
@@ -194,12 +194,12 @@ class _Observer(FederationCallback):
             update = updates.get(SUM, updates.get(client))
             if update is not None and update.message:
                 examples = self.shadows.examples(client)
-                found[client] = sent_statistics(federation, client, update, examples, self._load, size)
-        if any(found.values()):
-            self.seen["sent"][f"{context.round}.{context.exchange}"] = found
+                observed[client] = sent_statistics(federation, client, update, examples, self._load, size)
+        if any(observed.values()):
+            self.seen["sent"][f"{context.round}.{context.exchange}"] = observed
             self.write()
             return
-        asked = found or not any(update.message for update in updates.values())
+        asked = observed or not any(update.message for update in updates.values())
         trains = context.round >= 1 and exchange.trains
         if asked and trains and not self.seen["sent"]:
             raise nothing_to_attack(federation.client)  # before all rounds are played
@@ -207,12 +207,12 @@ class _Observer(FederationCallback):
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Computes statistics of what the server sends next."""
         federation.server.context = Context(federation.seed, report.round + 1)
-        size, found = self.shadows.config["evaluation"]["batch_size"], {}
+        size, observed = self.shadows.config["evaluation"]["batch_size"], {}
         for client in sorted(set(self.shadows.clients) & set(federation.clients)):
             examples = self.shadows.examples(client)
-            found[client] = received_statistics(federation, client, examples, self._load, size)
-        if any(found.values()):
-            self.seen["received"][f"{report.round + 1}.0"] = found
+            observed[client] = received_statistics(federation, client, examples, self._load, size)
+        if any(observed.values()):
+            self.seen["received"][f"{report.round + 1}.0"] = observed
         self.write()
 
     def write(self, complete: bool = False, hidden: bool = False) -> None:

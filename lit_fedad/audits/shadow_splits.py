@@ -94,8 +94,8 @@ def draw_training_cells(
 
 def _held(stages: Sequence[Sequence[Sequence[int]]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yields each position that a client holds, the client, and the numbers of its stages that hold it."""
-    for client, own in enumerate(stages):
-        holding = [set(stage) for stage in own]
+    for client, client_stages in enumerate(stages):
+        holding = [set(stage) for stage in client_stages]
         for index in sorted(set().union(*holding)):
             yield index, client, tuple(number for number, stage in enumerate(holding) if index in stage)
 
@@ -132,8 +132,8 @@ def trained_on(
         As ``stages``, ascending; members that are not attacked stay.
     """
     out = {index for cell in cells for index in cell.pool} - chosen
-    remaining = [[set(stage) - out for stage in own] for own in stages]
+    remaining = [[set(stage) - out for stage in client_stages] for client_stages in stages]
     for cell in cells:
         for stage in cell.stages:
             remaining[cell.client][stage].update(chosen.intersection(cell.others))
-    return tuple(tuple(tuple(sorted(stage)) for stage in own) for own in remaining)
+    return tuple(tuple(tuple(sorted(stage)) for stage in client_stages) for client_stages in remaining)

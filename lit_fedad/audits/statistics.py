@@ -259,7 +259,7 @@ def prototype_scores(logits: Tensor, labels: Tensor, prototypes: Tensor, classes
     Returns:
         Scores float64 [n]; NaN for classes of which nothing was sent.
     """
-    logits, found = logits.double(), torch.full((len(labels),), torch.nan, dtype=torch.float64)
+    logits, scores = logits.double(), torch.full((len(labels),), torch.nan, dtype=torch.float64)
     present = labels.unique()
     means = torch.stack([logits[labels == label].mean(0) for label in present])
     gaps = logits - means[torch.searchsorted(present, labels)]
@@ -269,8 +269,8 @@ def prototype_scores(logits: Tensor, labels: Tensor, prototypes: Tensor, classes
     for mean, label in zip(means, present, strict=True):
         for prototype in prototypes[classes == label].double():
             at = labels == label
-            found[at] = (logits[at] - mean) @ precision @ (prototype - mean)
-    return found
+            scores[at] = (logits[at] - mean) @ precision @ (prototype - mean)
+    return scores
 
 
 def update_directions(
@@ -291,9 +291,9 @@ def update_directions(
     Returns:
         Products [B], in units of the length of the change.
     """
-    wanted = nn.functional.one_hot(labels, logits.shape[1]).double() - logits.double().softmax(1)
+    directions = nn.functional.one_hot(labels, logits.shape[1]).double() - logits.double().softmax(1)
     length = (weight.double().square().sum() + bias.double().square().sum()).sqrt().clamp(min=1e-12)
-    return (wanted * (features.double() @ weight.double().T + bias.double())).sum(1) / length
+    return (directions * (features.double() @ weight.double().T + bias.double())).sum(1) / length
 
 
 class _Each:

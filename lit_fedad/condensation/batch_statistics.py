@@ -75,7 +75,7 @@ def _moments(maps: Tensor, groups: Sequence[tuple[int, int]]) -> tuple[Tensor, T
     precision = torch.promote_types(maps.dtype, torch.float32)
     unused = maps.new_zeros(2, maps.shape[1], dtype=precision)
     sizes = [size for size, _ in groups]
-    parts = [torch.batch_norm_update_stats(own, unused[0], unused[1], 0.0) for own in maps.split(sizes)]
+    parts = [torch.batch_norm_update_stats(part, unused[0], unused[1], 0.0) for part in maps.split(sizes)]
     means, variances = (torch.stack(values) for values in zip(*parts, strict=True))
     drawn = means.new_tensor([size * often for size, often in groups])[:, None]
     shares = drawn / drawn.sum()

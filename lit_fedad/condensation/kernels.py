@@ -124,7 +124,9 @@ def class_mmd(
         parts = zip(
             real.split(list(sizes)), synthetic.split(list(counts)), times.split(list(sizes)), strict=True
         )
-        return torch.stack([mmd(own, made, kernel, often) for own, made, often in parts]).sum()
+        return torch.stack(
+            [mmd(images, condensed, kernel, often) for images, condensed, often in parts]
+        ).sum()
     once = torch.ones(len(synthetic), device=synthetic.device)
     return (_class_means(real, times, sizes) - _class_means(synthetic, once, counts)).square().sum()
 

@@ -29,8 +29,8 @@ def load_state(holder: object, state: Mapping[str, Any]) -> None:
     for name in all_state_names(holder):
         value = state[name]
         # Reading a property may gather all weights of the task, for nothing.
-        given = isinstance(getattr(type(holder), name, None), property)
-        if not given and isinstance(current := getattr(holder, name), nn.Module):
+        computed = isinstance(getattr(type(holder), name, None), property)
+        if not computed and isinstance(current := getattr(holder, name), nn.Module):
             current.load_state_dict(value)
         else:
             setattr(holder, name, dict(value) if isinstance(value, dict) else value)

@@ -34,7 +34,7 @@ class ClientNames:
             UserError: If its sites have no numbers.
         """
         try:
-            return cls({int(own["client"]): str(name) for name, own in result.get("sites", {}).items()})
+            return cls({int(site["client"]): str(name) for name, site in result.get("sites", {}).items()})
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError("result.json: sites needs the number of each site under its name") from error
 

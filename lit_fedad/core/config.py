@@ -320,22 +320,22 @@ def _check_callbacks(callbacks: Any) -> None:
 def _explain(error: Exception, overrides: list[str]) -> str:
     """Shortens Hydra's message to one line."""
     text = " ".join(str(error).split())
-    if found := re.search(r"UserError raised while resolving interpolation: (.*) full_key:", text):
-        return found[1]
-    if found := re.search(r"Could not override '([^']+)'", text):
-        key = found[1]
+    if match := re.search(r"UserError raised while resolving interpolation: (.*) full_key:", text):
+        return match[1]
+    if match := re.search(r"Could not override '([^']+)'", text):
+        key = match[1]
         if key == "experiment":
             return _NO_PRESET
         # A preset may choose another file of the group after this key was looked up: not suggested again.
-        known = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
-        leaf = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+        keys = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
+        leaf = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
         return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
-    if found := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
-        return f"{found[2]} is that of '{found[1]}', which this configuration lacks; give one, or {found[2]}"
-    if found := re.search(r"Could not find '([^']+)'", text):
-        group, _, name = found[1].rpartition("/")
+    if match := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
+        return f"{match[2]} is that of '{match[1]}', which this configuration lacks; give one, or {match[2]}"
+    if match := re.search(r"Could not find '([^']+)'", text):
+        group, _, name = match[1].rpartition("/")
         if group.startswith("data/"):
-            folder = found[1].removeprefix("data/")
+            folder = match[1].removeprefix("data/")
             return f"data={folder} is no data set; a folder is given by data.root={folder}, with data=auto"
         if group == "method" and name in RENAMED:
             return f"method={name} has another name since version 0.3; give {RENAMED[name]}"

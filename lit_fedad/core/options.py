@@ -171,13 +171,17 @@ def _require_all(
     declared: Callable[..., Any], values: Mapping[str, Any], command: str, leave: Collection[str] = ()
 ) -> None:
     """Refuses options in which a key is missing, and says how the command is typed."""
-    known = {name: one for name, one in inspect.signature(declared).parameters.items() if name not in leave}
-    needed = [name for name, one in known.items() if one.default is inspect.Parameter.empty]
+    parameters = {
+        name: one for name, one in inspect.signature(declared).parameters.items() if name not in leave
+    }
+    needed = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
     missing = [name for name in needed if name not in values]
-    if missing and values.keys() <= known.keys():  # a misspelt key is told of instead
+    if missing and values.keys() <= parameters.keys():  # a misspelt key is told of instead
         kinds = typing.get_type_hints(declared)
         typed = [Key(name, None, "", _choices(kinds[name])).syntax for name in needed]
-        words = " ".join(["lit-fedad", command, *typed, *["[key=value ...]"][: len(known) > len(needed)]])
+        words = " ".join(
+            ["lit-fedad", command, *typed, *["[key=value ...]"][: len(parameters) > len(needed)]]
+        )
         raise UserError(f"{command} needs '{missing[0]}': {words}; all keys: lit-fedad {command} --help")
 
 

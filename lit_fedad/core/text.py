@@ -41,10 +41,10 @@ def redact(text: str, *addresses: str | None) -> str:
     if "@" not in text and not addresses:
         return _KEYS.sub(rf"\1{HIDDEN}", text)
     for address in addresses:
-        if address and (found := _PASSWORD.match(address)):
-            for password in {found[1], unquote(found[1])}:
+        if address and (match := _PASSWORD.match(address)):
+            for password in {match[1], unquote(match[1])}:
                 text = text.replace(password, HIDDEN) if len(password) >= _SHORTEST else text
-    text = _USERS.sub(lambda found: f"{found['scheme'] or found['bare'] or ''}{HIDDEN}@", text)
+    text = _USERS.sub(lambda match: f"{match['scheme'] or match['bare'] or ''}{HIDDEN}@", text)
     return _KEYS.sub(rf"\1{HIDDEN}", text)
 
 

@@ -36,18 +36,18 @@ def check_unfolded(value: Any) -> None:
         ValueError: If they do.
     """
     sizes: dict[int, float] = {}
-    held = 0
+    values = 0
 
     def count(part: Any) -> float:
-        nonlocal held
+        nonlocal values
         if not isinstance(part, (dict, list, tuple)):
             return 1
         if id(part) not in sizes:
             sizes[id(part)] = math.inf  # of one that holds itself
             inner = list(part.values()) if isinstance(part, dict) else part
-            held += len(inner)
+            values += len(inner)
             sizes[id(part)] = 1 + sum(map(count, inner))
         return sizes[id(part)]
 
-    if count(value) > 10 * held + 1000:
+    if count(value) > 10 * values + 1000:
         raise ValueError("its parts refer to each other again and again")

@@ -103,8 +103,8 @@ def _parameters(module: str, node: _Declared) -> Iterator[tuple[str, ast.expr, a
     """Yields name, type and default of each parameter or field, bases first."""
     if isinstance(node, ast.ClassDef):
         for base in node.bases:
-            if isinstance(base, ast.Name) and isinstance((found := _find(module, base.id))[1], ast.ClassDef):
-                yield from _parameters(*found)
+            if isinstance(base, ast.Name) and isinstance((parent := _find(module, base.id))[1], ast.ClassDef):
+                yield from _parameters(*parent)
         for line in node.body:
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                 yield line.target.id, line.annotation, line.value
@@ -146,11 +146,11 @@ def _default(module: str, node: ast.expr | None) -> str | None:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             return ",".join(str(_default(module, part)) for part in parts)
         case ast.Name(id=name):
-            module, found = _find(module, name)
-            return name if isinstance(found, ast.Name) else _default(module, found)
-        case ast.Call(func=ast.Name(id="field"), keywords=given):
-            (made,) = (one.value for one in given if one.arg in ("default", "default_factory"))
-            return _default(module, made.body if isinstance(made, ast.Lambda) else made)
+            module, target = _find(module, name)
+            return name if isinstance(target, ast.Name) else _default(module, target)
+        case ast.Call(func=ast.Name(id="field"), keywords=keywords):
+            (default,) = (one.value for one in keywords if one.arg in ("default", "default_factory"))
+            return _default(module, default.body if isinstance(default, ast.Lambda) else default)
     return ast.unparse(node)
 
 
@@ -186,7 +186,7 @@ def _meanings(node: _Declared) -> dict[str, str]:
     words = {"None": "null", "True": "true", "False": "false"}
     return {
         name: re.sub(
-            r"\b(None|True|False)\b", lambda found: words[found[0]], " ".join(meaning.split())
+            r"\b(None|True|False)\b", lambda match: words[match[0]], " ".join(meaning.split())
         ).replace("`", "")
         for name, meaning in entries
     }

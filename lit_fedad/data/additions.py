@@ -37,8 +37,8 @@ class Addition:
     def to_json(self) -> dict[str, Any]:
         """Returns paths and products by client."""
         return {
-            str(client): [{"path": str(sample.path), "product": sample.category} for sample in own]
-            for client, own in sorted(self.images.items())
+            str(client): [{"path": str(sample.path), "product": sample.category} for sample in samples]
+            for client, samples in sorted(self.images.items())
         }
 
     @classmethod
@@ -51,8 +51,10 @@ class Addition:
         try:
             return cls(
                 {
-                    int(client): tuple(Sample(Path(image["path"]), str(image["product"])) for image in own)
-                    for client, own in content.items()
+                    int(client): tuple(
+                        Sample(Path(image["path"]), str(image["product"])) for image in samples
+                    )
+                    for client, samples in content.items()
                 }
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -71,11 +73,11 @@ def grow(images: ImageSet, partition: Partition, additions: Iterable[Addition]) 
         The set, whose new training images come last, and its partition in stages.
     """
     train = list(images.train)
-    stages = [list(own) for own in partition.by_stage]
+    stages = [list(samples) for samples in partition.by_stage]
     for addition in additions:
-        for client, own in sorted(addition.images.items()):
-            stages[client].append(tuple(range(len(train), len(train) + len(own))))
-            train += own
+        for client, samples in sorted(addition.images.items()):
+            stages[client].append(tuple(range(len(train), len(train) + len(samples))))
+            train += samples
     grown = Partition.in_stages(stages, partition.reserved, partition.schedule)
     return replace(images, train=tuple(train)), replace(grown, calibration=partition.calibration)
 
@@ -91,12 +93,14 @@ def grown_digest(digest: str, additions: Sequence[Addition], memo: Path | None =
     Raises:
         UserError: If a file is gone.
     """
-    added = [sample.path for addition in additions for own in addition.images.values() for sample in own]
+    added = [
+        sample.path for addition in additions for samples in addition.images.values() for sample in samples
+    ]
     content = content_hashes(added, memo)
     for addition in additions:
         hashed = hashlib.sha256(digest.encode())
-        for client, own in sorted(addition.images.items()):
-            for sample in own:
+        for client, samples in sorted(addition.images.items()):
+            for sample in samples:
                 what = [client, sample.category, sample.name, content[sample.path].hex()]
                 hashed.update(json.dumps(what).encode())
         digest = hashed.hexdigest()[:32]

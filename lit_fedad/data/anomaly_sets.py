@@ -39,9 +39,9 @@ def kolektor_sdd2(
         UserError: A folder or a mask is missing, or a mask cannot be read.
     """
     root = Path(root).expanduser()
-    left = LeftOut()
-    train, test = _samples(root / "train", left), _samples(root / "test", left)
-    left.warn(root)
+    skipped = LeftOut()
+    train, test = _samples(root / "train", skipped), _samples(root / "test", skipped)
+    skipped.warn(root)
     normal = [sample for sample in train if not sample.label]
     if len(normal) < len(train):
         warnings.warn(
@@ -51,8 +51,8 @@ def kolektor_sdd2(
     return ImageSet(name, tuple(normal), tuple(test))
 
 
-def _samples(folder: Path, left: LeftOut) -> list[Sample]:
-    files = images_in(folder, left)
+def _samples(folder: Path, skipped: LeftOut) -> list[Sample]:
+    files = images_in(folder, skipped)
     masks = {path.stem.removesuffix(_MASK): path for path in files if path.stem.endswith(_MASK)}
     images = [path for path in files if not path.stem.endswith(_MASK)]
     missing = [path for path in images if path.stem not in masks]

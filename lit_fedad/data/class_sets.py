@@ -88,12 +88,12 @@ def _drawn(
 
 
 def _arrays(
-    root: Path, source: Any, kept: Sequence[str], url: str, classes: Sequence[str] | None, **parts: Any
+    root: Path, source: Any, files: Sequence[str], url: str, classes: Sequence[str] | None, **parts: Any
 ) -> tuple[Sequence[str], Part, Part]:
     """Reads both parts of a set of arrays by torchvision."""
     ((key, values),) = parts.items()
     read: list[Part] = []
-    for file, value in zip(kept, values, strict=True):
+    for file, value in zip(files, values, strict=True):
         try:
             part = source(root, **{key: value}, download=False)
         except RuntimeError as error:
@@ -138,8 +138,8 @@ def _imagenette(root: Path) -> tuple[Sequence[str], Part, Part]:
         [root] if (root / "train").is_dir() else [f for f in sorted(root.glob("imagenette2*")) if f.is_dir()]
     )
     if len(folders) != 1:
-        found = ", ".join(folder.name for folder in folders) or "no folder imagenette2*"
-        raise UserError(f"{root}: holds {found}; unpack {IMAGENETTE_ADDRESS}, and give its folder as root")
+        listed = ", ".join(folder.name for folder in folders) or "no folder imagenette2*"
+        raise UserError(f"{root}: holds {listed}; unpack {IMAGENETTE_ADDRESS}, and give its folder as root")
     return (
         tuple(IMAGENETTE.values()),
         _class_folders(folders[0] / "train"),

@@ -37,20 +37,20 @@ def content_hashes(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, 
     hashes: dict[Path, bytes] = {}
     unknown: dict[Path, _Seen] = {}
     for path in dict.fromkeys(paths):
-        seen = _seen(path)
+        file_state = _seen(path)
         before = memo.get(str(path.absolute()))
-        if before is not None and before[0] == seen:
+        if before is not None and before[0] == file_state:
             hashes[path] = before[1]
         else:
-            unknown[path] = seen
+            unknown[path] = file_state
     if not unknown:
         return hashes
     now = time.time_ns()
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for (path, seen), digest in zip(unknown.items(), pool.map(_hash, unknown), strict=True):
+        for (path, file_state), digest in zip(unknown.items(), pool.map(_hash, unknown), strict=True):
             hashes[path] = digest
-            if not 0 <= now - seen[1] < _TICK_NS:
-                memo[str(path.absolute())] = (seen, digest)
+            if not 0 <= now - file_state[1] < _TICK_NS:
+                memo[str(path.absolute())] = (file_state, digest)
     _write_memo(memo_file, memo)
     return hashes
 

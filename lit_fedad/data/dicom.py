@@ -102,8 +102,8 @@ def _checked_frame(file: Any, page: int | None) -> int:
 
 def _prepare(file: Any, page: int) -> None:
     """Brings the words of a frame to the top, and takes away empty ones, which say nothing."""
-    for groups, own in (("SharedFunctionalGroupsSequence", 0), ("PerFrameFunctionalGroupsSequence", page)):
-        for group in (file.get(groups) or [])[own : own + 1]:
+    for groups, number in (("SharedFunctionalGroupsSequence", 0), ("PerFrameFunctionalGroupsSequence", page)):
+        for group in (file.get(groups) or [])[number : number + 1]:
             for part in ("FrameVOILUTSequence", "PixelValueTransformationSequence"):
                 for item in (group.get(part) or [])[:1]:
                     file.update(item)

@@ -41,9 +41,9 @@ _logger = logging.getLogger(__name__)
 
 def _read(file: Path) -> tuple[list[Tensor], int]:
     """Reads the layers of an image, float16 ``[C_l, H_l, W_l]`` each, and the checksum of what was written."""
-    with safe_open(file, "pt") as held:
-        layers = [held.get_tensor(name) for name in sorted(held.keys())]
-        return layers, int(held.metadata()["crc"])
+    with safe_open(file, "pt") as tensors:
+        layers = [tensors.get_tensor(name) for name in sorted(tensors.keys())]
+        return layers, int(tensors.metadata()["crc"])
 
 
 def _checksum(layers: Iterable[Tensor]) -> int:
@@ -382,8 +382,8 @@ def _read_pooled(file: Path, number: int, views: int) -> FrozenFeatures | None:
     return features
 
 
-def _write_pooled(file: Path, found: FrozenFeatures) -> None:
-    entries = {name: entry.contiguous() for name, entry in found._asdict().items() if entry is not None}
+def _write_pooled(file: Path, features: FrozenFeatures) -> None:
+    entries = {name: entry.contiguous() for name, entry in features._asdict().items() if entry is not None}
     try:
         with atomic(file) as partial:
             safetensors.torch.save_file(entries, partial)

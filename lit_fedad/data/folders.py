@@ -43,26 +43,26 @@ def folders(
         if folder in (*test_normal, *test_anomalous):
             raise UserError(f"{root / folder}: is given for training and for testing; use each folder once")
     product = name or root.absolute().name
-    left = LeftOut()
-    train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder, left)]
-    normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder, left)]
+    skipped = LeftOut()
+    train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder, skipped)]
+    normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder, skipped)]
     anomalous = [
         Sample(path, product, Path(folder).name, mask)
         for folder in test_anomalous
-        for path, mask in _masked(root / folder, root / masks if masks is not None else None, left)
+        for path, mask in _masked(root / folder, root / masks if masks is not None else None, skipped)
     ]
-    left.warn(root)
+    skipped.warn(root)
     images = ImageSet(product, tuple(train), (*normal, *anomalous))
     if not test_normal and train_share is not None:
         return split_normals(images, train_share, split_seed or 0)
     return resplit(images, split_seed)
 
 
-def _masked(folder: Path, masks: Path | None, left: LeftOut) -> Iterator[tuple[Path, Path | None]]:
+def _masked(folder: Path, masks: Path | None, skipped: LeftOut) -> Iterator[tuple[Path, Path | None]]:
     """The images of a defect, with their masks where there are some."""
-    images = images_in(folder, left)
+    images = images_in(folder, skipped)
     if masks is None:
         return zip(images, [None] * len(images), strict=True)
     if (nested := masks / folder.name).is_dir():
-        return zip(images, find_masks(nested, images, left, folder), strict=True)
+        return zip(images, find_masks(nested, images, skipped, folder), strict=True)
     return zip(images, find_masks(masks, images, LeftOut(), folder), strict=True)

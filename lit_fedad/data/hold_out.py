@@ -77,11 +77,11 @@ def hold_out(
         stages.append([sorted(set(stage) - out) for stage, out in zip(client_stages, held_out, strict=True)])
         calibration.append(tuple(sorted(chain.from_iterable(held_out))))
     if partition.stages is None:
-        rest = Partition.of_clients(stage for (stage,) in stages)
-        rest = replace(rest, reserved=partition.reserved)
+        remaining = Partition.of_clients(stage for (stage,) in stages)
+        remaining = replace(remaining, reserved=partition.reserved)
     else:
-        rest = Partition.in_stages(stages, partition.reserved, partition.schedule)
-    return replace(rest, calibration=tuple(calibration))
+        remaining = Partition.in_stages(stages, partition.reserved, partition.schedule)
+    return replace(remaining, calibration=tuple(calibration))
 
 
 def _held_out(
@@ -94,14 +94,14 @@ def _held_out(
     by_product: dict[str, dict[str, list[int]]] = {}
     for index in indices:
         by_product.setdefault(samples[index].category, {}).setdefault(groups[index], []).append(index)
-    held: set[int] = set()
+    reserved: set[int] = set()
     due = 0.0
     for members in by_product.values():
         due += share * sum(map(len, members.values()))
         names = list(members)
         for number in draw.permutation(len(names))[:-1]:
             together = members[names[number]]
-            if len(held) + len(together) / 2 > due:
+            if len(reserved) + len(together) / 2 > due:
                 break
-            held.update(together)
-    return held
+            reserved.update(together)
+    return reserved

@@ -66,10 +66,10 @@ def labelled_csv(
     good = {_whole(str(label)) for label in normal}
     named = good | {_whole(str(label)) for label in anomalous or ()}
     counts_by_image = _labels(table, id_column, label_column, named)
-    known = set().union(*counts_by_image.values())
-    bad = known - good if anomalous is None else {_whole(str(label)) for label in anomalous}
+    listed = set().union(*counts_by_image.values())
+    bad = listed - good if anomalous is None else {_whole(str(label)) for label in anomalous}
     for label in sorted(good | bad):
-        require_known(label, known, f"{table}: no '{label}' in column '{label_column}'")
+        require_known(label, listed, f"{table}: no '{label}' in column '{label_column}'")
 
     defects: dict[str, str] = {}
     for image, counts in counts_by_image.items():
@@ -122,15 +122,15 @@ def _whole(label: str) -> str:
 
 
 def _paths(
-    wanted: Collection[str], root: Path, folder: Path, table: Path, listed: Collection[str]
+    images: Collection[str], root: Path, folder: Path, table: Path, listed: Collection[str]
 ) -> dict[str, Path]:
     """The file of every image in the table; what the table does not list is left out."""
     files = images_in(folder)
     names = _names(files, root, folder)
-    found = {image: path for image in wanted if (path := _file(image, names, table)) is not None}
-    if missing := [image for image in wanted if image not in found]:
+    paths = {image: path for image in images if (path := _file(image, names, table)) is not None}
+    if missing := [image for image in images if image not in paths]:
         raise UserError(
-            f"{table}: no image '{missing[0]}' in {folder} ({len(missing)} of {len(wanted)} missing);"
+            f"{table}: no image '{missing[0]}' in {folder} ({len(missing)} of {len(images)} missing);"
             " add them, or remove their rows"
         )
     listed_files = {_file(image, names, table) for image in listed}
@@ -140,10 +140,10 @@ def _paths(
             stacklevel=3,
         )
     ids: dict[Path, str] = {}
-    for image, path in found.items():
+    for image, path in paths.items():
         if (other := ids.setdefault(path, image)) != image:
             raise UserError(f"{table}: '{other}' and '{image}' both are {path}; write each image in one way")
-    return found
+    return paths
 
 
 def matches(ids: Sequence[str], files: Sequence[Path], root: Path, images: str) -> bool:
@@ -163,9 +163,9 @@ def _names(files: Sequence[Path], root: Path, folder: Path) -> _Names:
     """What files may be called, most exact first: paths, name, both without suffix, number without leading zeros."""
     names: _Names = [{} for _ in range(6)]
     for path in files:
-        whole, below = path.relative_to(root).as_posix(), path.relative_to(folder)
+        full, below = path.relative_to(root).as_posix(), path.relative_to(folder)
         number = str(int(path.stem)) if path.stem.isdecimal() else path.stem
-        words = (whole, below.as_posix(), path.name, below.with_suffix("").as_posix(), path.stem, number)
+        words = (full, below.as_posix(), path.name, below.with_suffix("").as_posix(), path.stem, number)
         for kind, word in zip(names, words, strict=True):
             kind.setdefault(normalize("NFC", word), []).append(path)
     return names

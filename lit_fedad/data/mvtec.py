@@ -53,14 +53,14 @@ def mvtec_mixture(
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that holds the product folders")
 
-    left = LeftOut()
+    skipped = LeftOut()
     train: list[Sample] = []
     test: list[Sample] = []
     folders = _product_folders(root, products)
     for product, folder in folders.items():
-        train += _train_samples(folder, product, left)
-        test += _test_samples(folder, product, left)
-    left.warn(root)
+        train += _train_samples(folder, product, skipped)
+        test += _test_samples(folder, product, skipped)
+    skipped.warn(root)
     default_name = next(iter(folders)) if len(folders) == 1 else root.resolve().name
     return resplit(ImageSet(name or default_name, tuple(train), tuple(test)), split_seed)
 
@@ -110,21 +110,23 @@ def _unknown_product(root: Path, product: str) -> str:
     return f"{root}: no product folder '{product}'; {hint}"
 
 
-def _train_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
+def _train_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
     good = folder / "train" / "good"
     if not good.is_dir():
         raise UserError(f"{folder}: no train/good; put the normal training images there (MVTec layout)")
-    left.add("outside of train/good", [path for path in entries(folder / "train") if path != good])
-    return [Sample(path, product) for path in images_in(good, left)]
+    skipped.add("outside of train/good", [path for path in entries(folder / "train") if path != good])
+    return [Sample(path, product) for path in images_in(good, skipped)]
 
 
-def _test_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
+def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
     defects = [path for path in entries(folder / "test") if path.is_dir()]
     if not defects:
         raise UserError(
             f"{folder}: no folder test/good or test/<defect>; put the test images there (MVTec layout)"
         )
-    left.add("beside the folders of test", [path for path in entries(folder / "test") if not path.is_dir()])
+    skipped.add(
+        "beside the folders of test", [path for path in entries(folder / "test") if not path.is_dir()]
+    )
     for path in defects:
         if path.name != "good" and path.name.casefold() in NORMAL_NAMES:
             raise UserError(f"{path}: normal test images lie in a folder called good; rename it")
@@ -133,9 +135,9 @@ def _test_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
     masked = folder / "ground_truth"
     samples = []
     for defect in defects:
-        images = images_in(defect, left)
+        images = images_in(defect, skipped)
         if masked.is_dir() and defect.name != "good":
-            masks = find_masks(masked / defect.name, images, left, defect)
+            masks = find_masks(masked / defect.name, images, skipped, defect)
         else:
             masks = [None] * len(images)
         samples += [
@@ -143,9 +145,9 @@ def _test_samples(folder: Path, product: str, left: LeftOut) -> list[Sample]:
         ]
     names = {path.name for path in defects}
     parts = ("train", "test", "ground_truth")
-    left.add(
+    skipped.add(
         "beside train and test",
         [path for path in entries(folder) if path.is_dir() and path.name not in parts],
     )
-    left.add("masks of no images", [path for path in entries(masked) if path.name not in names])
+    skipped.add("masks of no images", [path for path in entries(masked) if path.name not in names])
     return samples

@@ -141,8 +141,10 @@ class Partition:
         reserved = _whole_numbers(content.get("reserved", []), f"{path}: reserved")
         calibration = _calibration(content, len(clients), path)
         if "clients" in content:
-            own = [_whole_numbers(own, f"{path}: client {client}") for client, own in enumerate(clients)]
-            return cls(tuple(map(_ascending, own)), reserved=_ascending(reserved), calibration=calibration)
+            images = [
+                _whole_numbers(images, f"{path}: client {client}") for client, images in enumerate(clients)
+            ]
+            return cls(tuple(map(_ascending, images)), reserved=_ascending(reserved), calibration=calibration)
         for client, stages in enumerate(clients):
             if not isinstance(stages, list) or not stages:
                 raise UserError(f"{path}: client {client} has no list of stages; write one list a stage")

@@ -54,28 +54,28 @@ def product_folders(
         )
     learnt: list[Sample] = []
     tested: list[Sample] = []
-    left = LeftOut()
+    skipped = LeftOut()
     for product in choose_products(products, names, root):
         folder = root / product
-        learnt += [Sample(path, product) for path in images_in(_present(folder, train), left)]
-        tested += [Sample(path, product) for path in images_in(_present(folder, normal), left)]
+        learnt += [Sample(path, product) for path in images_in(_present(folder, train), skipped)]
+        tested += [Sample(path, product) for path in images_in(_present(folder, normal), skipped)]
         defects = {defect: forms for defect, forms in anomalous.items() if _any(folder, forms)}
         if not defects:
-            wanted = " or ".join(form for forms in anomalous.values() for form in forms)
-            raise UserError(f"{folder}: no {wanted}; unpack the download again")
+            forms_listed = " or ".join(form for forms in anomalous.values() for form in forms)
+            raise UserError(f"{folder}: no {forms_listed}; unpack the download again")
         for defect, forms in defects.items():
             defect_folder = _present(folder, forms)
-            paths = images_in(defect_folder, left)
+            paths = images_in(defect_folder, skipped)
             place = folder / masks[defect] if defect in masks else None
             if place is None or not place.is_dir():
                 tested += [Sample(path, product, defect) for path in paths]
             elif saturation is None:
-                marks = zip(paths, find_masks(place, paths, left, defect_folder), strict=True)
+                marks = zip(paths, find_masks(place, paths, skipped, defect_folder), strict=True)
                 tested += [Sample(path, product, defect, mask) for path, mask in marks]
             else:
                 areas = _found(folder / saturation)
                 tested += [Sample(path, product, defect, _found(place / path.stem), areas) for path in paths]
-    left.warn(root)
+    skipped.warn(root)
     return ImageSet(name, tuple(learnt), tuple(tested))
 
 

@@ -110,16 +110,16 @@ class LongTailedStages:
         The server's images and those that a long tail keeps do not depend on clients, classes and stages.
         """
         rng = numpy_generator(seed, "partition")
-        piles = {name: rng.permutation(own) for name, own in _in_order(image_set).items()}
+        piles = {name: rng.permutation(images) for name, images in _in_order(image_set).items()}
         self._check_classes({name: len(pile) for name, pile in piles.items()}, image_set.name)
         reserved = np.concatenate([pile[: self.server_labelled] for pile in piles.values()])
-        left = [pile[self.server_labelled :] for pile in piles.values()]
-        sizes = long_tail([len(pile) for pile in left], self.imbalance)
-        tail = [pile[:size] for pile, size in zip(left, sizes, strict=True)]
+        others = [pile[self.server_labelled :] for pile in piles.values()]
+        sizes = long_tail([len(pile) for pile in others], self.imbalance)
+        tail = [pile[:size] for pile, size in zip(others, sizes, strict=True)]
         stages = self._shares(tail, rng) if self.shards == "of_class" else self._equal_shards(tail, rng)
         smallest = self._smallest(stages)
         if self.equal_size:
-            stages = [[rng.permutation(stage)[:smallest].tolist() for stage in own] for own in stages]
+            stages = [[rng.permutation(part)[:smallest].tolist() for part in client] for client in stages]
         return Partition.in_stages(stages, reserved, self.schedule)
 
     def _shares(self, piles: Sequence[np.ndarray], rng: np.random.Generator) -> list[list[list[int]]]:
@@ -127,7 +127,7 @@ class LongTailedStages:
         stages: list[list[list[int]]] = [[[] for _ in range(length)] for length in self._lengths(rng)]
         holders: list[list[list[int]]] = [[] for _ in piles]
         for number in range(self.stages):
-            present = [own[number] for own in stages if number < len(own)]
+            present = [client_stages[number] for client_stages in stages if number < len(client_stages)]
             assigned = _assign(len(present), self.classes, len(piles), rng)
             for stage, classes in zip(present, assigned, strict=True):
                 for label in classes:
@@ -168,7 +168,9 @@ class LongTailedStages:
 
     def _smallest(self, stages: Sequence[Sequence[Sequence[int]]]) -> int:
         """Returns the size of the smallest stage, which must not be empty."""
-        size, client, stage = min((len(s), i, m) for i, own in enumerate(stages) for m, s in enumerate(own))
+        size, client, stage = min(
+            (len(s), i, m) for i, client_stages in enumerate(stages) for m, s in enumerate(client_stages)
+        )
         if not size:
             raise UserError(
                 f"partition: stage {stage} of client {client} is left without an image, for its classes have fewer"
@@ -238,13 +240,13 @@ class ProductsInTurn:
 def _assign(draws: int, size: int, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Draws sets of distinct classes; over all sets, how often two classes are drawn differs by at most one."""
     sets = []
-    left = np.empty(0, dtype=np.int64)
+    remaining = np.empty(0, dtype=np.int64)
     for _ in range(draws):
-        drawn, left = left[:size], left[size:]
+        drawn, remaining = remaining[:size], remaining[size:]
         if len(drawn) < size:
             fresh = rng.permutation(classes)
             more = fresh[~np.isin(fresh, drawn)][: size - len(drawn)]
-            drawn, left = np.concatenate([drawn, more]), fresh[~np.isin(fresh, more)]
+            drawn, remaining = np.concatenate([drawn, more]), fresh[~np.isin(fresh, more)]
         sets.append(drawn)
     return sets
 

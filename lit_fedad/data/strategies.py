@@ -65,7 +65,7 @@ class Dirichlet:
                 f" {even_split(int(totals.sum()), self.clients)}"
             )
         pieces = [np.split(indices, np.cumsum(row)[:-1]) for indices, row in zip(piles, counts, strict=True)]
-        return Partition.of_clients(np.concatenate(own) for own in zip(*pieces, strict=True))
+        return Partition.of_clients(np.concatenate(parts) for parts in zip(*pieces, strict=True))
 
     def _draw_counts(self, rng: np.random.Generator, totals: np.ndarray) -> np.ndarray:
         """Draws how many images of every category each client gets, int64 [categories, clients]."""

@@ -88,7 +88,7 @@ class StreamDataModule(FederatedDataModule):
         batch_size: int = 10,
         eval_batch_size: int = 32,
     ) -> None:
-        union = [[index for stage in own for index in stage] for own in stages]
+        union = [[index for stage in client_stages for index in stage] for client_stages in stages]
         super().__init__(train, test, union, batch_size, eval_batch_size)
         self.by_stage, self.rounds, self.schedule = stages, rounds, schedule
         self.timetable = Timetable(list(map(len, stages)), rounds, schedule)
@@ -103,7 +103,9 @@ class StreamDataModule(FederatedDataModule):
         """Returns the data that the clients hold in a round; its ``stages`` are their stages."""
         stages = self.timetable.stages(round)
         if self._now is None or self._now[0] != stages:
-            current = [own[stage] for own, stage in zip(self.by_stage, stages, strict=True)]
+            current = [
+                client_stages[stage] for client_stages, stage in zip(self.by_stage, stages, strict=True)
+            ]
             sizes = self.batch_size, self.eval_batch_size
             self._now = stages, FederatedDataModule(self.train, self.test, current, *sizes, stages)
         return self._now[1]
@@ -120,10 +122,10 @@ class LastStages(FederatedDataModule):
         batch_size: int = 10,
         eval_batch_size: int = 32,
     ) -> None:
-        union = [[index for stage in own for index in stage] for own in stages]
+        union = [[index for stage in client_stages for index in stage] for client_stages in stages]
         super().__init__(train, test, union, batch_size, eval_batch_size)
-        last = [own[-1] for own in stages]
-        numbers = [len(own) - 1 for own in stages]
+        last = [client_stages[-1] for client_stages in stages]
+        numbers = [len(client_stages) - 1 for client_stages in stages]
         self._now = FederatedDataModule(train, test, last, batch_size, eval_batch_size, numbers)
 
     def at(self, round: int) -> FederatedDataModule:

@@ -114,13 +114,13 @@ def _weave(rng: Generator, size: int, region: str) -> np.ndarray:
     warp_on_top = (np.floor(u) + np.floor(v)) % 4 < 2
     threads = rng.normal(0, 0.035, size=(2, 256))
 
-    def thread(across: np.ndarray, along: np.ndarray, shade: float, own: np.ndarray) -> np.ndarray:
+    def thread(across: np.ndarray, along: np.ndarray, shade: float, shades: np.ndarray) -> np.ndarray:
         number = np.floor(across)
         offset = 2 * (across - number) - 1
         arch = np.sin(np.pi * ((along + number) % 2 + 0.001) / 2)  # highest halfway over the two threads
         twist = 0.035 * np.sin(2 * np.pi * (2.6 * along + 0.9 * offset))
         return (
-            (shade + own[number.astype(int) % 256] + twist)
+            (shade + shades[number.astype(int) % 256] + twist)
             * np.sqrt(1 - 0.75 * offset**2)
             * (0.6 + 0.4 * arch)
         )

@@ -241,18 +241,18 @@ def vision(
             drawings[mask] = image
             test.append(Sample(image.path, product, image.defect, mask))
         test += [Sample(path, product) for path in good]
-    whole = ImageSet(name, tuple(train), tuple(test))
-    chosen = subset(whole, train_per_product, test_per_product, seed)
+    images = ImageSet(name, tuple(train), tuple(test))
+    chosen = subset(images, train_per_product, test_per_product, seed)
     write_masks({sample.mask: drawings[sample.mask] for sample in chosen.test if sample.mask})
     return chosen
 
 
 def _images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
     """The annotated images of ``train`` or ``val``, and the normal ones, with those that a person put into ``good``."""
-    images, good, left = read_coco(folder / _ANNOTATIONS), folder / "good", LeftOut()
+    images, good, skipped = read_coco(folder / _ANNOTATIONS), folder / "good", LeftOut()
     normal = [image.path for image in images if not image.annotations]
-    normal += find_images(good, left) if good.is_dir() else []
-    left.warn(good)
+    normal += find_images(good, skipped) if good.is_dir() else []
+    skipped.warn(good)
     return [image for image in images if image.annotations], normal
 
 
@@ -327,8 +327,8 @@ def coco(
             f"{root}: each of {len(anomalous)} images is annotated, and none is normal; add normal images"
         )
     write_masks(drawings)
-    whole = ImageSet(product, tuple(normal.values()), tuple(anomalous.values()))
-    return split_normals(whole, train_share, seed)
+    image_set = ImageSet(product, tuple(normal.values()), tuple(anomalous.values()))
+    return split_normals(image_set, train_share, seed)
 
 
 def image_folder(file: Path, root: Path) -> Path:

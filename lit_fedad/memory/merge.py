@@ -153,15 +153,17 @@ def merge_radii(
     Returns:
         Radii [slots]; those of slots without a patch are the root mean square of the others.
     """
-    offsets, at = nearest(torch.cat([own["memory"] for own in uploads]), merged, 1)
+    offsets, at = nearest(torch.cat([upload["memory"] for upload in uploads]), merged, 1)
     slots = at[:, 0]
-    radii, counts = (torch.cat([own[name] for own in uploads]).double() for name in ("radii", "counts"))
+    radii, counts = (torch.cat([upload[name] for upload in uploads]).double() for name in ("radii", "counts"))
     squares = radii.square() + offsets[:, 0].double().square()
     if min_images > 1:
         # Several vectors of a client may hold the same image: the most that one holds are surely different.
         images = torch.zeros(len(merged), dtype=torch.int64)
-        for own, place in zip(uploads, slots.split([len(own["memory"]) for own in uploads]), strict=True):
-            images += torch.zeros_like(images).scatter_reduce_(0, place, own["image_counts"], "amax")
+        for upload, place in zip(
+            uploads, slots.split([len(upload["memory"]) for upload in uploads]), strict=True
+        ):
+            images += torch.zeros_like(images).scatter_reduce_(0, place, upload["image_counts"], "amax")
         if (images >= min_images).any():
             away = (merged - merged[shared_slots(merged, images, min_images)]).double().square().sum(1)
             squares = squares + away[slots]

@@ -135,23 +135,23 @@ def fit_subspaces(
     """
     folds = folds_of(share)
     products = [sets[first : first + folds] for first in range(0, len(sets), folds)]
-    held = [own for own in products if all(part.count for part in own)]
-    centres, bases = zip(*(fit_subspace(own, share, shrinkage) for own in held), strict=True)
+    complete = [folded for folded in products if all(fold.count for fold in folded)]
+    centres, bases = zip(*(fit_subspace(folded, share, shrinkage) for folded in complete), strict=True)
     widest = max(basis.shape[1] for basis in bases)
     padded = [F.pad(basis, (0, widest - basis.shape[1])) for basis in bases]
     directions = torch.stack(padded)
     if length is not None:
-        directions *= length / _typical_residual([Moments.union(own) for own in held], bases)
+        directions *= length / _typical_residual([Moments.union(folded) for folded in complete], bases)
     return torch.stack(centres), directions
 
 
 def _typical_residual(products: Sequence[Moments], bases: Sequence[Tensor]) -> Tensor:
     """Computes the root mean square of residuals, from each product's moments and directions outside of it [C, R]."""
     squares = [
-        own.count * (basis.double() * (own.covariance @ basis.double())).sum()
-        for own, basis in zip(products, bases, strict=True)
+        moments.count * (basis.double() * (moments.covariance @ basis.double())).sum()
+        for moments, basis in zip(products, bases, strict=True)
     ]
-    mean = torch.stack(squares).sum() / sum(own.count for own in products)
+    mean = torch.stack(squares).sum() / sum(moments.count for moments in products)
     return mean.clamp(min=1e-12).sqrt().float()
 
 

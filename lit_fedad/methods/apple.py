@@ -144,9 +144,9 @@ class AppleClient(FedAvgClient):
             for name, core in trainable(self.task).items()
         }
 
-    def _cores(self, name: str, own: Tensor) -> Tensor:
-        cores = self.others[name].to(own)
-        return torch.cat([cores[: self.row], own[None], cores[self.row + 1 :]])
+    def _cores(self, name: str, weights: Tensor) -> Tensor:
+        cores = self.others[name].to(weights)
+        return torch.cat([cores[: self.row], weights[None], cores[self.row + 1 :]])
 
 
 class AppleServer(FedAvgServer):

@@ -166,9 +166,11 @@ class CReFFServer(FedAvgServer):
         )
         device = self.device
         classifier = torch.column_stack([self.auxiliary[WEIGHT], self.auxiliary[BIAS]]).to(device)
-        features, classes, wanted = (part.to(device) for part in (self.features[present], present, gradients))
+        features, classes, targets = (
+            part.to(device) for part in (self.features[present], present, gradients)
+        )
         matched, before, after = match(
-            features, classes, wanted, classifier, self.matching_steps, self.matching_rate
+            features, classes, targets, classifier, self.matching_steps, self.matching_rate
         )
         self.features = self.features.index_copy(0, present, matched.cpu())
         self.seen = self.seen.index_fill(0, present, True)

@@ -69,10 +69,10 @@ class AnchorCondenser(FedDMClient):
         """Normalises images that were sent as bytes [n, C, H, W]."""
         return (images / 255 - self.mean) / self.std
 
-    def initial_images(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    def initial_images(self, local: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
         """Draws pixels from a normal distribution by class and channel, of that class's pixels, cut to [0, 1]."""
         piles = []
-        for pile, count in zip(own.images.split(own.sizes), counts, strict=True):
+        for pile, count in zip(local.images.split(local.sizes), counts, strict=True):
             pixels = pile * self.std + self.mean
             mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)
             drawn = torch.randn(count, *pixels.shape[1:], generator=generator)

@@ -112,18 +112,18 @@ class FedDMClient(CondensedClient):
         Raises:
             UserError: If condensation diverges.
         """
-        own = self.images_by_class(loader)
+        local = self.images_by_class(loader)
         with frozen(self.task):
-            chances, facts = self.survey(own, fabric)
-            counts = [synthetic_images(size, self.share, self.minimum) for size in own.sizes]
-            synthetic, losses = own.images[:0], list[float]()
+            chances, facts = self.survey(local, fabric)
+            counts = [synthetic_images(size, self.share, self.minimum) for size in local.sizes]
+            synthetic, losses = local.images[:0], list[float]()
             if counts:
                 generator = self.context.generator("condensation")
                 with self.context.seeded("disturbance"):
                     synthetic, losses = self.condensation(
-                        self.initial_images(own, counts, generator),
+                        self.initial_images(local, counts, generator),
                         counts,
-                        own.images,
+                        local.images,
                         chances,
                         lambda real, fake: self.class_distance(real, fake, counts),
                         generator,
@@ -133,7 +133,7 @@ class FedDMClient(CondensedClient):
         pixels = self.synthetic * self.std + self.mean
         self._upload = {
             IMAGES: as_bytes(pixels) if self.quantize else pixels,
-            CLASSES: torch.tensor(own.classes, dtype=torch.int64),
+            CLASSES: torch.tensor(local.classes, dtype=torch.int64),
             COUNTS: torch.tensor(counts, dtype=torch.int64),
             **facts,
         }
@@ -176,16 +176,16 @@ class FedDMClient(CondensedClient):
         order = order[owned[labels[order]]]
         return OwnImages(images[order], owned.nonzero()[:, 0].tolist(), sizes[owned].tolist())
 
-    def survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
+    def survey(self, local: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
         """Returns each image's weight in draws, by class, and further entries of the client's message."""
-        return [torch.ones(size) for size in own.sizes], {}
+        return [torch.ones(size) for size in local.sizes], {}
 
-    def initial_images(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    def initial_images(self, local: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
         """Returns the images [sum(counts), C, H, W], sorted by class, that condensation begins with."""
         if self.init == "noise":
-            return torch.randn(sum(counts), *own.images.shape[1:], generator=generator)
+            return torch.randn(sum(counts), *local.images.shape[1:], generator=generator)
         chosen = []
-        for pile, count in zip(own.images.split(own.sizes), counts, strict=True):
+        for pile, count in zip(local.images.split(local.sizes), counts, strict=True):
             order = torch.randperm(len(pile), generator=generator)
             chosen.append(pile[order.repeat(-(-count // len(pile)))[:count]])
         return torch.cat(chosen)

@@ -181,9 +181,9 @@ class ImageCells(ProjectedSums):
         return {"cells": shares * sums["cells"] * len(sums["cells"]) ** 0.5 * CONSTANT / weight}
 
     @staticmethod
-    def merge(server: MomentsServer, found: Message) -> None:
+    def merge(server: MomentsServer, results: Message) -> None:
         """Keeps the means of cells [cells * cells, k], in the frame."""
-        server.moments = {**held_frame(server), "cells": found["cells"]}
+        server.moments = {**held_frame(server), "cells": results["cells"]}
 
 
 class ImageSpread(ImageProducts):
@@ -195,18 +195,18 @@ class ImageSpread(ImageProducts):
         return super()._parts(projected - cells[at])
 
     @staticmethod
-    def merge(server: Any, found: Message) -> None:
+    def merge(server: Any, results: Message) -> None:
         """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
         moments = server.moments
-        frame = moments["frame"] @ whitener(found, _LEAST)  # [d, k]
+        frame = moments["frame"] @ whitener(results, _LEAST)  # [d, k]
         # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
         upper = torch.linalg.qr(frame.T, mode="r").R
-        whole = upper.new_zeros(len(frame), len(frame))
-        whole[: len(upper)] = upper
+        square = upper.new_zeros(len(frame), len(frame))
+        square[: len(upper)] = upper
         back = torch.linalg.pinv(moments["frame"])  # [k, d]
         at = cell_of(server.task.grid, server.cells)
         centres = moments["centre"] + moments["cells"][at] @ back
-        server.tell(centres.float(), upper_triangle(whole.float()).repeat(len(at), 1))
+        server.tell(centres.float(), upper_triangle(square.float()).repeat(len(at), 1))
 
 
 class NoisedSpread(Projected):

@@ -196,9 +196,9 @@ class FedGenServer(CountingServer):
             counts: Images of each client and class [N, K].
             heads: Weight [K, C] and bias [K] of each client's output layer.
         """
-        seen = 1 + self.local_epochs * counts
-        shares = (seen / seen.sum(0)).float().to(self.device)
-        present = (seen.amax(0) > 1).nonzero()[:, 0]
+        smoothed = 1 + self.local_epochs * counts
+        shares = (smoothed / smoothed.sum(0)).float().to(self.device)
+        present = (smoothed.amax(0) > 1).nonzero()[:, 0]
         if not len(present) or not self.steps:
             return
         layers = [tuple(entry.float().to(self.device) for entry in head) for head in heads]

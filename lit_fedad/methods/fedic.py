@@ -121,10 +121,10 @@ class FEDICServer(FedAvgServer):
         task, count, device = self.task, len(labelled), self.launched.device
         batches = self._batches("auxiliary images", len(public), self.auxiliary_batch)
         drawn, auxiliary = batches.to(device).unique(return_inverse=True)
-        held = labelled.__getitems__(range(count))
+        labelled_batch = labelled.__getitems__(range(count))
         # Labelled images first; teachers process only the auxiliary images that are drawn.
-        images = torch.cat([held["image"], labelled.normalise(public[drawn.cpu()])]).to(device)
-        labels = held["label"].to(device)
+        images = torch.cat([labelled_batch["image"], labelled.normalise(public[drawn.cpu()])]).to(device)
+        labels = labelled_batch["label"].to(device)
         if isinstance(task.encoder, FrozenEncoder):  # what is trained begins behind its features
             task.to(device)
             images = torch.cat([task.encoder.features(part) for part in images.split(_FROZEN_BATCH)])
@@ -159,7 +159,7 @@ class FEDICServer(FedAvgServer):
         task.load_state_dict(self.weights, strict=False)
         distilling = self._train(
             task,
-            lambda seen, batch: 0.5 * soft(seen) + 0.5 * hard(batch),
+            lambda unlabelled, batch: 0.5 * soft(unlabelled) + 0.5 * hard(batch),
             auxiliary,
             self._batches("teaching images", count, self.labelled_batch),
         )

@@ -123,30 +123,30 @@ class FedVCKClient(FedDMClient):
             self.ended = self.synthetic
         return losses
 
-    def initial_images(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    def initial_images(self, local: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
         """Returns those of FedDM, or where the last round ended."""
-        start = super().initial_images(own, counts, generator)
+        start = super().initial_images(local, counts, generator)
         return self.ended if self.go_on and self.ended.shape == start.shape else start
 
-    def survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
+    def survey(self, local: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
         """Returns images' weights by importance, and each class's mean logits under the received weights."""
-        logits = self._logits(own.images, {}, fabric)
-        labels = torch.tensor(own.classes, dtype=torch.int64).repeat_interleave(
-            torch.tensor(own.sizes, dtype=torch.int64)
+        logits = self._logits(local.images, {}, fabric)
+        labels = torch.tensor(local.classes, dtype=torch.int64).repeat_interleave(
+            torch.tensor(local.sizes, dtype=torch.int64)
         )
         weights = torch.ones(len(labels))
         if self.selection:
-            before = self._logits(own.images, self.previous, fabric) if self.previous else logits
+            before = self._logits(local.images, self.previous, fabric) if self.previous else logits
             weights = importance(logits, before, labels, self.alpha, self.bias)
-        means = [part.mean(0) for part in logits.split(own.sizes)]
+        means = [part.mean(0) for part in logits.split(local.sizes)]
         prototypes = torch.stack(means) if means else logits[:0]
         if self.ranks:
             prototypes = ranks_of(prototypes)
-        sizes = torch.tensor(own.sizes, dtype=torch.int64)
+        sizes = torch.tensor(local.sizes, dtype=torch.int64)
         enough = sizes >= self.prototype_images
         facts = {PROTOTYPES: prototypes * enough[:, None], SIZES: sizes * enough}
         self._running = {name: buffer.clone() for name, buffer in self.task.named_buffers()}
-        return [self._chances(part) for part in weights.split(own.sizes)] if own.sizes else [], facts
+        return [self._chances(part) for part in weights.split(local.sizes)] if local.sizes else [], facts
 
     def _chances(self, weights: Tensor) -> Tensor:
         """Returns the probability of each image of a class, from their importance [n] (FedVCK Eq. 8)."""

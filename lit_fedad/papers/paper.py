@@ -196,8 +196,8 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     endings = {row.label: row.ending for row in (*table.rows, *table.beyond)}
     outcomes = [
         Outcome(row, column, run.seed, str(run.files), run.result, None, endings[row])
-        for (row, column), own in complete.items()
-        for run in own
+        for (row, column), cells in complete.items()
+        for run in cells
     ]
     table = replace(table, rows=shown(table.rows), beyond=shown(table.beyond))
     return FilledTable(name, table, columns, outcomes, complete)

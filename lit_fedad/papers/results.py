@@ -52,7 +52,7 @@ class TableResults:
 
     def __init__(self, name: str, table: Table, runs: Sequence[PlannedRun], out: Path) -> None:
         chosen = {run.row for run in runs}
-        rows, beyond = ([row for row in own if row.label in chosen] for own in (table.rows, table.beyond))
+        rows, beyond = ([row for row in part if row.label in chosen] for part in (table.rows, table.beyond))
         self.name, self._table, self._cells = name, replace(table, rows=rows, beyond=beyond), runs
         self._endings = {row.label: row.ending for row in (*table.rows, *table.beyond)}
         # The paper's numbers belong to its settings, or to its data whatever preset they were chosen by.
@@ -261,7 +261,7 @@ def report_forms(
     cells = [
         {k: v for column in columns for k, v in _cells(table, row, column, common).items()} for row in rows
     ]
-    lines = [Line.of([row.label, *own.values()]) for row, own in zip(rows, cells, strict=True)]
+    lines = [Line.of([row.label, *values.values()]) for row, values in zip(rows, cells, strict=True)]
     notes = [f"The paper's: {table.source}.", _CAPTIONS[table.cells], " ".join(table.note.split())]
     grid = Grid("", [table.rows_are, *cells[0]], lines, list(filter(None, notes)))
     files = [out / f"{name}.md", out / f"{name}.csv"]

@@ -138,16 +138,16 @@ class PaDiM(PatchTask):
             counts, mean = moments.count[at, None, None].double(), moments.mean[at, :, None].double()
             scatter, factors = moments.covariances(at) * counts, {}
             for features, distances in zip(group, squares, strict=True):
-                rest = counts - len(features)
-                freedom = (rest - 1).clamp(min=1)
+                remaining = counts - len(features)
+                freedom = (remaining - 1).clamp(min=1)
                 if len(features) not in factors:
                     spread = scatter.clone()
                     spread.diagonal(dim1=1, dim2=2).add_(self.regularisation * freedom[:, 0])
                     factors[len(features)] = _factor(spread)
                 offsets = features[:, at].permute(1, 2, 0).double() - mean
                 whitened = torch.linalg.solve_triangular(factors[len(features)], offsets, upper=False)
-                left_out = _left_out(whitened, rest) * freedom[:, 0]
-                distances[:, at] = left_out.masked_fill(rest[:, 0] < 1, torch.nan).T
+                left_out = _left_out(whitened, remaining) * freedom[:, 0]
+                distances[:, at] = left_out.masked_fill(remaining[:, 0] < 1, torch.nan).T
         return squares
 
     def load_gaussians(self, centres: Tensor, whiteners: Tensor) -> None:
@@ -203,20 +203,20 @@ def _factor(matrices: Tensor) -> Tensor:
     return factors.masked_fill_((failed > 0)[..., None, None], torch.nan)
 
 
-def _left_out(whitened: Tensor, rest: Tensor) -> Tensor:
+def _left_out(whitened: Tensor, remaining: Tensor) -> Tensor:
     """Computes ``diag((I - P)^-1) - 1 - 1/r`` of leverages ``P = W^T W + 1/n``; see `PaDiM.scores_without`.
 
     Args:
         whitened: Vectors W [P, d, k].
-        rest: Numbers r of other vectors [P, 1, 1]; n is r + k.
+        remaining: Numbers r of other vectors [P, 1, 1]; n is r + k.
     """
     channels, count = whitened.shape[1:]
     if count <= channels:
         identity = torch.eye(count, dtype=whitened.dtype)
-        root = _factor(identity - whitened.mT @ whitened - 1 / (rest + count))
+        root = _factor(identity - whitened.mT @ whitened - 1 / (remaining + count))
         inverse = torch.linalg.solve_triangular(root, identity, upper=False)
-        return (inverse.square().sum(1) - 1 - 1 / rest[:, 0]).clamp(min=0)
+        return (inverse.square().sum(1) - 1 - 1 / remaining[:, 0]).clamp(min=0)
     # The same with a matrix [d, d], which is smaller.
-    shifted = whitened + whitened.sum(2, keepdim=True) / rest
+    shifted = whitened + whitened.sum(2, keepdim=True) / remaining
     root = _factor(torch.eye(channels, dtype=whitened.dtype) - shifted @ whitened.mT)
     return torch.linalg.solve_triangular(root, shifted, upper=False).square().sum(1)

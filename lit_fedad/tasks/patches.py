@@ -218,16 +218,16 @@ class PatchTask(StandardisedTask):
             kinds: Number of kinds, each with sets of its own; sets are returned kind by kind.
         """
         tallies = [[Tally(self.channels) for _ in range(folds)] for _ in range(kinds)]
-        seen = [0] * kinds
+        vectors_seen = [0] * kinds
 
         def add(batch: Mapping[str, Any]) -> None:
             features = self.embed(batch, average_pool=average_pool)
             for kind in range(kinds):
                 chosen = features if kinds == 1 else features[batch["product"] == kind]
                 for fold in range(folds):
-                    part = chosen[(fold - seen[kind]) % folds :: folds]
+                    part = chosen[(fold - vectors_seen[kind]) % folds :: folds]
                     tallies[kind][fold].add(part.flatten(0, 1))
-                seen[kind] += len(chosen)
+                vectors_seen[kind] += len(chosen)
 
         if folds:
             for _ in map_batches(self, loader, add):

@@ -94,19 +94,6 @@ def test_features_are_standardised_by_the_clients_own_data(federate, make_task, 
         torch.testing.assert_close(own["scale"], patches.std(0, correction=0) + 1e-5)
 
 
-def test_the_bank_follows_the_clients_own_weights(federate, make_task, make_loader):
-    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    played = federate(LocalClient, task=make_task(), data=data)
-    for client, loader in data.items():
-        for report in played.history[1:]:
-            predicts = report.metrics[client]
-            task = make_task().eval()
-            weights = {name: entry for name, entry in predicts.items() if name.startswith("head.")}
-            task.load_state_dict(weights, strict=False)
-            task.refresh(loader, Context(0, 0, client), first=True)
-            assert torch.equal(predicts["memory"], task.memory)
-
-
 def test_an_absent_client_stands_still(federate, make_classifier, make_points, exactly):
     data = {client: make_points(4, seed=client) for client in range(3)}
     played = federate(LocalClient, task=make_classifier(), data=data, rounds=4, fraction=0.34)

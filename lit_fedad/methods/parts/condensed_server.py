@@ -146,8 +146,8 @@ class CondensedServer(FedAvgServer):
     def _distance(self, last: Knowledge, new: Knowledge, weights: Message) -> float:
         """Computes the mean MMD^2 between two rounds' features over their common classes (FedVCK, appendix)."""
         sides = [(self._features(part.images, weights), part.labels) for part in (last, new)]
-        both = set(last.labels.tolist()) & set(new.labels.tolist())
-        pairs = [[features[labels == label] for features, labels in sides] for label in sorted(both)]
+        classes = set(last.labels.tolist()) & set(new.labels.tolist())
+        pairs = [[features[labels == label] for features, labels in sides] for label in sorted(classes)]
         distances = [float(mmd(before, after, "gaussian")) for before, after in pairs]
         return sum(distances) / len(distances) if distances else math.nan
 

@@ -79,10 +79,10 @@ def apply_in_chunks(
     Returns:
         The function's values by chunk, in the order of the images.
     """
-    given = {name: entry.to(task.device) for name, entry in weights.items()}
+    moved = {name: entry.to(task.device) for name, entry in weights.items()}
     with evaluating(task):
         return with_weights(
-            task, given, lambda _: [function(part.to(task.device)) for part in images.split(_CHUNK)]
+            task, moved, lambda _: [function(part.to(task.device)) for part in images.split(_CHUNK)]
         )
 
 

@@ -104,15 +104,15 @@ class ImageSlots(ProjectedSums):
         return {"shown": shown, "counts": counts, "steps": steps, "squares": means}
 
     @staticmethod
-    def merge(server: Any, found: Message) -> None:
+    def merge(server: Any, results: Message) -> None:
         """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""
-        moments, shown = server.moments, found["shown"]
-        slots = torch.where(shown[:, None], moments["slots"] + found["steps"], moments["slots"])
+        moments, shown = server.moments, results["shown"]
+        slots = torch.where(shown[:, None], moments["slots"] + results["steps"], moments["slots"])
         place = shared_slots(slots, shown.long(), 1)
-        radii = moments["unit"] * found["squares"].sqrt()
+        radii = moments["unit"] * results["squares"].sqrt()
         server.known = _bank(moments, slots[place], radii[place])
         server.latest = {"shown_slots": float(shown.sum())}
-        split = slots[split_fullest(found["counts"], shown)]
+        split = slots[split_fullest(results["counts"], shown)]
         apart = copies_apart(split.float(), server.context.common.generator("copies"))
         server.moments = {**moments, "slots": apart.double()}
 
@@ -121,9 +121,9 @@ class FirstSlots(LastProducts):
     """The products to which the subspace is fitted, and from which the first slots are drawn."""
 
     @staticmethod
-    def merge(server: Any, found: Message) -> None:
+    def merge(server: Any, results: Message) -> None:
         """Fits the subspace, and draws slots."""
-        LastProducts.merge(server, found)
+        LastProducts.merge(server, results)
         product, outside = server.moments["product"], server.moments["outside"]
         moments = Moments(1, torch.zeros_like(product[0]), product)
         slots = draw_slots(moments, {}, server.slots, server.context.generator("memory")).double()
@@ -164,17 +164,17 @@ class NoisedSlots(Projected):
         super().receive(client, message)
 
 
-def _statistics(held: Message) -> Message:
+def _statistics(moments: Message) -> Message:
     """Computes what makes features of the model such as those of the frame A, but for a rotation: ``(A A^T)^(1/2)``."""
-    left, lengths, _ = torch.linalg.svd(held["frame"], full_matrices=False)
+    left, lengths, _ = torch.linalg.svd(moments["frame"], full_matrices=False)
     root = (left * lengths) @ left.T
-    centre = held["centre"].float()
+    centre = moments["centre"].float()
     return {"mean": centre, "scale": torch.ones_like(centre), "whitening": upper_triangle(root).float()}
 
 
-def _bank(held: Message, slots: Tensor, radii: Tensor) -> Message:
+def _bank(moments: Message, slots: Tensor, radii: Tensor) -> Message:
     """Computes the model's bank [K, C] of slots in the frame [K, k], by the rotation that `_statistics` leaves out."""
-    left, _, right = torch.linalg.svd(held["frame"], full_matrices=False)
+    left, _, right = torch.linalg.svd(moments["frame"], full_matrices=False)
     return {"memory": (slots @ right.T @ left.T).float().contiguous(), "radii": radii.float().contiguous()}
 
 

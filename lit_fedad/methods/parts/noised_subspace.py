@@ -110,7 +110,7 @@ class ProjectedSums(ABC):
 
     @staticmethod
     @abstractmethod
-    def merge(server: Any, found: Message) -> None:
+    def merge(server: Any, results: Message) -> None:
         """Stores on the server what `from_sums` computed."""
 
     @abstractmethod
@@ -163,10 +163,10 @@ class ImageMeans(ProjectedSums):
         return {"mean": CONSTANT * sums["mean"] / weight_of(sums, noise)}
 
     @staticmethod
-    def merge(server: MomentsServer, found: Message) -> None:
+    def merge(server: MomentsServer, results: Message) -> None:
         """Moves the centre to the mean, along the directions of the frame: others do not matter."""
         moments = held_frame(server)
-        moved = moments["centre"] + torch.linalg.pinv(moments["frame"]).T @ found["mean"]
+        moved = moments["centre"] + torch.linalg.pinv(moments["frame"]).T @ results["mean"]
         server.moments = {**moments, "centre": moved}
 
 
@@ -197,9 +197,9 @@ class ImageProducts(ProjectedSums):
         return {"product": without_negative(product), "noise": torch.tensor(spread, dtype=product.dtype)}
 
     @staticmethod
-    def merge(server: MomentsServer, found: Message) -> None:
+    def merge(server: MomentsServer, results: Message) -> None:
         """Rescales the frame, so that features vary alike in all of its directions."""
-        moments, rescaling = server.moments, whitener(found, _LEAST)
+        moments, rescaling = server.moments, whitener(results, _LEAST)
         server.moments = {**moments, "frame": moments["frame"] @ rescaling, "rescaling": rescaling}
 
 
@@ -207,12 +207,12 @@ class LastProducts(ImageProducts):
     """The same sum in rescaled coordinates, to which the subspace is fitted."""
 
     @staticmethod
-    def merge(server: MomentsServer, found: Message) -> None:
+    def merge(server: MomentsServer, results: Message) -> None:
         """Fits the subspace."""
         state = server.moments
         # Back from rescaled coordinates to those of the public frame, whose directions are orthogonal.
         back = torch.linalg.inv(state["rescaling"])
-        frame, product = state["frame"] @ back, back.T @ found["product"] @ back
+        frame, product = state["frame"] @ back, back.T @ results["product"] @ back
         moments = Moments(1, torch.zeros_like(product[0]), product)
         outside = residual_basis(moments, server.noised_share).double()
         state = {"centre": state["centre"], "frame": frame, "product": product / product.trace()}
@@ -293,15 +293,15 @@ class Projected(Exchange[MomentsClient, MomentsServer]):
         self.kind.merge(server, update.message)
 
 
-def whitener(found: Message, least: float) -> Tensor:
+def whitener(results: Message, least: float) -> Tensor:
     """Computes W such that vectors v of a second moment have one of about the identity as ``v W``.
 
     Args:
-        found: The second moment ``product`` [k, k], or a multiple, and the length ``noise`` of noise in it.
+        results: The second moment ``product`` [k, k], or a multiple, and the length ``noise`` of noise in it.
         least: Share of the mean variance that is added to each direction's, beside `SOFTNESS` of the noise.
     """
-    product = found["product"]
-    softness = least * float(product.trace()) / len(product) + SOFTNESS * float(found["noise"])
+    product = results["product"]
+    softness = least * float(product.trace()) / len(product) + SOFTNESS * float(results["noise"])
     variances, directions = torch.linalg.eigh(product)
     return (directions / (variances.clamp(min=0) + softness).sqrt()) @ directions.T
 

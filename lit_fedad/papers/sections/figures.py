@@ -216,13 +216,13 @@ def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
 
 def _results(run: CompleteRun) -> dict[str, dict[str, Any]]:
     """Reads the single numbers and texts of each attack on a run, by the name of the attack."""
-    found: dict[str, Mapping[str, Any]] = {}
+    results: dict[str, Mapping[str, Any]] = {}
     if run.result.get("privacy"):
-        found["while training"] = run.result["privacy"]
-    found |= RunFolder(run.files).attacks()
+        results["while training"] = run.result["privacy"]
+    results |= RunFolder(run.files).attacks()
     return {
         attack: {k: v for k, v in values.items() if isinstance(v, (int, float, str)) and k != "attack"}
-        for attack, values in found.items()
+        for attack, values in results.items()
     }
 
 
@@ -234,8 +234,8 @@ def site_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
         for row in status_rows(status):
             heads = list(row)
             sites.append(Line.of([label, *row.values()], url))
-        for site, own in status.items():
-            troubles += [Line.of([label, site, line]) for line in own["troubles"]]
+        for site, entry in status.items():
+            troubles += [Line.of([label, site, line]) for line in entry["troubles"]]
     if sites:
         notes = ["Time: from order to answer. Bytes: of messages that were merged."]
         yield Grid("", ["run", *heads], sites, notes, texts=3)

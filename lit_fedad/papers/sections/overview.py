@@ -72,7 +72,7 @@ def _product_texts(runs: Sequence[CompleteRun], metric: str, products: Sequence[
     """Formats the mean over products, and the value of each, as means over runs."""
     by_run = [run.per_product(metric) for run in runs]
     means = [run.result["last"].get(metric, {}).get("product_mean") for run in runs]
-    for values in (means, *([own.get(product) for own in by_run] for product in products)):
+    for values in (means, *([by_product.get(product) for by_product in by_run] for product in products)):
         defined = [value for value in values if value is not None]
         yield format_metric(statistics.mean(defined)) if defined else UNKNOWN
 
