@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from lit_fedad.contracts import Task
-from lit_fedad.core.config import Config, compose
+from lit_fedad.core.config import Config, compose, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.data.datamodule import FederatedDataModule
@@ -181,31 +182,39 @@ def _configured(
 ) -> Config:
     """Composes the configuration of what `train` is given."""
     require("train", "lit_fedad.train")
+    if not isinstance(settings, Mapping | None):
+        raise UserError('settings: give values by key: {"rounds": 20, "image.size": 128}')
     given: dict[str, object] = {"method": method}
+    listed: tuple[Path, str] | None = None
     if data is not None:
         given["data"] = data
     if out is not None:
-        given["out"] = os.fspath(out)
+        given["out"] = out = str(Path(out).expanduser())
     if normal is not None:
         if data is not None:
             raise UserError("data= and normal= are both given; give one of them")
-        given |= {
-            "data": "path_lists",
-            "data.file": str(_write_list(normal, test, Path(out or "outputs"))),
-            "partition": "by_product",
-        }
+        listed = _image_list(normal, test, Path(out or "outputs"))
+        given |= {"data": "path_lists", "data.file": str(listed[0]), "partition": "by_product"}
     elif test is not None:
         raise UserError("test= needs normal=, the training images")
-    return compose([f"{key}={_value(value)}" for key, value in {**given, **(settings or {})}.items()])
+    config = compose(
+        [f"{key}={_value(value)}" for key, value in {**given, **flatten(settings or {})}.items()]
+    )
+    if listed is not None:
+        file, text = listed
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    return config
 
 
-def _write_list(
+def _image_list(
     normal: Paths | Mapping[str, Paths], test: Labelled | Mapping[str, Labelled] | None, folder: Path
-) -> Path:
-    """Writes the list of a run's images into a folder, under a name that follows from its content.
+) -> tuple[Path, str]:
+    """Returns the file of a run's list of images, whose name follows from its content, and its text.
 
     Raises:
-        UserError: If paths are no list, a client has no training images, or test images are of other clients.
+        UserError: If paths are no list or no files, a client has no training images, or test images are of other
+            clients.
     """
     by_client = _lists("normal", normal if isinstance(normal, Mapping) else {_ALONE: normal})
     if test is not None and not isinstance(test, Mapping):
@@ -224,11 +233,12 @@ def _write_list(
         if not isinstance(labelled, Mapping):
             raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
         tested[name] = _lists("test", labelled)
+    for paths in (*by_client.values(), *chain.from_iterable(own.values() for own in tested.values())):
+        if lost := [path for path in paths if not Path(path).expanduser().is_file()]:
+            raise UserError(f"{os.fspath(lost[0])}: no such image")
     text = list_text(by_client, tested)
-    file = folder.absolute() / f"images-{sha256(text.encode(errors='surrogateescape')).hexdigest()[:12]}.csv"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8", errors="surrogateescape")
-    return file
+    name = f"images-{sha256(text.encode(errors='surrogateescape')).hexdigest()[:12]}.csv"
+    return folder.absolute() / name, text
 
 
 def _lists(key: str, named: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -236,7 +246,11 @@ def _lists(key: str, named: Mapping[str, Any]) -> dict[str, list[Any]]:
     for paths in named.values():
         if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
             raise UserError(f"{key}: give a list of paths, not {paths!r}")
-    return {name: list(paths) for name, paths in named.items()}
+    lists = {name: list(paths) for name, paths in named.items()}
+    for path in chain.from_iterable(lists.values()):
+        if not isinstance(path, str | os.PathLike):
+            raise UserError(f"{key}: give paths of image files, not {type(path).__name__}")
+    return lists
 
 
 def _value(value: object) -> str:

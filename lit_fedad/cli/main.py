@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 
 from lit_fedad import __version__
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0, 2 for bad input (one line on stderr), 130 when interrupted, 143 when terminated.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = [_at_home(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     if given == ["--version"]:
         print(f"lit-fedad {__version__}")  # noqa: T201
         return 0
@@ -66,6 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             display.error(line)
             return 2
     return 0
+
+
+def _at_home(word: str) -> str:
+    """Expands the home folder behind ``key=``, where not every shell does."""
+    key, _, value = word.partition("=")
+    return f"{key}={Path(value).expanduser()}" if value.startswith("~/") else word
 
 
 def _call(name: str, words: Sequence[str], display: Display, explain: bool) -> None:

@@ -30,7 +30,7 @@ def check_regular(path: Path) -> None:
         OSError: It cannot be found.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path}: is no regular file (but a folder, pipe, socket or device); remove it")
+        raise UserError(f"{path}: is no regular file (but a folder, pipe, socket or device); leave it out")
 
 
 def read_json(path: Path) -> Any:

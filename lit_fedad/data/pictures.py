@@ -140,7 +140,7 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(f"{path}: no such image file; was it moved after the set was read?") from None
+        raise UserError(f"{path}: no such image file; was it moved?") from None
     # Pillow reports damage through exceptions of many kinds, a decompression bomb among them.
     except Exception as error:
         reason = " ".join(str(error).split())

@@ -65,7 +65,7 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
             image is a group of its own.
 
     Raises:
-        UserError: The share is out of range, the expression is none, or a path lacks it.
+        UserError: The share is out of range, the expression is none, a path lacks it, or no image is left to test.
     """
     if not 0 < train_share < 1:
         raise UserError(f"train_share={train_share}: give a number between 0 and 1")
@@ -84,7 +84,10 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
                 trained.update(healthy[place])
                 left -= len(healthy[place])
     train = tuple(sample for sample in images.train if sample in trained)
-    return ImageSet(images.name, train, (*(one for one in images.train if one not in trained), *images.test))
+    test = (*(one for one in images.train if one not in trained), *images.test)
+    if not test:
+        raise UserError(f"{images.name}: a single image cannot be trained on and tested; give at least two")
+    return ImageSet(images.name, train, test)
 
 
 def subset(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -218,6 +218,8 @@ class LiveDetector:
             return self._score([images])[0]
         if isinstance(images, np.ndarray | Tensor) and images.ndim < 4:
             return self._score([images])[0]
+        if not isinstance(images, Iterable):
+            images = [images]  # refused by its type
         return self._score(list(images))
 
     def _score(self, images: Sequence[ImageLike]) -> list[Scored]:
@@ -231,13 +233,12 @@ class LiveDetector:
     def _pixels(self, image: Any) -> Tensor:
         """Reads or converts one image to the input of the model, float32 [C, H, W]."""
         if isinstance(image, str | os.PathLike):
-            return self._opened.transform.image(Path(image))
+            return self._opened.transform.image(Path(image).expanduser())
         if isinstance(image, Tensor):
             image = _array(image)
         if isinstance(image, np.ndarray):
-            if image.dtype != np.uint8 or not (
-                image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3))
-            ):
+            grey = image.ndim == 2 or image.shape[2:] == (1,)
+            if image.dtype != np.uint8 or not image.size or not (grey or image.shape[2:] == (3,)):
                 raise UserError(
                     f"array of {image.dtype}, shape {list(image.shape)}: give uint8 [H, W] or [H, W, 3],"
                     " with values from 0 to 255"
@@ -298,7 +299,7 @@ def load_detector(
     Raises:
         UserError: If there is no such complete run, client or product, or the run learned classes.
     """
-    opened = open_client(os.fspath(run), client, version)
+    opened = open_client(str(Path(run).expanduser()), client, version)
     if opened.classifies:
         raise UserError(f"run={run}: it learned classes; lit-fedad predict writes them")
     return LiveDetector(opened, opened.rule(alpha, product))

@@ -124,7 +124,7 @@ def describe(run: Run) -> dict[str, str]:
     plan = run.federation.plan
     private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
     return {
-        "method": f"{config['method']['name']} ({config['method']['paper']})",
+        "method": f"{config['method']['name']} ({config['method']['paper'].removeprefix('none: ')})",
         **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
         **run.data.lines(),
         "images": size_in_words(config),

@@ -221,7 +221,7 @@ def build_datasets(
     samples = (*images.train, *images.test)
     batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
     if fabric.is_global_zero:
-        with all_cores(fabric), display.progress("Frozen features") as progress:
+        with all_cores(fabric), display.progress("Features of the frozen backbone") as progress:
             cache.fill(samples, batch_size, progress, fabric.device)
     fabric.barrier()
     if not fabric.is_global_zero:

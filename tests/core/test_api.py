@@ -15,6 +15,8 @@ from lit_fedad import api
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
 from lit_fedad.deployment.predict import predict
+from lit_fedad.experiment.finished_run import complete_run
+from lit_fedad.experiment.run_folder import RunFolder
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 SMALL = [
@@ -58,6 +60,14 @@ def test_the_code_of_the_page(tmp_path, monkeypatch):
     assert names["alone"].result["partition"]["sizes"] == [len(names["north"]) - 4]
 
 
+def test_a_run_is_opened_with_the_weights_that_it_took_without_a_question_to_the_hub(tiny_run, monkeypatch):
+    stored = RunFolder(tiny_run).config()
+    stored["backbone"] |= {"name": "resnet18", "weights": "auto"}
+    monkeypatch.setattr(RunFolder, "config", lambda self: stored)
+    taken = complete_run(str(tiny_run), None)[2]["backbone"]
+    assert (taken["name"], taken["weights"]) == (RunFolder(tiny_run).result()["backbone"]["name"], "random")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
     photo = next((tiny_run.parent / "data").rglob("test/scratch/*.png"))
@@ -81,7 +91,7 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
     assert opened.score == pytest.approx(from_file.score, rel=1e-5)
     for odd, message in ((array / 255, "give uint8"), (tensor * 2.0, "from 0 to 1"), (7, "int: give a path")):
         with pytest.raises(UserError, match=message):
-            detector([odd])
+            detector(odd)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +102,7 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
         ({"normal": {"north": []}}, "north has no training image"),
         ({"normal": {"north": ["a.png"]}, "test": {"good": ["b.png"]}}, "'good' is no client"),
         ({"normal": ["a.png"], "test": {"good": ["b.png"]}}, "a.png: no such image"),
+        ({"normal": [b"a.png"] * 5}, "normal: give paths of image files, not bytes"),
         ({"normal": "photos"}, "normal: give a list of paths, not 'photos'"),
         ({"normal": ["a.png"] * 5, "test": {"good": "b.png"}}, "test: give a list of paths, not 'b.png'"),
         ({"normal": ["a.png"] * 5, "test": ["b.png"]}, "test: give paths by label"),
@@ -99,4 +110,5 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
 )
 def test_bad_input_is_refused(given, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        lf.train(**given, out=tmp_path, settings={"tracking": "off"}, quiet=True)
+        lf.train(**given, out=tmp_path / "run", settings={"tracking": "off"}, quiet=True)
+    assert not list(tmp_path.iterdir())

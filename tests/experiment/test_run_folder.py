@@ -40,6 +40,22 @@ def test_a_claimed_folder_gives_the_configuration_back(tmp_path, config):
     assert {path.name for path in run.path.iterdir()} == {"config.yaml", "manifest.json"}
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_command_that_is_refused_leaves_nothing_and_one_that_computed_all_of_it(tmp_path, config, there):
+    run = RunFolder(tmp_path / "outputs" / "run")
+    if there:
+        run.path.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="refused"), run.begun(config):
+        raise UserError("refused")
+    assert sorted(tmp_path.rglob("*")) == before
+    with run.begun(config):
+        run.save_json("partition.json", {})
+    with pytest.raises(KeyboardInterrupt), run.begun(config):
+        raise KeyboardInterrupt
+    assert {"config.yaml", "partition.json"} <= {path.name for path in run.path.iterdir()}
+
+
 def test_a_folder_of_another_configuration_is_refused(tmp_path, config):
     run = RunFolder(tmp_path)
     run.claim(config)
