@@ -86,10 +86,12 @@ def save_threshold(view: RunView, client: int, product: str | None, threshold: f
         before = home.default_version()
         number = save_rate(home, rate)
         folder = home.choose_version(number)
-    limit = folder.calibration().rule(client, rate, product).threshold
+    rule = folder.calibration().rule(client, rate, product)
+    edges = rule.scores.edges
+    highest = ", the highest calibration score: above it no rate is lower" if threshold > edges[-1] else ""
     return (
         f"Version {number} is the default: at most {rate:.2%} false alarms, at all clients; here the threshold is"
-        f" {limit:.6g}. An exported detector keeps its own until it is exported again.",
+        f" {rule.threshold:.6g}{highest}. An exported detector keeps its own until it is exported again.",
         before,
     )
 

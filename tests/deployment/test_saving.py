@@ -41,11 +41,13 @@ def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     assert RunView.open(str(run)).shipped(0, None).threshold == limit
     choose_version(view, before)
     assert RunFolder(run).version(None).path == run
+    assert "no rate is lower" not in said
+    assert "no rate is lower" in save_threshold(view, 0, None, float(counts.edges[-1]) + 1)[0]
     with pytest.raises(UserError, match="alpha=1 must be above 0 and below 1"):
         save_threshold(view, 0, None, float(counts.edges[0]) - 1)
     with pytest.raises(UserError, match=r"alpha=0\.001: no client has calibration images enough"):
         update(UpdateOptions(str(run), alpha=0.001))
-    assert RunFolder(run).versions() == [0, 1]
+    assert RunFolder(run).versions() == [0, 1, 2]
 
 
 def test_the_page_s_buttons_save_and_undo(run, tmp_path):

@@ -64,19 +64,19 @@ class OperatorPage:
         """Builds the page."""
         with gr.Blocks(title=f"lit_fedad: {self.view.title}", analytics_enabled=False) as page:
             gr.Markdown(f"# {printable(self.view.title)}")
-            gr.HTML(self._health, elem_id="health")
+            health = gr.HTML(self._health, elem_id="health")
             with gr.Tab("Federation"):
                 self._federation()
             with gr.Tab("Site"):
-                self._site()
+                self._site(health)
             with gr.Tab("Gallery"):
-                self._gallery()
+                self._gallery(health)
             with gr.Tab("Try"):
                 self._try()
         return page
 
     def _health(self) -> str:
-        """Says in one line each whether images drift, sites failed and decisions were reviewed; at each visit."""
+        """Says in one line each whether images drift, sites failed and decisions were reviewed."""
         view = self.view
         troubles = len(view.troubles())
         failed = (
@@ -90,9 +90,11 @@ class OperatorPage:
         decides = (
             ("#D55E00", "Without decisions", f"{', '.join(silent)}: too few calibration images")
             if silent
-            else ("#009E73", "Decides", f"promised false alarms: at most {promised}")
+            else ("#009E73", "Decides", f"at most {promised} of normal images are called anomalous")
         )
-        lamps = [self._lamp(_NONE), _light(*failed), *([_light(*decides)] if rules else [])]
+        command = f"lit-fedad watch run={view.path} images=FOLDER"
+        drifts = self._lamp(_NONE) or f"Drift is not watched; this does: <code>{escape(command)}</code>"
+        lamps = [drifts, _light(*failed), *([_light(*decides)] if rules else [])]
         return "<br>".join([*lamps, escape(self._reviewed())])
 
     def _federation(self) -> None:
@@ -111,7 +113,7 @@ class OperatorPage:
         _table("Exchanges", view.rounds())
         _table("Failures and refusals", view.troubles())
 
-    def _site(self) -> None:
+    def _site(self, health: gr.HTML) -> None:
         view = self.view
         if not view.clients():
             gr.Markdown("This run has no calibration scores: it detects no anomalies, or is not complete.")
@@ -166,8 +168,12 @@ class OperatorPage:
                 return printable(str(error)), versions, gr.Button(interactive=True)
             return said, versions[:-1], gr.Button(interactive=len(versions) > 1)
 
-        save.click(keep, [client, product, threshold, before], [saved, before, back])
-        back.click(undo, before, [saved, before, back])
+        changes = (
+            save.click(keep, [client, product, threshold, before], [saved, before, back]),
+            back.click(undo, before, [saved, before, back]),
+        )
+        for change in changes:
+            change.then(self._health, outputs=health)
         inputs, outputs = [client, product, source, threshold, a_day], [lamp, words, drawn]
         for changed in (client, product):
             changed.change(move, [client, product], threshold).then(show, inputs, outputs)
@@ -177,7 +183,7 @@ class OperatorPage:
             view.clients()[0], _ALL, next(iter(tables), _NONE), first[2], 1000
         )
 
-    def _gallery(self) -> None:
+    def _gallery(self, health: gr.HTML) -> None:
         tables = [name for name in self.view.tables() if self._pictured(name, _WORST)]
         if not tables:
             gr.Markdown(
@@ -238,7 +244,8 @@ class OperatorPage:
         for changed in (source, order):
             changed.change(show, [source, order], [pictured, gallery, chosen, said, original, heatmap])
         for what, button in buttons.items():
-            button.click(partial(review, what=what), [pictured, chosen], said)
+            click = button.click(partial(review, what=what), [pictured, chosen], said)
+            click.then(self._health, outputs=health)
 
     def _reviewed(self) -> str:
         """Counts the reviews so far, in words."""
@@ -294,12 +301,12 @@ class OperatorPage:
         return round(low * step, 10), round(high * step, 10), round(value * step, 10)
 
     def _lamp(self, table: str) -> str:
+        """Says whether the images of a table drift, or else of another; empty where none are watched."""
         tables = self.view.tables()
         watched = [tables[table], *tables.values()] if table in tables else list(tables.values())
         found = next((row for row in map(drift, watched) if row), None)
         if found is None:
-            command = f"lit-fedad watch run={self.view.path} images=FOLDER"
-            return f"Drift: not watched. <code>{escape(command)}</code> does."
+            return ""
         if found["alarms"]:
             return _light(
                 "#D55E00", "Drift", f"alarms: {len(found['alarms'])}, first at image {found['alarms'][0]}."
