@@ -107,7 +107,7 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
         UserError: No layout is recognised; the line says what was seen, and what to give.
     """
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder; give the folder of your images as data.root")
+        raise UserError(f"{root}: no such folder; give the folder of your images")
     split = {"train_share": train_share, "seed": seed}
     _refuse_foreign(root)
     for look in (_annotated, _table, _mvtec, _divided, _classes, _flat):
