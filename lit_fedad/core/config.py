@@ -34,8 +34,8 @@ def fit_preset(
 ) -> None:
     """Fits a debug preset to the method and to the data.
 
-    The method's own numbers of passes and steps become the preset's ``inner_loops`` where they are larger, unless the
-    command gives them: ``given`` has its keys.
+    Numbers of the method become those that the preset's ``most`` has for the last word of their key (``epochs`` of
+    ``local_epochs``), where they are larger and the command does not give them: ``given`` has its keys.
 
     Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
     have and that are null. Images in memory keep the size that the data's ``size`` says, if it does. Classes that come
@@ -46,10 +46,11 @@ def fit_preset(
     }
     parts = [part for part in composed.data.values() if isinstance(part, DictConfig) and "_target_" in part]
     with open_dict(composed):
-        most = composed.pop("inner_loops", math.inf)
+        most = composed.pop("most", {})
         for key, value in flatten({"method": OmegaConf.to_container(composed.method, resolve=True)}).items():
-            if key.endswith(("epochs", "steps")) and key not in given and value is not None and value > most:
-                OmegaConf.update(composed, key, most)
+            word = re.split(r"[._]", key)[-1]
+            if word in most and key not in given and isinstance(value, int) and value > most[word]:
+                OmegaConf.update(composed, key, most[word])
         for part in parts:
             part.update({key: value for key, value in limits.items() if key in part and part[key] is None})
         for key in set(composed.data) - set(plain.data) - set(inspect.signature(reader).parameters):
