@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from lit_fedad.core.errors import UserError
 
@@ -29,6 +30,7 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = "" if durable else f".{os.getpid()}"
     partial = path.with_name(f".{path.name}{writer}.partial")
+    partial.unlink(missing_ok=True)  # in a folder from elsewhere a link may lie there
     try:
         yield partial
         if durable:
@@ -47,10 +49,25 @@ def write_secret(path: Path, content: bytes) -> None:
         OSError: If it cannot be written.
     """
     with atomic(path, durable=True) as partial:
-        partial.unlink(missing_ok=True)
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+
+
+def appended(path: Path) -> TextIO:
+    """Opens a file of text to write at its end, and no file that a link in its place leads to.
+
+    Raises:
+        OSError: If it is a link, or cannot be written.
+    """
+    return open(
+        path,
+        "a",
+        newline="",
+        encoding="utf-8",
+        errors="surrogateescape",
+        opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666),
+    )
 
 
 def sync(path: Path) -> None:

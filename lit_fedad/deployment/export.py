@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.exported import read_sheet, write_sheet
@@ -74,7 +75,8 @@ def write_checked(
     drafts = {name: folder / f".partial.{name}" for name in formats}
     try:
         for name, draft in drafts.items():
-            draft.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
             form = FORMATS[name]
             form.save(program, draft / form.files[0], *([normal] if form.by_images else []))
         exported = {
@@ -245,7 +247,8 @@ def export(
         sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
         facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
         card = destination / "model_card.md"
-        card.write_text(model_card(facts))
+        with atomic(card) as partial:
+            partial.write_text(model_card(facts))
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     files = [*(destination / name for file in written for name in file.files), how, sheet, card]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.input_files import check_regular, read_json
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.experiment.run_folder import RunFolder
@@ -99,7 +100,8 @@ def write_sheet(folder: Path, facts: Facts) -> Path:
     )
     sheet = replace(sheet, sha256={**formats_of_before(folder, sheet), **sheet.sha256})
     path = folder / SHEET
-    path.write_text(json.dumps({"format": _FORMAT, **asdict(sheet)}, indent=1))
+    with atomic(path) as partial:
+        partial.write_text(json.dumps({"format": _FORMAT, **asdict(sheet)}, indent=1))
     return path
 
 

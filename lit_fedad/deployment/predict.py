@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import appended
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.image_files import SOME, LeftOut, find_images
 from lit_fedad.data.transform import ImageTransform
@@ -126,8 +127,9 @@ def predict(
     scores = destination / "scores.csv"
     try:
         destination.mkdir(parents=True, exist_ok=True)
+        scores.unlink(missing_ok=True)
         with (
-            scores.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+            appended(scores) as file,
             display.progress(f"Scoring with {opened.title}") as progress,
         ):
             writer = csv.DictWriter(file, scorer.columns)

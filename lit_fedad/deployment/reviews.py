@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import appended
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.input_files import check_regular
 
@@ -47,7 +48,7 @@ def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", newline="", encoding="utf-8", errors="surrogateescape") as out:
+        with appended(file) as out:
             writer = csv.DictWriter(out, COLUMNS)
             if not out.tell():
                 writer.writeheader()

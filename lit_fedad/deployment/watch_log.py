@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, stored_bytes, stored_text
+from lit_fedad.core.files import appended, atomic, stored_bytes, stored_text
 from lit_fedad.core.text import csv_cell, printable
 
 COLUMNS = (
@@ -122,7 +122,7 @@ class WatchLog:
         """
         try:
             new = not self.images.exists()
-            with self.images.open("a", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            with appended(self.images) as file:
                 writer = csv.DictWriter(file, COLUMNS)
                 if new:
                     writer.writeheader()

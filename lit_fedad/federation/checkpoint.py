@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,9 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_stored, sha256, stored_text, sync
 from lit_fedad.core.unfolded import check_unfolded
 from lit_fedad.federation.round_report import RoundReport
+
+_MOST_UNFOLDED = 1 << 30
+"""Most bytes of tensors that may share what is stored of them, beside 16 times those of the file."""
 
 _ADVICE = "restore it from a copy, or begin anew with fresh=true"
 
@@ -57,13 +61,50 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
         check_stored(path)
         if digest is not None and sha256(path) != digest:
             raise UserError(f"{path}: changed since it was written; {advice}")
+        _check_archive(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
         check_unfolded(state)
+        _check_tensors(state, path.stat().st_size)
         return state
     except UserError:
         raise
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct or torch
         raise UserError(f"{path}: cannot be read ({_cause(error)}); {advice}") from error
+
+
+def _check_archive(path: Path) -> None:
+    """Refuses a file that would become longer as it is read.
+
+    Raises:
+        ValueError: If it would.
+    """
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+    if sum(part.file_size for part in parts) > path.stat().st_size:
+        raise ValueError("it is packed")
+
+
+def _check_tensors(state: Any, size: int) -> None:
+    """Refuses a state of tensors that are views of little, or have no values, and would fill the memory as copies.
+
+    Args:
+        state: The nested state.
+        size: Bytes of its file.
+
+    Raises:
+        ValueError: If it holds some.
+    """
+    parts, total = [state], 0
+    while parts:
+        part = parts.pop()
+        if isinstance(part, torch.Tensor):
+            if part.layout is not torch.strided or part.device.type != "cpu" or part.is_nested:
+                raise ValueError("a tensor is sparse, nested or empty")
+            total += part.nbytes
+        elif isinstance(part, (dict, list, tuple)):
+            parts += part.values() if isinstance(part, dict) else part
+    if total > 16 * size + _MOST_UNFOLDED:
+        raise ValueError("its tensors are larger than what is stored of them")
 
 
 def _cause(error: Exception) -> str:

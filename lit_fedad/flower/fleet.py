@@ -247,7 +247,9 @@ def _activate(
                     f"{address} refuses this site: its clock says {here}, the coordinator's"
                     f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
                 ) from None
-            if time.monotonic() > end or not ("2004" in cause or error.response.status_code == 403):
+            if error.response.status_code >= 500:  # the open port is there, and what is behind it not yet
+                end = time.monotonic() + _PATIENCE_S
+            elif time.monotonic() > end or not ("2004" in cause or error.response.status_code == 403):
                 raise UserError(
                     f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
                     " coordinator's operator keeps; send key.pub of this site"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from lit_fedad.contracts.disclosure import Kind
@@ -21,7 +22,7 @@ from lit_fedad.sites.own_noise import drawn_here, planned
 from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
 
 MEANINGS = {
-    Kind.COUNTS: "numbers of images, and of cases; nothing of what an image shows",
+    Kind.COUNTS: "numbers of images, and of cases; by bin of a score they tell how unusual single images look",
     Kind.SUMS: "totals over all images; single images cannot be told apart in them, where many stand behind",
     Kind.WEIGHTS: "the numbers of a trained model; experts can at times tell whether an image was learnt from",
     Kind.CLASS_STATISTICS: "averages over the images of one class; of few images they describe each of them",
@@ -31,6 +32,19 @@ MEANINGS = {
     Kind.IMAGES: "the images themselves",
 }
 """What kinds mean to a person who is not of the trade."""
+
+TERMS = {
+    "feature": "numbers by which a network describes an image or a part of it",
+    "patch": "a small part of an image",
+    "covariance": "how numbers vary together over many images or parts",
+    "variance": "how much a number varies",
+    "quantile": "the number that a given share of all numbers is below",
+    "logit": "numbers by which a model says how well an image fits each class",
+    "score": "a number by which the model says how unusual an image is",
+    "bin": "a narrow range of numbers, in which cases are counted",
+    "label": "whether an image is normal or not, or its class",
+}
+"""What other words mean."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +116,13 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         "",
         "What these words mean:",
         *(f"- {kind.words}: {MEANINGS[kind]}." for kind in Kind if kind in kinds),
+    ]
+    said = " ".join(lines)
+    lines += [f"- {term}: {meaning}." for term, meaning in TERMS.items() if re.search(rf"\b{term}", said)]
+    lines += [
         "",
+        "Scores: the coordinator chooses the model that scores; one that does not keep to the method can choose it so"
+        " that scores tell what single test images show.",
     ]
     if config["federation"].get("secure_sum"):
         lines.append("Messages are masked: the coordinator sees the sum over all sites alone.")

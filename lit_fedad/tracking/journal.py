@@ -20,6 +20,9 @@ Record = dict[str, Any]
 MAX_ITEMS = {"metrics": 1000, "params": 100, "tags": 100}
 """Number of values that one MLflow request takes, by the kind of record, so that one record is one request."""
 
+REJECTED = "rejected.jsonl"
+"""File of the records that a server has refused, beside the journal."""
+
 _MAX_NAME = 250
 _MAX_TEXT = 6000
 _MAX_DIGEST = 36
@@ -88,7 +91,7 @@ def journal_file(folder: Path) -> Path:
 
 
 def check_journal(folder: Path) -> None:
-    """Checks that the journal of a folder, if there is one, is a file of that folder.
+    """Checks that the journal of a folder and what servers refused of it, if there are any, are files of that folder.
 
     Raises:
         UserError: If it is a link, pipe or device, or its folder is a link.
@@ -96,8 +99,9 @@ def check_journal(folder: Path) -> None:
     path = journal_file(folder)
     if path.parent.is_symlink():
         raise UserError(f"{path.parent}: is a link, and no folder of this run")
-    if path.exists() or path.is_symlink():
-        check_stored(path)
+    for own in (path, path.with_name(REJECTED)):
+        if own.exists() or own.is_symlink():
+            check_stored(own)
 
 
 def complete_lines(file: BinaryIO) -> Iterator[bytes]:

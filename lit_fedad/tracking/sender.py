@@ -13,9 +13,9 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
-from lit_fedad.core.files import atomic, stored_text
+from lit_fedad.core.files import appended, atomic, stored_text
 from lit_fedad.core.text import redact, without_user
-from lit_fedad.tracking.journal import check_journal, complete_lines, journal_file, tracking_folder
+from lit_fedad.tracking.journal import REJECTED, check_journal, complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, connect, destination, one_line, open_run, results_page
 
 _logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class Sender:
 
     @property
     def _rejected(self) -> Path:
-        return self._files / "rejected.jsonl"
+        return self._files / REJECTED
 
     def _open_run(self) -> ServerRun:
         """Opens the run, and finds the position in the journal behind what the server has of it."""
@@ -209,7 +209,7 @@ class Sender:
             run.probe()
             time.sleep(0.1 * 2**attempt)
         if not self._abandoned.is_set():
-            with self._rejected.open("a") as file:
+            with appended(self._rejected) as file:
                 file.write(json.dumps({"cause": cause, "record": line.decode(errors="replace")}) + "\n")
             _logger.warning(
                 "tracking: %s refused a record, kept in %s: %s", self._shown, self._rejected, cause

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import stored_bytes, within
+from lit_fedad.core.files import appended, atomic, stored_bytes, within
 from lit_fedad.experiment.manifest import read_manifest
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import read_meta, read_state
@@ -46,6 +46,7 @@ READERS = {
     "meta.json": lambda path: read_meta(path.parent),
     "server.pt": lambda path: read_state(path, "0" * 64),
     "tracking/journal.jsonl": lambda path: Journal(path.parents[1]),
+    "tracking/rejected.jsonl": lambda path: Journal(path.parents[1]),
 }
 
 
@@ -60,6 +61,19 @@ def test_what_is_no_file_is_refused_in_one_line(tmp_path, name, kind):
     ) as told:
         READERS[name](path)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_is_written_goes_where_no_link_leads(tmp_path, durable):
+    (tmp_path / "own").write_text("kept")
+    writer = "" if durable else f".{os.getpid()}"
+    (tmp_path / f".result.json{writer}.partial").symlink_to(tmp_path / "own")
+    with atomic(tmp_path / "result.json", durable) as partial:
+        partial.write_text("of a run")
+    (tmp_path / "table").symlink_to(tmp_path / "own")
+    with pytest.raises(OSError, match="symbolic links"):
+        appended(tmp_path / "table")
+    assert [(tmp_path / name).read_text() for name in ("own", "result.json")] == ["kept", "of a run"]
 
 
 def test_a_file_of_any_size_is_not_read(tmp_path):

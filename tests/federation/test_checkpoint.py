@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import shutil
+import zipfile
 from collections import Counter
 
 import pytest
@@ -13,7 +14,7 @@ from helpers.damage import DAMAGES, Planted, damage
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256
 from lit_fedad.federation import checkpoint as module
-from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.checkpoint import Checkpoints, read_state
 from lit_fedad.federation.client_pool import ClientPool
 
 
@@ -72,6 +73,30 @@ def test_a_planted_file_runs_no_code(toy, saved, tmp_path, name):
     assert "\n" not in str(caught.value)
     assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "owned").exists()
+
+
+BOMBS = {
+    "repeated": torch.zeros(1).expand(1 << 20, 1 << 20),
+    "sparse": torch.sparse_coo_tensor(
+        torch.zeros(2, 0, dtype=torch.long), torch.zeros(0), (1 << 30, 1 << 30)
+    ),
+    "nowhere": torch.zeros(3, device="meta"),
+    "packed": torch.zeros(1 << 20),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_planted_file_fills_no_memory(tmp_path, kind):
+    path = tmp_path / "server.pt"
+    torch.save({"w": BOMBS[kind]}, path)
+    if kind == "packed":
+        with zipfile.ZipFile(path) as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in parts.items():
+                archive.writestr(name, content)
+    with pytest.raises(UserError, match="server.pt: cannot be read"):
+        read_state(path)
 
 
 def test_what_a_killed_process_had_no_time_to_remove_is_removed_by_the_next(toy, saved):

@@ -18,6 +18,7 @@ from flwr.supernode import fleet_http_connection
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import fleet, proxy
+from lit_fedad.flower.keys import write_site_key
 from lit_fedad.flower.messages import wrapped
 
 
@@ -88,3 +89,15 @@ def test_a_coordinators_answer_is_bounded_and_leads_nowhere(answer):
         with pytest.raises(httpx.HTTPError):
             client.PullMessages(PullMessagesRequest())
     assert asked == ["coordinator"]
+
+
+def test_a_site_waits_for_a_coordinator_that_is_about_to_start(monkeypatch, tmp_path):
+    """Its open port answers before what is behind it."""
+    write_site_key(tmp_path)
+    request = httpx.Request("POST", "https://coordinator")
+    answers = [httpx.Response(status, request=request) for status in (503, 502, 200)]
+    monkeypatch.setattr(fleet, "_sign_on_and_off", lambda *_: answers.pop(0).raise_for_status())
+    monkeypatch.setattr(fleet.time, "sleep", lambda _: None)
+    told = []
+    fleet._activate("coordinator", tmp_path / "ca.crt", tmp_path / "key", told.append)
+    assert told == [f"coordinator: HTTP {status}; trying again" for status in (503, 502)]
