@@ -212,14 +212,14 @@ STL10_CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monk
 
 _SVHN = {
     "source": SVHN,
-    "kept": ["train_32x32.mat", "test_32x32.mat"],
+    "files": ["train_32x32.mat", "test_32x32.mat"],
     "url": "http://ufldl.stanford.edu/housenumbers",
     "classes": tuple(map(str, range(10))),
     "split": ("train", "test"),
 }
 _STL10 = {
     "source": LabelledSTL10,
-    "kept": [STL10.base_folder] * 2,
+    "files": [STL10.base_folder] * 2,
     "url": STL10.url,
     "classes": STL10_CLASSES,
     "split": ("train", "test"),
