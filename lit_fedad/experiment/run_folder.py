@@ -84,7 +84,8 @@ class RunFolder:
         """Finds the folder of a finished or begun run.
 
         Raises:
-            UserError: If there is no such run, or another version wrote it.
+            UserError: If there is no such run, another version wrote it, or a folder in it is a link, through which
+                commands would write elsewhere.
         """
         if Path(run).is_dir():
             folder = Path(run)
@@ -95,6 +96,11 @@ class RunFolder:
                 raise UserError(f"run={run}: no such folder, and no tracked run: {error}") from error
         if not (folder / "config.yaml").exists():
             raise UserError(f"{folder}: not a run's folder (it holds no config.yaml)")
+        for inner in (folder / name for name in _FOLDERS):
+            if inner.is_symlink():
+                raise UserError(
+                    f"{inner}: is a link, and no folder of this run; put the folder itself in its place"
+                )
         found = cls(folder)
         found.config()
         return found

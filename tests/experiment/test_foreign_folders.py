@@ -152,3 +152,12 @@ def test_a_study_names_optunas_classes_alone(tmp_path, line):
     (tmp_path / "study.yaml").write_text("\n".join([*lines.values(), space]))
     with pytest.raises(UserError, match="a study names Optuna's samplers and pruners"):
         read_plan(str(tmp_path / "study.yaml"))
+
+
+@pytest.mark.parametrize("name", ["predictions", "watch", "checkpoints"])
+def test_a_folder_that_is_a_link_is_refused_in_one_line(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    (tmp_path / "run" / name).symlink_to(tmp_path)
+    with pytest.raises(UserError, match=f"{name}: is a link, and no folder of this run"):
+        RunFolder.find(str(tmp_path / "run"))
