@@ -1,7 +1,5 @@
 """The command ``federation``: the coordinator of machines that share nothing but messages."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Sequence

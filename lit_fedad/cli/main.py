@@ -1,7 +1,5 @@
 """The command line: ``lit-fedad COMMAND key=value ...``."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Image and pixel metrics of anomaly detectors, of all test images and of each product's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

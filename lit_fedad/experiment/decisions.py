@@ -1,7 +1,5 @@
 """Calibrates a run's decisions, and judges them on its test images."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

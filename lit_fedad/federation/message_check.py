@@ -1,7 +1,5 @@
 """Checks of messages: by their declared form, and by the size of their values among those of other clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

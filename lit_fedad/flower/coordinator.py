@@ -1,7 +1,5 @@
 """The processes that a coordinator starts: Flower's SuperLink, the open port, one run."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

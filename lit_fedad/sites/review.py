@@ -1,7 +1,5 @@
 """A federation in words: what it would take of a site, for the person who decides whether it may."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

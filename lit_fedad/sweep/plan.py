@@ -1,7 +1,5 @@
 """Reads study files: a base experiment, the searched keys, and the objectives."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Embedded images and their distances to densities, for figures and audits of semantic anomalies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
