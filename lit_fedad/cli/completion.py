@@ -1,5 +1,7 @@
 """The ``completion`` command: a script with which a shell completes commands, keys and choices."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from lit_fedad.cli.help import Command, configuration_keys

@@ -1,5 +1,7 @@
 """The ``data`` command: lists the data configurations, and checks whether a download is complete."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

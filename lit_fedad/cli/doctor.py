@@ -1,5 +1,7 @@
 """The ``doctor`` command: whether this machine has what the library needs."""
 
+from __future__ import annotations
+
 import os
 import platform
 import shutil

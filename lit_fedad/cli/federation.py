@@ -1,5 +1,7 @@
 """The command ``federation``: the coordinator of machines that share nothing but messages."""
 
+from __future__ import annotations
+
 import signal
 import sys
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """The help of the command line: all commands, or the keys of one."""
 
+from __future__ import annotations
+
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence

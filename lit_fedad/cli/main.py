@@ -1,5 +1,7 @@
 """The command line: ``lit-fedad COMMAND key=value ...``."""
 
+from __future__ import annotations
+
 import gc
 import os
 import signal

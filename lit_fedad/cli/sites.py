@@ -1,5 +1,7 @@
 """The command ``site``: a machine that answers a federation's coordinator with what its policy lets out."""
 
+from __future__ import annotations
+
 import signal
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """The commands about training: ``train``, ``options`` (of its configuration) and ``sync`` (of its records)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from lit_fedad.core.config import Config, choices, compose, config_groups

@@ -1,5 +1,7 @@
 """HTTP connections of an open port: who sends nothing is let go, so that nobody locks others out by waiting."""
 
+from __future__ import annotations
+
 import asyncio
 from typing import Any
 

@@ -1,5 +1,7 @@
 """A client's detector as a module from pixels to outputs, and as a graph."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram

@@ -1,5 +1,7 @@
 """Exports a trained detector as one file that needs none of this package: pixels in, scores and decisions out."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

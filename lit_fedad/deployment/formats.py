@@ -1,5 +1,7 @@
 """File formats of exported detectors: PyTorch's own, ONNX, and OpenVINO in half precision or eight bits."""
 
+from __future__ import annotations
+
 import logging
 import os
 import tempfile

@@ -1,5 +1,7 @@
 """A trained client of a complete run, opened to score images on disk or in memory."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The model card of an exported detector: what it is, what it is for, how good it is and how to use it."""
 
+from __future__ import annotations
+
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """Saves another promised rate of false alarms, and with it other thresholds, as a version of a detector."""
 
+from __future__ import annotations
+
 import math
 import shutil
 

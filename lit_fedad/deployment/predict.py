@@ -1,5 +1,7 @@
 """Uses a finished run: recomputes its metrics, and scores new images with one of its clients."""
 
+from __future__ import annotations
+
 import csv
 import hashlib
 import os

@@ -1,5 +1,7 @@
 """An exported detector, computed by ONNX Runtime: an image in, score, decision and heatmap out."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass
 from io import BytesIO

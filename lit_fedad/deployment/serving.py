@@ -1,5 +1,7 @@
 """``lit-fedad serve``: finds an exported detector, and answers HTTP requests with it."""
 
+from __future__ import annotations
+
 import asyncio
 import ipaddress
 import os

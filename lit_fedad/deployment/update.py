@@ -1,5 +1,7 @@
 """Folds new normal images into a trained detector that is made of sums, as a new version of it."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """What a detector says of new images before they become part of it, and after."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """Images that arrive over HTTP: how large they may be, and how they are read."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from email.message import Message
 from importlib.util import find_spec

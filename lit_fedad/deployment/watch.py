@@ -1,5 +1,7 @@
 """Watches a folder of images as it grows: scores what is new, and says when images drift from those of calibration."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """Accuracy of classifiers."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property

@@ -1,5 +1,7 @@
 """Evaluation of classifiers whose images come in stages (GLDP, evaluation metrics)."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Mapping, Sequence

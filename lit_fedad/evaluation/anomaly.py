@@ -1,5 +1,7 @@
 """Image and pixel metrics of anomaly detectors, of all test images and of each product's."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

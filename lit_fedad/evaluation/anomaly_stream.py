@@ -1,5 +1,7 @@
 """Evaluation of anomaly detectors whose product types come in stages: detection and forgetting."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

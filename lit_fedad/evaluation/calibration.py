@@ -1,5 +1,7 @@
 """Scores of normal images by detectors that have not seen them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import chain
 

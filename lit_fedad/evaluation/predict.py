@@ -1,5 +1,7 @@
 """Predictions of single batches, of whole loaders, and of the same images with many clients."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from typing import Any
 

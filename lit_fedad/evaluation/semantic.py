@@ -1,5 +1,7 @@
 """Metrics of detectors of semantic anomalies."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

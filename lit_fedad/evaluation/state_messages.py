@@ -1,5 +1,7 @@
 """Metric states of anomaly detectors as messages: counts that add up over clients, nothing about a single image."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch

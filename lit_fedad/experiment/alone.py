@@ -1,5 +1,7 @@
 """What each client reaches alone: the same method's detector of one client, as if it had no others."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Builds the parts of an experiment from its configuration."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

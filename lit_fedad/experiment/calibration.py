@@ -1,5 +1,7 @@
 """The images that calibrate a run's decisions, and the rates that it promises."""
 
+from __future__ import annotations
+
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Method

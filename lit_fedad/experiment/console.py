@@ -1,5 +1,7 @@
 """Console output of a run."""
 
+from __future__ import annotations
+
 import statistics
 import time
 from collections.abc import Callable

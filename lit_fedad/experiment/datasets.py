@@ -1,5 +1,7 @@
 """Images of a run as its task sees them: their shape and tiles, pixels or frozen features, and a hash of them all."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

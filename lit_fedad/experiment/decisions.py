@@ -1,5 +1,7 @@
 """Calibrates a run's decisions, and judges them on its test images."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """The evaluator of each kind of data: the same where the test images are here and where they stay at sites."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """Builds the federation of a run from its configuration, wherever its clients are."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 

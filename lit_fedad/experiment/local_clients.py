@@ -1,5 +1,7 @@
 """Clients whose images are on this machine: in the processes of one Fabric, or in those of Ray."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,5 +1,7 @@
 """The lock of a run's folder: one command at a time writes there."""
 
+from __future__ import annotations
+
 import os
 import warnings
 from collections.abc import Iterator

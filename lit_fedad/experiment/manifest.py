@@ -1,5 +1,7 @@
 """The list of a run's files with their hashes: what was changed or never written by a run is recognised."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """The transport to clients that Ray workers play, on this machine or on a cluster."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping

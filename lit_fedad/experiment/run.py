@@ -1,5 +1,7 @@
 """A run in progress, and the hooks of its callbacks."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

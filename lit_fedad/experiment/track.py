@@ -1,5 +1,7 @@
 """A run's record in MLflow: parameters, data, metrics by round, and its files as artifacts."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

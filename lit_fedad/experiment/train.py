@@ -1,5 +1,7 @@
 """One run from configuration to result, whether its clients are in this process, in Ray's or at their sites."""
 
+from __future__ import annotations
+
 import resource
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

@@ -3,6 +3,8 @@
 A run's folder may come from anybody. What its configuration names is imported and called when the run is opened.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import os

@@ -1,5 +1,7 @@
 """A file that only grows: JSON lines, each with the hash of the one before."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

@@ -1,5 +1,7 @@
 """The personal states of many clients, which share one live model."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import shutil

@@ -1,5 +1,7 @@
 """How the server sends its messages to clients, and collects what they send back."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,5 +1,7 @@
 """What a federation asks its clients, and how answers score them: it depends on no data format and no metric."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar

@@ -1,5 +1,7 @@
 """The transport to clients in the processes of one Fabric, one after the other; a failure is the client's own."""
 
+from __future__ import annotations
+
 import logging
 import os
 import signal

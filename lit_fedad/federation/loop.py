@@ -1,5 +1,7 @@
 """The only round loop: sample, broadcast, fit, send, aggregate, evaluate, report, checkpoint."""
 
+from __future__ import annotations
+
 import operator
 import time
 from collections.abc import Callable, Mapping

@@ -1,5 +1,7 @@
 """Checks of messages: by their declared form, and by the size of their values among those of other clients."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 

@@ -1,5 +1,7 @@
 """Processes of Fabric that train different clients, and the gathering of their results."""
 
+from __future__ import annotations
+
 import multiprocessing
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence

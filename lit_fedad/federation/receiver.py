@@ -1,5 +1,7 @@
 """The server's end of an exchange: messages are checked on receipt, and merged only if the result can be used."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field

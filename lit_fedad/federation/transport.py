@@ -1,5 +1,7 @@
 """The transport of a federation: it brings messages to clients, and their answers back, wherever clients are."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,7 @@
 """The processes that a coordinator starts: Flower's SuperLink, the open port, one run."""
 
+from __future__ import annotations
+
 import json
 import os
 import socket

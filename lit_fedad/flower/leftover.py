@@ -3,6 +3,8 @@
 They are processes of a session of their own, which goes on without who began it, and holds port and run.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

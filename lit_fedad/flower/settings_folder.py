@@ -1,5 +1,7 @@
 """A folder with an operator's settings in YAML: of a coordinator, or of a site."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields

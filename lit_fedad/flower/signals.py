@@ -1,5 +1,7 @@
 """What the process of the open port and that of the run tell each other, by files that both can reach."""
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import time

@@ -1,5 +1,7 @@
 """Accuracy of classification from counts of each class."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

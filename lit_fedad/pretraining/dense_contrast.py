@@ -1,5 +1,7 @@
 """Trains features by dense contrastive learning: each place must match itself in another view of its scene."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Draws training images: textured bodies on textured ground, in two views of the same scene."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

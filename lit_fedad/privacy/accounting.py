@@ -5,6 +5,8 @@ sums of the same images are ``sqrt(mu_1^2 + mu_2^2 + ...)``-GDP (Dong, Roth and 
 where each was chosen by those before.
 """
 
+from __future__ import annotations
+
 import math
 
 from scipy.optimize import brentq

@@ -4,6 +4,8 @@ Keys are agreed on by X25519 (RFC 7748) and derived by HKDF (RFC 5869), messages
 Masks are streams of random numbers that two clients know, and that cancel in the sum.
 """
 
+from __future__ import annotations
+
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """What a site has spent of its privacy, over all runs that asked about its images."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
 from typing import Any

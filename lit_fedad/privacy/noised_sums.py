@@ -4,6 +4,8 @@
 1/sigma-GDP (`lit_fedad.privacy.accounting`). What a server makes of U costs nothing more.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """Puts secure sums and differential privacy around the rounds of a federation."""
 
+from __future__ import annotations
+
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.loop import Federation
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy

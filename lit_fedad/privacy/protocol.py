@@ -4,6 +4,8 @@ A client masks what it adds, and reveals only what takes masks off the sum of en
 masked sums, and takes the masks off their sum.
 """
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field

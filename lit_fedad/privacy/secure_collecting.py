@@ -1,5 +1,7 @@
 """The exchanges of a federation whose uploads are summed securely: offers, masked sums, survivors, shares."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from typing import Any
 

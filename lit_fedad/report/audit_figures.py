@@ -1,5 +1,7 @@
 """Sheet of reconstructions beside the private images that they are nearest to."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

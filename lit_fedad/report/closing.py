@@ -1,5 +1,7 @@
 """What a run ends with on the console: numbers with a word each, and what one client or no look at images gives."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """Figure of each client's scores beside the threshold by which it decides."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

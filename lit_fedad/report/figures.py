@@ -1,5 +1,7 @@
 """Figures of an experiment: data of the clients, curves over rounds; and how they are saved."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Sheet of the condensed images that clients sent, by class and round."""
 
+from __future__ import annotations
+
 import math
 import textwrap
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """Figures over several runs, and pictures in the formats that a page embeds."""
 
+from __future__ import annotations
+
 import io
 import math
 from collections.abc import Mapping, Sequence

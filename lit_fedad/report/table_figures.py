@@ -1,5 +1,7 @@
 """Pictures that runs drew themselves, side by side."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

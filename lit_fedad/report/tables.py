@@ -3,6 +3,8 @@
 Nothing is run here and nothing is read from disk. All facts about a run come from its ``result.json``.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

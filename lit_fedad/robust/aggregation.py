@@ -1,5 +1,7 @@
 """Robust aggregation: rules for clients whose messages have the declared form and lie."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 

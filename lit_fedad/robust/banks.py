@@ -5,6 +5,8 @@ tells a lie from a new kind of normal was measured (docs/lab/robust.md): half of
 near to what others hold as vectors of one bank are to each other, while patches of defects are farther.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,6 +5,8 @@ sets of vectors hold none, and what only clients send stays as it is. Servers av
 returned as the same weights from every client, whose mean is exact (`weighted_mean`).
 """
 
+from __future__ import annotations
+
 import math
 import statistics
 from abc import ABC, abstractmethod

@@ -1,5 +1,7 @@
 """What a site has answered over all runs: under which configuration, and in which sums."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """One run whose clients are sites: what its server knows of them, and how it reaches them."""
 
+from __future__ import annotations
+
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

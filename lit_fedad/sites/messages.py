@@ -3,6 +3,8 @@
 Both are read as what anybody could have sent: every value has a type and a range, and an unknown key is refused.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re

@@ -6,6 +6,8 @@ text of it is ever opened as a file, fetched or compiled. Where images lie, wher
 is computed, each site says itself.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import re

@@ -1,5 +1,7 @@
 """A site's own report: what the federation's detector says of the site's test images, which never leave it."""
 
+from __future__ import annotations
+
 import csv
 import math
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """The images that a site holds, as its federation sees them."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections import Counter

@@ -1,5 +1,7 @@
 """The noise that a site draws itself: its secret never leaves the site, nor does more than the budget pays for."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b

@@ -1,5 +1,7 @@
 """The transport to clients that are sites: requests and replies over a carrier that only knows bytes."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

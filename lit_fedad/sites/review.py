@@ -1,5 +1,7 @@
 """A federation in words: what it would take of a site, for the person who decides whether it may."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 

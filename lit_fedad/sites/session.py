@@ -1,5 +1,7 @@
 """A site's part in one run: its client, its images, its states, and what may leave of them."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """A site: a process that holds its own images, and answers a coordinator's requests as far as its policy allows."""
 
+from __future__ import annotations
+
 import hashlib
 import time
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """A site's personal states of one run, on its own disk."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -1,5 +1,7 @@
 """The operator's view of a federation of sites: who takes part, what it sends, and what went wrong."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import time

@@ -1,5 +1,7 @@
 """Joins a study as a worker, or shows it: ``lit-fedad sweep``."""
 
+from __future__ import annotations
+
 import socket
 import uuid
 import warnings

@@ -1,5 +1,7 @@
 """Reads study files: a base experiment, the searched keys, and the objectives."""
 
+from __future__ import annotations
+
 import difflib
 import inspect
 import json

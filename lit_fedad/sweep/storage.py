@@ -3,6 +3,8 @@
 Heartbeats go through the public methods of `RDBStorage`, because Optuna's own test for them is private.
 """
 
+from __future__ import annotations
+
 import copy
 from pathlib import Path
 

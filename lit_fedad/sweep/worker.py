@@ -1,5 +1,7 @@
 """Plays trials of a study in one of the processes that share it, and passes on trials of lost workers."""
 
+from __future__ import annotations
+
 import json
 import math
 import os

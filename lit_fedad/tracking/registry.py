@@ -1,5 +1,7 @@
 """MLflow's model registry: files registered as versions of a model, and fetched by number or alias."""
 
+from __future__ import annotations
+
 import hashlib
 import re
 from collections.abc import Collection, Mapping

@@ -1,5 +1,7 @@
 """``lit-fedad ui``: opens the operator's page on an address of this machine."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections.abc import Callable

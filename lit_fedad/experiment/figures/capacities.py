@@ -1,5 +1,7 @@
 """Separation of normal images and anomalies under averaged, distilled and local models (FADngs Fig. 8)."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

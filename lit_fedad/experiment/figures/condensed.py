@@ -1,5 +1,7 @@
 """Figures of condensed images, and of their features among those of real images."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast

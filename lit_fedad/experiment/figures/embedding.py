@@ -1,5 +1,7 @@
 """Embedded images and their distances to densities, for figures and audits of semantic anomalies."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch

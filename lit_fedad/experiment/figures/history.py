@@ -1,5 +1,7 @@
 """Figures of a run's partition, curves and communication."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,5 +1,7 @@
 """Figures of a run's predictions of test images, by kind of anomalies."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
