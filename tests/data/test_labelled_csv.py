@@ -138,9 +138,9 @@ def test_ids_are_compared_as_written_and_collisions_are_one_line(table):
 
 @pytest.mark.parametrize("label", ["", " ", "NaN", "nan", "None", "null", "NA"])
 def test_an_empty_label_is_no_label(table, label):
-    with pytest.warns(UserWarning, match=r"1 of 2 rows have no .* left out, first row 2"):
-        images = table([("a", "No finding"), ("b", label)], files=["a.png", "b.png"])
-    assert labels(images) == {"a": "good"}
+    with pytest.warns(UserWarning, match=r"1 of 3 rows have no .* left out, first row 2"):
+        images = table([("a", "No finding"), ("b", label), ("c", "Mass")], files=["a.png", "b.png", "c.png"])
+    assert labels(images) == {"a": "good", "c": "Mass"}
 
 
 def test_blanks_around_a_label_do_not_matter(table):
