@@ -38,6 +38,15 @@ def test_an_interrupted_save_of_torch_ends_as_an_interruption_does(say, monkeypa
     assert say("train")[::2] == (130, ["error: interrupted; the same command continues"])
 
 
+@pytest.fixture
+def hears_sigint():
+    """A shell starts what runs in its background deaf to SIGINT, the tests too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_sigint")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_python_ignores_comes_again(say, monkeypatch, number):
     """Nothing raised in a finalizer stops what runs."""
