@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_fedad.core.config import Config, choices, compose, config_groups
+from lit_fedad.core.config import Config, choices, compose, config_groups, given_keys
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted
@@ -55,7 +55,7 @@ def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:
     Raises:
         UserError: If ``data.root`` is given without ``data``, and the configuration's data are painted.
     """
-    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    given = given_keys(overrides)
     if "data.root" in given and "data" not in given and config["data"]["_target_"] == _PAINTED:
         raise UserError(
             "data.root is given without data=, and the default data=textures reads no images; give data=auto,"

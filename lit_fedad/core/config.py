@@ -9,7 +9,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,6 +149,11 @@ def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
     )
 
 
+def given_keys(overrides: Iterable[str]) -> set[str]:
+    """Returns the keys that overrides give."""
+    return {override.lstrip("+").partition("=")[0] for override in overrides}
+
+
 def compose(overrides: Sequence[str] = ()) -> Config:
     """Composes the configuration.
 
@@ -181,8 +186,8 @@ def compose(overrides: Sequence[str] = ()) -> Config:
                 chosen = composed.pop("hydra").runtime.choices
             composed = _fit_protection(composed, overrides, debug=bool(chosen.get("debug")))
             if chosen.get("debug"):
-                given = {override.lstrip("+").partition("=")[0] for override in overrides}
-                fit_preset(composed, hydra_compose("config", plain), locate(composed.data._target_), given)
+                reader = locate(composed.data._target_)
+                fit_preset(composed, hydra_compose("config", plain), reader, given_keys(overrides))
             missing = sorted(OmegaConf.missing_keys(composed))
             container = {} if missing else OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:

@@ -339,3 +339,10 @@ def test_hooks_are_taken_back():
     with pytest.raises(KeyError), plain_warnings(Display(quiet=True)):
         raise KeyError
     assert (warnings.showwarning, logging.root.handlers, logging.root.manager.disable) == before
+
+
+def test_the_home_folder_is_known_behind_a_key(say, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    status, _, (line,) = say("data", "init", "root=~/images")
+    assert status == 2
+    assert line.startswith(f"error: {tmp_path / 'images'}: no such folder")

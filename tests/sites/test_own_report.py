@@ -12,6 +12,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
@@ -30,11 +31,15 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def decide(site):
-    """Asks the site for decisions at a threshold for its product."""
+def payload():
+    """The server's message."""
     config = Plan(WORDS, ["north"], "x").config()
-    model = build_model(config, ())
-    payload = message_of(config, model)
+    return message_of(config, build_model(config, ()))
+
+
+@pytest.fixture(scope="module")
+def decide(site, payload):
+    """Asks the site for decisions at a threshold for its product."""
     first = Request("hello", RUN, WORDS, 0)
     (product,) = Reply.from_bytes(site.answer(first.to_bytes())).facts.held
 
@@ -50,6 +55,15 @@ def decide(site):
 
     ask.product = product
     return ask
+
+
+@pytest.mark.parametrize(("images", "code"), [(4, 0), (5, Code.FEW)])
+def test_scores_of_fewer_test_images_than_the_policy_has_stay(site, payload, images, code):
+    policy = replace(site.settings.policy, images=images)
+    few = Site(replace(site.settings, policy=policy), Display(quiet=True))
+    request = Request("ask", "1" * 16, WORDS, 0, round=1, step=1, question="scores", payload=payload)
+    reply = Reply.from_bytes(few.answer(request.to_bytes()))
+    assert (reply.code, list(reply.numbers)) == (code, [4, 5] if code else [])
 
 
 def rows_of(folder):

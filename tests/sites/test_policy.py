@@ -80,6 +80,7 @@ ASK_FOR_ONE_BATCH = [
     (["method=fedprox", "task.learning_rate=1", "task.weight_decay=1"], Code.CEILING, 0.5),
     (["method=fedavg", "task=autoencoder", "calibration.share=0.9"], Code.CEILING, 0.5),
     (["method=fedavg", "rounds=1001"], Code.CEILING, 1000),
+    (["method=fedavg", "task=panda", "task.momentum=1.5"], Code.CEILING, 0.99),
     (["method=dbe", "calibration.share=0.1"], Code.NOT_ALLOWED, KINDS.index(Kind.SUMS)),
 ]
 
@@ -262,7 +263,8 @@ def test_runs_without_noise_are_few(files):
     "content",
     [
         {"allow": ["everything"]}, {"allow": "counts"}, {"images": 0}, {"images": 1.5}, {"runs": "many"},
-        {"floors": {"method.client.x": 1}}, {"floors": {"method.client.group": "1"}}, {"other": 1}, [], None,
+        {"floors": {"method.client.x": 1}}, {"floors": {"method.client.group": "1"}}, {"ceilings": {"x": 1}},
+        {"other": 1}, [], None,
     ],
 )  # fmt: skip
 def test_a_policy_that_is_none_is_refused_in_one_line(content):
