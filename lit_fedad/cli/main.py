@@ -30,7 +30,7 @@ class _Terminated(KeyboardInterrupt):
 
 def run() -> int:
     """Runs the command of the process: entry point of the console script. Returns its exit status."""
-    # Imports make a million objects, of which hardly any is garbage: looking for it took a tenth of the time to start,
+    # Imports make 800,000 objects, of which hardly any is garbage: looking for it took a tenth of the time to start,
     # and the search at the end, when all memory is given back anyway, more than a second.
     gc.set_threshold(10_000)
     try:
