@@ -9,6 +9,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from lit_fedad.contracts.compute import set_up
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.diff_augment import diff_augment, draw
@@ -58,8 +59,7 @@ class Descent:
         """
         images = start.to(fabric.device, copy=True).requires_grad_()
         descent = torch.optim.SGD([images], lr=self.learning_rate, momentum=self.momentum)
-        optimizer = fabric.setup_optimizers(descent)
-        assert isinstance(optimizer, torch.optim.Optimizer)
+        optimizer = set_up(descent, fabric)
         losses = []
         for _ in range(self.steps):
             with fabric.autocast():

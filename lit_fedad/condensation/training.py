@@ -8,6 +8,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.contracts.compute import set_up
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.diff_augment import diff_augment, draw
@@ -88,17 +89,17 @@ class CondensedTraining:
         """
         images, labels = images.to(fabric.device), labels.to(fabric.device)
         rates = [self.learning_rate]
-        optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.SGD(
-                model.parameters(),
-                lr=self.learning_rate,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay,
-            )
-        ]
+        sgd = torch.optim.SGD(
+            model.parameters(),
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+        optimizers = [set_up(sgd, fabric)]
         if extra is not None:
             extra.module.to(fabric.device).train()
-            optimizers.append(torch.optim.Adam(extra.module.parameters(), lr=extra.learning_rate))
+            adam = torch.optim.Adam(extra.module.parameters(), lr=extra.learning_rate)
+            optimizers.append(set_up(adam, fabric))
             rates.append(extra.learning_rate)
         model.train()
         total = correct = 0.0
@@ -111,6 +112,7 @@ class CondensedTraining:
                 torch.randperm(len(labels), generator=generator).to(fabric.device).split(self.batch_size)
             ):
                 batch, target = normalise(images[rows]), labels[rows]
+                extended = extra is not None and len(rows) > 1  # a lone image has no batch statistics
                 view = batch
                 if self.augment:
                     view = diff_augment(
@@ -119,7 +121,7 @@ class CondensedTraining:
                 with fabric.autocast():
                     logits = head(features(view)).float()
                     loss = F.cross_entropy(logits, target)
-                    if extra is not None and len(rows) > 1:  # a lone image has no batch statistics
+                    if extra is not None and extended:
                         loss = loss + decay * extra.weight * extra.module(features(batch).float(), target)
                 if not torch.isfinite(loss):
                     raise UserError(
@@ -128,7 +130,7 @@ class CondensedTraining:
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 fabric.backward(loss)
-                for optimizer in optimizers:
+                for optimizer in optimizers if extended else optimizers[:1]:
                     optimizer.step()
                 total += float(loss.detach()) * len(rows)
                 correct += int((logits.detach().argmax(1) == target).sum())

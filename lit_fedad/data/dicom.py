@@ -50,7 +50,7 @@ def read_dicom(path: Path, page: int | None = None) -> Image.Image:
     if str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
         raise ValueError("is a deflated DICOM file; save it with another transfer syntax")
     file = pydicom.dcmread(path)
-    return Image.fromarray(_eight_bits(file, _checked_frame(file, page)), "L")
+    return Image.fromarray(_eight_bits(file, _checked_frame(file, page)))
 
 
 def read_native_dicom(content: bytes, most_pixels: int, page: int | None = None) -> Image.Image:
@@ -84,7 +84,7 @@ def read_native_dicom(content: bytes, most_pixels: int, page: int | None = None)
     if len(content) > frames * width * height * int(words.BitsAllocated) // 8 + _MOST_WORDS:
         raise ValueError(f"holds more than its pixels and {_MOST_WORDS} bytes beside them")
     file = pydicom.dcmread(BytesIO(content))
-    return Image.fromarray(_eight_bits(file, _checked_frame(file, page)), "L")
+    return Image.fromarray(_eight_bits(file, _checked_frame(file, page)))
 
 
 def _checked_frame(file: Any, page: int | None) -> int:

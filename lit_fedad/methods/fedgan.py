@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
+from lit_fedad.contracts.compute import set_up
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
@@ -145,10 +146,7 @@ class FedGANClient(FedAvgClient):
         return {"discriminator_loss": totals[0] / steps, "generator_loss": totals[1] / steps}
 
     def _optimizer(self, network: nn.Module, fabric: Fabric) -> torch.optim.Optimizer:
-        adam = torch.optim.Adam(network.parameters(), lr=self.learning_rate, betas=_MOMENTS)
-        optimizer = fabric.setup_optimizers(adam)
-        assert isinstance(optimizer, torch.optim.Optimizer)
-        return optimizer
+        return set_up(torch.optim.Adam(network.parameters(), lr=self.learning_rate, betas=_MOMENTS), fabric)
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor, fabric: Fabric) -> float:
         if not torch.isfinite(loss):

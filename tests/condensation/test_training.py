@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,12 +27,12 @@ def make() -> nn.Sequential:
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), nn.Linear(4, 3))
 
 
-def train(settings, model=None, extra=None, n: int = 5, features=None, seed: int = 0):
+def train(settings, model=None, extra=None, n: int = 5, features=None, seed: int = 0, fabric=FABRIC):
     model = model or make()
     training = CondensedTraining(**{"epochs": 1, "batch_size": 2, "augment": False, **settings})
     draws = torch.Generator().manual_seed(seed)
     report = training(
-        model, features or model[0], model[1], images(n), labels(n), lambda x: 2 * x - 1, draws, FABRIC, extra
+        model, features or model[0], model[1], images(n), labels(n), lambda x: 2 * x - 1, draws, fabric, extra
     )
     return model, report
 
@@ -78,6 +79,17 @@ def test_sgd_whose_rate_falls_to_a_tenth_at_half_time(epochs, at_full_rate):
     for found, wanted in zip(model.parameters(), weights, strict=True):
         torch.testing.assert_close(found.detach().double(), wanted, rtol=1e-4, atol=1e-6)
     assert report == pytest.approx({"server_loss": sum(losses) / 5, "server_accuracy": right / 5}, rel=1e-4)
+
+
+def test_a_scaled_loss_takes_the_steps_of_a_plain_one():
+    """As in 16-mixed on a GPU; both optimisers share the scale."""
+    halved = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    found, plain = (
+        train({"epochs": 2}, extra=ExtraLoss(Constant(), 1.0, 0.1), fabric=fabric)[0]
+        for fabric in (Fabric(accelerator="cpu", devices=1, plugins=[halved]), FABRIC)
+    )
+    for one, other in zip(found.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
 
 
 def test_report_of_a_model_that_stands_still_is_its_loss_and_accuracy():

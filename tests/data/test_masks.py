@@ -4,6 +4,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from helpers.pictures import PILLOW_13
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
@@ -74,8 +75,9 @@ READ = {
     "GIF": pillow(FULL, "GIF"),
     "CMYK": pillow(Image.fromarray(np.dstack([FULL] * 3)).convert("CMYK"), "TIFF"),
     "CMYK in JPEG": pillow(Image.fromarray(np.dstack([FULL] * 3)).convert("CMYK"), "JPEG", quality=90),
-    "YCbCr": pillow(Image.fromarray(np.dstack([FULL] * 3)).convert("YCbCr"), "TIFF"),
 }
+if PILLOW_13:  # older ones cannot read what they write
+    READ["YCbCr"] = pillow(Image.fromarray(np.dstack([FULL] * 3)).convert("YCbCr"), "TIFF")
 
 
 @pytest.mark.parametrize("name", READ)

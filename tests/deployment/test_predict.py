@@ -136,7 +136,7 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     )
     predictions = trainer.predict(model.client, module.test_dataloader())
     found = torch.cat([prediction.image_score for prediction in predictions])
-    torch.testing.assert_close(found, torch.tensor([float(row["score"]) for row in rows]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found, torch.tensor([float(row["score"]) for row in rows]), rtol=1e-3, atol=0)
     assert predictions[0].anomaly_map.shape == (3, 32, 32)
 
 

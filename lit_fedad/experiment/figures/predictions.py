@@ -148,7 +148,7 @@ def show_representations(run: Run) -> None:
         return
     draw_representations(
         figures / "representations.png",
-        tsne_layout(features),
+        tsne_layout(features.float()),
         owners[shown],
         predicted.scores[shown] > run.calibration.threshold(first, alpha),
         alone,
