@@ -1,6 +1,7 @@
 """Memory-bank kernels beside their alternatives: nearest neighbours and k-means.
 
-Run it with ``python benchmarks/kernels.py``; ``--paper`` adds the sizes of the FedDyMem paper (minutes).
+Run it with ``python benchmarks/kernels.py``; ``--paper`` adds the sizes of the FedDyMem paper (minutes),
+``--device cuda`` computes on a GPU.
 """
 
 import argparse
@@ -24,17 +25,24 @@ def best_times(works: list[Callable[[], object]], repeats: int) -> list[float]:
         for position, work in enumerate(works):
             begin = time.perf_counter()
             work()
+            synchronise()
             best[position] = min(best[position], time.perf_counter() - begin)
     return best
 
 
-def compare_nearest(sizes: list[tuple[int, int, int]], repeats: int) -> None:
+def synchronise() -> None:
+    """Waits for a GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def compare_nearest(sizes: list[tuple[int, int, int]], repeats: int, device: str) -> None:
     """Prints times of the search beside the plain matrix product of queries and bank, and its GFLOP/s."""
     heads = f"{'torch ms':>10} {'faiss ms':>10} {'product ms':>10}"
     print(f"{'nearest: n x C in m':>24} {'k':>2} {heads} {'GFLOP/s of each':>25}")
     for count, channels, slots in sizes:
-        queries, bank = torch.randn(count, channels), torch.randn(slots, channels)
-        product = torch.empty(count, slots)
+        queries, bank = (torch.randn(rows, channels, device=device) for rows in (count, slots))
+        product = torch.empty(count, slots, device=device)
         for k in (1, 3, 6):
             works = [partial(nearest, queries, bank, k, backend=backend) for backend in ("torch", "faiss")]
             times = best_times([*works, partial(torch.mm, queries, bank.T, out=product)], repeats)
@@ -44,8 +52,10 @@ def compare_nearest(sizes: list[tuple[int, int, int]], repeats: int) -> None:
             print(f"{size:>24} {k:>2} {milliseconds} {speeds:>25}")
 
 
-def compare_kmeans(count: int, channels: int, clusters: int, steps: int, with_sklearn: bool) -> None:
-    points = torch.randn(count, channels, generator=torch.Generator().manual_seed(0))
+def compare_kmeans(
+    count: int, channels: int, clusters: int, steps: int, with_sklearn: bool, device: str
+) -> None:
+    points = torch.randn(count, channels, generator=torch.Generator().manual_seed(0)).to(device)
 
     def ours(backend: Literal["auto", "torch", "faiss"], max_steps: int = steps) -> float:
         generator = torch.Generator().manual_seed(0)
@@ -65,14 +75,16 @@ def compare_kmeans(count: int, channels: int, clusters: int, steps: int, with_sk
         ("ours, k-means++ only", lambda: ours("auto", max_steps=0)),
         ("ours, torch", lambda: ours("torch")),
         ("ours, faiss", lambda: ours("faiss")),
-        ("faiss.Kmeans (random)", faiss_kmeans),
     ]
-    if with_sklearn:
+    if device == "cpu":
+        rows.append(("faiss.Kmeans (random)", faiss_kmeans))
+    if with_sklearn and device == "cpu":
         rows.append(("sklearn (greedy ++)", sklearn_kmeans))
     print(f"\nk-means: {count} x {channels} into {clusters}, {steps} steps")
     for name, work in rows:
         begin = time.perf_counter()
         inertia = work()
+        synchronise()
         print(f"{name:>24} {time.perf_counter() - begin:8.2f} s   inertia {inertia:.4g}")
 
 
@@ -83,16 +95,17 @@ def main() -> None:
     parser.add_argument("--paper", action="store_true", help="also 31,360 x 1,792 in 3,136")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     faiss.omp_set_num_threads(arguments.threads)
-    print(f"{arguments.threads} thread(s)")
+    print(f"{arguments.device}, {arguments.threads} thread(s)")
 
     sizes = [(2_560, 448, 256), (46_080, 448, 256), (7_840, 448, 784)]
-    compare_nearest(sizes + [(31_360, 1_792, 3_136)] * arguments.paper, arguments.repeats)
-    compare_kmeans(3_920, 448, 784, steps=20, with_sklearn=True)
+    compare_nearest(sizes + [(31_360, 1_792, 3_136)] * arguments.paper, arguments.repeats, arguments.device)
+    compare_kmeans(3_920, 448, 784, steps=20, with_sklearn=True, device=arguments.device)
     if arguments.paper:
-        compare_kmeans(15_680, 1_792, 3_136, steps=20, with_sklearn=False)
+        compare_kmeans(15_680, 1_792, 3_136, steps=20, with_sklearn=False, device=arguments.device)
 
 
 if __name__ == "__main__":

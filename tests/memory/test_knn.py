@@ -12,6 +12,7 @@ from lit_fedad.memory.knn import chunks, nearest, neighbour_distances, squared_d
 
 FAISS = pytest.param("faiss", marks=pytest.mark.skipif(find_spec("faiss") is None, reason="needs faiss"))
 BACKENDS = ["torch", FAISS, "auto"]
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def rows(*shape, seed=0, dtype=torch.float32):
@@ -20,9 +21,11 @@ def rows(*shape, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("k", [1, 3, 7])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nearest_agrees_with_scipy(backend, k):
+@pytest.mark.parametrize("device", DEVICES)
+def test_nearest_agrees_with_scipy(backend, k, device):
     queries, bank = rows(200, 12), rows(50, 12, seed=1)
-    distances, indices = nearest(queries, bank, k, backend=backend)
+    found = nearest(queries.to(device), bank.to(device), k, backend=backend)
+    distances, indices = (values.cpu() for values in found)
     reference = cdist(queries.double().numpy(), bank.double().numpy())
     order = np.argsort(reference, axis=1)[:, :k]
     assert indices.dtype == torch.int64
