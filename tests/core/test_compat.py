@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -80,3 +81,19 @@ def test_a_build_without_a_library_is_judged_by_the_operators(monkeypatch, tmp_p
     monkeypatch.setattr(_compat.importlib.util, "find_spec", lambda package: spec)
     assert lit_fedad.__version__
     assert _compat._operators_load() is hasattr(torch.ops.torchvision, "nms")
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["by default", "count given", "policy given"],
+)
+def test_how_long_threads_spin_is_the_users_to_say(given, spins):
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    code = "import lit_fedad, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=kept | given, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == spins
