@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -17,6 +18,7 @@ from lit_fedad.contracts import Task
 from lit_fedad.core.config import Config, compose, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
+from lit_fedad.core.files import absent, undone
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.path_lists import list_text
@@ -28,6 +30,8 @@ from lit_fedad.report.console import Display
 
 Paths: TypeAlias = Sequence[str | os.PathLike[str]]
 Labelled: TypeAlias = Mapping[str, Paths]
+
+_ImageList: TypeAlias = tuple[Path, str]  # a file and its text
 
 _ALONE = "images"  # the client and product of a plain list
 
@@ -95,7 +99,7 @@ class Federation:
         out: str | os.PathLike[str] | None = None,
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        self.config = _configured(method, None, clients, test, out, settings)
+        self.config, self._listed = _configured(method, None, clients, test, out, settings)
 
     @cached_property
     def task(self) -> Task:
@@ -120,11 +124,12 @@ class Federation:
         Raises:
             UserError: If the input is invalid.
         """
-        return _trained(self.config, quiet)
+        return _trained(self.config, self._listed, quiet)
 
     @cached_property
     def _images(self) -> Images:
-        return build_images(self.config)
+        with _written(self._listed, self.config):
+            return build_images(self.config)
 
     @cached_property
     def _model(self) -> Model:
@@ -160,15 +165,16 @@ def train(
     Raises:
         UserError: If the input is invalid.
     """
-    return _trained(_configured(method, data, normal, test, out, settings), quiet)
+    return _trained(*_configured(method, data, normal, test, out, settings), quiet)
 
 
-def _trained(config: Config, quiet: bool) -> TrainedRun:
+def _trained(config: Config, listed: _ImageList | None, quiet: bool) -> TrainedRun:
     from lit_fedad.experiment.train import (
         train as run,
     )  # after `require`: it imports what only training needs
 
-    result = run(config, quiet=quiet)
+    with _written(listed, config):
+        result = run(config, quiet=quiet)
     return TrainedRun(RunFolder.of(config).path, result)
 
 
@@ -179,13 +185,13 @@ def _configured(
     test: Labelled | Mapping[str, Labelled] | None,
     out: str | os.PathLike[str] | None,
     settings: Mapping[str, object] | None,
-) -> Config:
-    """Composes the configuration of what `train` is given."""
+) -> tuple[Config, _ImageList | None]:
+    """Composes the configuration of what `train` is given, and the list of images that it names."""
     require("train", "lit_fedad.train")
     if not isinstance(settings, Mapping | None):
         raise UserError('settings: give values by key: {"rounds": 20, "image.size": 128}')
     given: dict[str, object] = {"method": method}
-    listed: tuple[Path, str] | None = None
+    listed: _ImageList | None = None
     if data is not None:
         given["data"] = data
     if out is not None:
@@ -200,17 +206,27 @@ def _configured(
     config = compose(
         [f"{key}={_value(value)}" for key, value in {**given, **flatten(settings or {})}.items()]
     )
-    if listed is not None:
-        file, text = listed
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8", errors="surrogateescape")
-    return config
+    return config, listed
+
+
+@contextmanager
+def _written(listed: _ImageList | None, config: Config) -> Iterator[None]:
+    """Writes the list of a run's images; where the block fails before the run has begun, it leaves nothing."""
+    if listed is None:
+        yield
+        return
+    file, text = listed
+    made = absent(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with undone(made, unless=RunFolder.of(config).path / "config.yaml"):
+        yield
 
 
 def _image_list(
     normal: Paths | Mapping[str, Paths], test: Labelled | Mapping[str, Labelled] | None, folder: Path
-) -> tuple[Path, str]:
-    """Returns the file of a run's list of images, whose name follows from its content, and its text.
+) -> _ImageList:
+    """Returns a run's list of images; the file's name follows from its content.
 
     Raises:
         UserError: If paths are no list or no files, a client has no training images, or test images are of other

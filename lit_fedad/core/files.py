@@ -4,8 +4,8 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -40,6 +40,29 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
             sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def absent(path: Path) -> list[Path]:
+    """Lists a file and the folders that it lies in, as far as they do not exist, the file first."""
+    return [part for part in (path, *path.parents) if not part.exists()]
+
+
+@contextmanager
+def undone(made: Iterable[Path], unless: Path) -> Iterator[None]:
+    """Removes what a block made where it fails, unless a file exists by then.
+
+    Args:
+        made: Files and folders, inner ones first; a folder in which others write stays, and those above it.
+        unless: That file.
+    """
+    try:
+        yield
+    except BaseException:
+        if not unless.exists():
+            with suppress(OSError):
+                for path in made:
+                    path.rmdir() if path.is_dir() else path.unlink()
+        raise
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -28,7 +28,6 @@ _SYSTEM = frozenset(
     }
 )
 _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
-_NO_IMAGES = "no images"
 
 SOME = ".bmp, .gif, .jpg, .png, .tif, .webp and others, DICOM too"
 """Suffixes of images, for messages."""
@@ -57,12 +56,9 @@ class LeftOut:
         Args:
             root: The folder that was searched.
         """
-        some = {reason: paths for reason, paths in self.by_reason.items() if paths}
-        if not some:
-            return None
-        parts = [f"{len(paths)} {reason}, first {paths[0]}" for reason, paths in some.items()]
-        number = sum(map(len, some.values()))
-        return f"{root}: skipped {number} files or folders: {'; '.join(parts)}"
+        named = self.by_reason.items()
+        parts = [f"{reason} ({len(paths)}, first {paths[0]})" for reason, paths in named if paths]
+        return f"{root}: skipped {'; '.join(parts)}" if parts else None
 
     def warn(self, root: Path) -> None:
         """Warns of them in one line, where there are some."""
@@ -101,7 +97,7 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
         else:
             form = None if path.name.lower().endswith(_UNFINISHED) else _sniffed(path)
             if form is None:
-                left_out.add(_NO_IMAGES, [path])
+                left_out.add("files that are no image", [path])
             else:
                 (dicom if form == "DICOM" else images).append(path)
     if not masks:
@@ -111,7 +107,7 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
             for path in images
             if path.with_name(path.stem.removesuffix("_mask")) in beside - {path.with_suffix("")}
         ]
-        left_out.add("masks beside images (to be used, they need a folder of their own)", beside_images)
+        left_out.add("masks beside images, which need a folder of their own to be used", beside_images)
         images = [path for path in images if path not in set(beside_images)] if beside_images else images
     if not dicom:
         return images

@@ -149,5 +149,5 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
         "beside train and test",
         [path for path in entries(folder) if path.is_dir() and path.name not in parts],
     )
-    skipped.add("masks of no images", [path for path in entries(masked) if path.name not in names])
+    skipped.add("masks of no image", [path for path in entries(masked) if path.name not in names])
     return samples

@@ -18,7 +18,7 @@ import yaml
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, stored_bytes
+from lit_fedad.core.files import absent, atomic, stored_bytes, undone
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.core.unfolded import stored_yaml
 from lit_fedad.data.additions import Addition
@@ -120,9 +120,8 @@ class RunFolder:
         Raises:
             UserError: As `locked` and `claim` do.
         """
-        before = self._present()
-        made = [path for path in (self.path / LOCK, self.path, *self.path.parents) if not path.exists()]
-        with self.locked():
+        before, made = self._present(), absent(self.path / LOCK)
+        with self.locked(), undone(made, unless=self.path / "config.yaml"):
             try:
                 if config["fresh"]:
                     self.clear()
@@ -131,10 +130,6 @@ class RunFolder:
             except BaseException:
                 if not before and {*self._present()} <= {"config.yaml", MANIFEST}:
                     self.clear()
-                if not (self.path / "config.yaml").exists():
-                    with contextlib.suppress(OSError):  # a folder in which others write stays
-                        for path in made:
-                            path.rmdir() if path.is_dir() else path.unlink()
                 raise
 
     def clear(self) -> None:

@@ -23,7 +23,8 @@ class ChainedLog:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._read: tuple[int, list[dict[str, Any]]] = (-1, [])
+        self._read: tuple[int, list[dict[str, Any]]] = (-1, [])  # the size of the file, and its lines
+        self._whole = 0  # bytes of these lines, without what a crash cut off
 
     def entries(self) -> list[dict[str, Any]]:
         """Returns all lines, oldest first; a line that a crash cut off is none.
@@ -33,12 +34,15 @@ class ChainedLog:
         """
         try:
             if not self.file.exists() and not self.file.is_symlink():
-                return []
+                self._read, self._whole = (0, []), 0
+                return self._read[1]
             found = self.file.lstat()
             if not stat.S_ISREG(found.st_mode):
                 raise UserError(f"{self.file}: is no regular file; restore it from a copy")
             if found.st_size != self._read[0]:
-                self._read = found.st_size, self._checked(self.file.read_bytes())
+                content = self.file.read_bytes()
+                self._read = found.st_size, self._checked(content)
+                self._whole = content.rfind(b"\n") + 1
         except OSError as error:
             raise UserError(f"{self.file}: cannot be read ({error.strerror})") from error
         return self._read[1]
@@ -59,17 +63,18 @@ class ChainedLog:
         line["hash"] = _hash(line)
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "rb+") as file:
-                content_before = file.read()
-                file.truncate(whole := content_before.rfind(b"\n") + 1)
-                file.seek(whole)
+            handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "ab") as file:
+                if self._whole < self._read[0]:
+                    file.truncate(self._whole)
                 file.write(json.dumps(line).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+                self._whole = file.tell()
         except OSError as error:
             raise UserError(f"{self.file}: cannot be written ({error.strerror})") from error
-        self._read = self.file.stat().st_size, [*before, line]
+        before.append(line)
+        self._read = self._whole, before
         return line
 
     def _checked(self, content: bytes) -> list[dict[str, Any]]:

@@ -47,9 +47,7 @@ def special(request, tmp_path, monkeypatch):
 
 
 def test_what_is_no_regular_file_is_refused_where_images_are_read(special):
-    with pytest.raises(
-        UserError, match=r"holds no image .* skipped 1 files or folders: 1 .*pipe.*, first .*a\.png"
-    ):
+    with pytest.raises(UserError, match=r"holds no image .* skipped .*pipe.* \(1, first .*a\.png"):
         folders(special.parent, ["."], ["./"], [])
     for read in (TRANSFORM.image, TRANSFORM.raw, lambda path: TRANSFORM.mask(path, path)):
         with pytest.raises(UserError, match="a.png: is no regular file"):

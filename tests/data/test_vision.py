@@ -151,7 +151,7 @@ def test_a_set_as_published_has_no_normal_images(tmp_path):
     (root / "PCB_1/train/good/notes.txt").touch()
     with (
         pytest.warns(UserWarning, match=r"no normal test image; sort some into .*val/good"),
-        pytest.warns(UserWarning, match=r"1 no images, first .*notes\.txt"),
+        pytest.warns(UserWarning, match=r"no image \(1, first .*notes\.txt"),
     ):
         images = vision(root)
     assert [sample.path.name for sample in images.train] == ["n.png"]

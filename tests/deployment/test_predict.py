@@ -168,7 +168,7 @@ def test_an_unreadable_image_costs_only_itself(tiny_run, photos, tmp_path, capsy
     before, after = ([float(row["score"]) for row in table] for table in (intact, kept))
     assert after == pytest.approx(before, rel=1e-5)
     left_out, lost = capsys.readouterr().err.splitlines()
-    assert "skipped 1 files or folders: 1 no images" in left_out
+    assert "skipped files that are no image (1, first" in left_out
     assert "broken.png" in lost
 
 

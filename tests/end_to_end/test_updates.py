@@ -197,7 +197,7 @@ def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
     said = capsys.readouterr()
     assert "2 images are part of the detector already" in said.out
     assert "damaged.png: cannot be read as an image" in said.err
-    assert "skipped 1 files or folders: 1 no images" in said.err
+    assert "skipped files that are no image (1, first" in said.err
     assert [len(addition.images[0]) for addition in RunFolder(version).additions()] == [1, 2]
 
 

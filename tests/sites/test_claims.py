@@ -1,5 +1,8 @@
 """What a site has given to sums and to runs holds over all runs, whatever their numbers, seeds and settings."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from lit_fedad.core.errors import UserError
@@ -104,3 +107,15 @@ def test_a_line_that_a_crash_cut_off_is_written_again(claims):
     again = Claims(claims.log.file)
     again.claim("a", (1, 0, "train"), FEWER)
     assert len(Claims(claims.log.file).log.entries()) == 5
+
+
+def test_a_line_costs_no_reading_of_the_lines_before(claims, monkeypatch):
+    claims.log.entries()
+    monkeypatch.setattr(Path, "read_bytes", None)
+    monkeypatch.setattr(
+        os, "open", lambda *given, to=os.open: to(given[0], given[1] & ~os.O_RDWR | os.O_WRONLY, 0o600)
+    )
+    for run in "def":
+        claims.log.append(run=run)
+    monkeypatch.undo()
+    assert [line["run"] for line in Claims(claims.log.file).log.entries()[-3:]] == [*"def"]
