@@ -65,7 +65,7 @@ def init_data(folder: Path, display: Display) -> None:
     few = len(images.categories) == 1 or len(images.train) < 100
     dealt = f" {even_split(len(images.train))}" if few else ""
     display.note(f"{folder}: {layout.seen}")
-    display.table(_products(images, {}, []))
+    display.table(_products(images))
     display.where_next(
         [
             ("train", f"lit-fedad train method=feddymem {layout.command}{dealt}"),
@@ -92,7 +92,9 @@ def check_data(name: str, overrides: Mapping[str, str], display: Display) -> Non
         official = card.counts if card and overrides.keys() <= {"root", "products", _PAGE} else {}
         with display.progress("Files") as progress:
             problems = check(images, official, progress, config["image"]["page"])
-        display.table(_products(images, official, problems))
+        troubles = Counter(problem.category for problem in problems)
+        rows = _products(images, official)
+        display.table([{**row, "problems": str(troubles[row["product"]])} for row in rows])
     else:
         display.table(_classes(images))
     for problem in problems[:_SHOWN]:
@@ -114,19 +116,15 @@ def check_data(name: str, overrides: Mapping[str, str], display: Display) -> Non
         raise UserError(f"{name}: {number}: {problems[0].message}")
 
 
-def _products(
-    images: ImageSet, official: Mapping[str, Counts], problems: Sequence[Problem]
-) -> list[dict[str, str]]:
+def _products(images: ImageSet, official: Mapping[str, Counts] | None = None) -> list[dict[str, str]]:
     masks = Counter(sample.category for sample in images.test if sample.mask is not None)
-    troubles = Counter(problem.category for problem in problems)
     rows = []
     for product, found in count(images).items():
         cells = [str(number) for number in found]
-        if product in official:
+        if official and product in official:
             cells = [f"{cell} of {number}" for cell, number in zip(cells, official[product], strict=True)]
         row = dict(zip(("train", "test good", "test anomalous"), cells, strict=True))
-        row |= {"with mask": str(masks[product]), "problems": str(troubles[product])}
-        rows.append({"product": product, **row})
+        rows.append({"product": product, **row, "with mask": str(masks[product])})
     return rows
 
 

@@ -69,7 +69,8 @@ def labelled_csv(
     listed = set().union(*counts_by_image.values())
     bad = listed - good if anomalous is None else {_whole(str(label)) for label in anomalous}
     for label in sorted(good | bad):
-        require_known(label, listed, f"{table}: no '{label}' in column '{label_column}'")
+        key = "normal" if label in good else "anomalous"
+        require_known(label, listed, f"{table}: no '{label}' ({key}) in column '{label_column}'")
 
     defects: dict[str, str] = {}
     for image, counts in counts_by_image.items():
@@ -97,8 +98,8 @@ def _labels(
         name for name, count in Counter(columns).items() if count > 1 and name in (id_column, label_column)
     ]:
         raise UserError(f"{table}: has two columns '{twice[0]}'; rename one")
-    for column in (id_column, label_column):
-        require_known(column, columns, f"{table}: no column '{column}'")
+    for key, column in (("id_column", id_column), ("label_column", label_column)):
+        require_known(column, columns, f"{table}: no column '{column}' ({key})")
     counts: dict[str, Counter[str]] = {}
     empty = []
     for number, row in enumerate(rows, 1):

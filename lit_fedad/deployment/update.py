@@ -245,7 +245,12 @@ class _NewImages:
             raise UserError(f"images={self.options.images}: no {kind} there{has}")
         if old:
             self.display.note(f"{old} images {_KNOWN}")
-        if fresh := {s.category for own in found.values() for s in own} - {s.category for s in held}:
+        products = {sample.category for sample in held}
+        if fresh := {sample.category for own in found.values() for sample in own} - products:
+            if not self.options.force:
+                raise UserError(
+                    f"product={min(fresh)}: the detector has {', '.join(sorted(products))}; force=true adds a new one"
+                )
             self.display.note(f"new products: {', '.join(sorted(fresh))}")
         return Addition(found)
 
@@ -294,7 +299,10 @@ class _NewImages:
         folders = entries(root)
         for path in folders:
             if not (path.is_dir() and path.name.isdecimal()):
-                raise UserError(f"{path}: is no client's folder, whose name is its number; or give client=N")
+                numbers = f"{self.clients[0]} to {self.clients[-1]}"
+                raise UserError(
+                    f"{path}: is no folder named by a client's number, {numbers}; or give client=N"
+                )
         return {int(path.name): path for path in folders}
 
     def _product(self, path: Path, folder: Path) -> str:
@@ -305,7 +313,9 @@ class _NewImages:
         if below:
             return first
         if len(self.images.categories) > 1:
-            raise UserError(f"{path}: which product? give product=NAME, or a folder for each product")
+            raise UserError(
+                f"{path}: which product? give product=NAME ({', '.join(self.images.categories)}), or a folder for each"
+            )
         return self.images.categories[0]
 
 

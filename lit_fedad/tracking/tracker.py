@@ -141,12 +141,14 @@ def amend(
     """Adds metrics and artifacts to a run that has ended; does nothing for one that was not tracked.
 
     Where a metric is known at its step, the new value stands beside the old one; a file of a known name replaces it.
+    Files outside of the run's folder stay where they are.
     """
     if not journal_file(folder).is_file():
         return Delivery(None, 0, None)
     journal = Journal(folder)
     journal.append("metrics", metric_values(metrics), step)
     for file in files:
-        journal.append_new("artifact", artifact_values(file, folder), place)
+        if file.resolve().is_relative_to(folder.resolve()):
+            journal.append_new("artifact", artifact_values(file, folder), place)
     journal.close()
     return deliver(folder)

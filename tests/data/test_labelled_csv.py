@@ -172,28 +172,35 @@ def test_a_missing_table_is_named(head_ct):
 
 def test_a_broken_table_is_named(head_ct):
     (head_ct / "labels.csv").write_text("")
-    refused(r"labels\.csv: no column 'id'; it is empty", read_head_ct, head_ct)
+    refused(r"labels\.csv: no column 'id' \(id_column\); it is empty", read_head_ct, head_ct)
     (head_ct / "labels.csv").write_text("id,hemorrhage\n0,1,2\n")
     refused(r"labels\.csv: cannot be read as CSV: row 1 has more fields", read_head_ct, head_ct)
     (head_ct / "labels.csv").write_bytes(b"id,hemorrhage\n\xff\xfe\x00,1\n")
     refused(r"labels\.csv: cannot be read as CSV", read_head_ct, head_ct)
     (head_ct / "labels.csv").write_text("id,hemorrhage\n")
-    refused(r"labels\.csv: no '0' in column 'hemorrhage'; it is empty", read_head_ct, head_ct)
+    refused(r"labels\.csv: no '0' \(normal\) in column 'hemorrhage'; it is empty", read_head_ct, head_ct)
 
 
 @pytest.mark.parametrize(
     ("key", "column", "nearest"), [("label_column", "haemorrhage", "hemorrhage"), ("id_column", "ID.", "id")]
 )
 def test_an_unknown_column_names_the_nearest(head_ct, key, column, nearest):
-    refused(f"no column '{column}'; the nearest is '{nearest}'", read_head_ct, head_ct, **{key: column})
+    refused(
+        rf"no column '{column}' \({key}\); the nearest is '{nearest}'", read_head_ct, head_ct, **{key: column}
+    )
 
 
 def test_an_unknown_label_names_the_nearest(table):
     rows = [("a", "No finding"), ("b", "Mass")]
     refused(
-        "no 'No Finding' in column 'finding'; the nearest is 'No finding'", table, rows, normal=["No Finding"]
+        r"no 'No Finding' \(normal\) in column 'finding'; the nearest is 'No finding'",
+        table,
+        rows,
+        normal=["No Finding"],
     )
-    refused("no 'mass' in column 'finding'; the nearest is 'Mass'", table, rows, anomalous=["mass"])
+    refused(
+        r"no 'mass' \(anomalous\) in column 'finding'; the nearest is 'Mass'", table, rows, anomalous=["mass"]
+    )
 
 
 def test_rows_without_an_image_are_counted(table):

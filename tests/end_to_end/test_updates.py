@@ -242,10 +242,16 @@ def test_a_refused_update_is_one_line_and_changes_nothing(lab, desk, tmp_path):
     literal, _ = lab.finished("method=feddymem_literal")
     for folder, images, options, message in (
         (run, tmp_path / "nowhere", {}, r"images=\S+: no such folder"),
-        (run, good / "0", {}, r"is no client's folder, whose name is its number; or give client=N"),
+        (run, good / "0", {}, r"is no folder named by a client's number, 0 to 1; or give client=N"),
         (run, good, {"client": 7}, r"client=7: the run has clients 0, 1"),
-        (run, tmp_path / "damaged", {}, r"a.png: which product\? give product=NAME, or a folder for each"),
+        (run, tmp_path / "damaged", {}, r"a.png: which product\? give product=NAME \(\w+, \w+"),
         (run, tmp_path / "damaged", {"product": "grass"}, r"a.png"),
+        (
+            run,
+            good,
+            {"client": 0, "product": "gras", "force": False},
+            r"product=gras: the detector has .*; force=true adds",
+        ),
         (run, tested, {"client": 0, "product": "grass"}, r"is a test image of the run; give others"),
         (literal, good, {}, r"feddymem_literal with these settings is not made of sums"),
     ):

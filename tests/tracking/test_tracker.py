@@ -142,7 +142,9 @@ def test_later_numbers_and_files_join_the_run(tmp_path, client, journal, monkeyp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", home)
     assert deliver(folder) == Delivery(before.run_id, 0, None)
     file.write_text("other")
-    amend(folder, {"auc": 0.5, "lost": float("nan")}, 3, [file], "privacy")
+    (tmp_path / "elsewhere" / "own.json").write_text("the user's")
+    files = [file, tmp_path / "elsewhere" / "own.json"]
+    assert amend(folder, {"auc": 0.5, "lost": float("nan")}, 3, files, "privacy").error is None
     run = client.get_run(before.run_id)
     assert run.info.status == "FINISHED"
     assert run.data.metrics == {"loss": 1.0, "auc": 0.5}
