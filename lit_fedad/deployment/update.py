@@ -247,7 +247,7 @@ class _NewImages:
             self.display.note(f"{old} images {_KNOWN}")
         products = {sample.category for sample in held}
         if fresh := {sample.category for own in found.values() for sample in own} - products:
-            if not self.options.force:
+            if not (self.options.force or reviews):
                 raise UserError(
                     f"product={min(fresh)}: the detector has {', '.join(sorted(products))}; force=true adds a new one"
                 )
