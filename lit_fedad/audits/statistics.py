@@ -198,7 +198,7 @@ def bank_statistics(features: Tensor, bank: Tensor) -> Tensor:
 
 def subspace_statistics(features: Tensor, centre: Tensor, basis: Tensor) -> Tensor:
     """Computes largest and mean of the lengths of patches [B, P, C] outside the nearest subspace, negated [B, 2]."""
-    norms = least_residuals(features, centre.to(features), basis.to(features))
+    norms, _ = least_residuals(features, centre.to(features), basis.to(features))
     return -torch.stack([norms.amax(1), norms.mean(1)], 1)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from scipy import stats
@@ -17,6 +19,9 @@ from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client, one_process
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.tasks.memory_bank import MemoryBank
+from lit_fedad.tasks.patches import PatchTask
+from lit_fedad.tasks.subspace import Subspace
 
 _CHANCE = 0.01
 """New images that fewer than one in so many draws of normal images would look like are called foreign."""
@@ -32,6 +37,7 @@ class Judged:
         images: Number of images.
         beyond: Number of them beyond the threshold.
         chance: Probability of at least so many, if they are like the calibration images.
+        alike: The product that most of them look like, where the model tells products apart; else None.
     """
 
     client: int
@@ -39,6 +45,7 @@ class Judged:
     images: int
     beyond: int
     chance: float
+    alike: str | None
 
 
 def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) -> list[Judged]:
@@ -59,6 +66,8 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
     """
     fabric, found = one_process(config), []
     transform, size = image_transform(config, model.task), config["evaluation"]["batch_size"]
+    task = cast("MemoryBank | Subspace", model.client.task)  # no other model is made of sums
+    names = _products_told_apart(folder, task)
     calibration, alpha = folder.calibration(), folder.alpha()
     for client, samples in sorted(new.images.items()):
         load_client(model, folder.path, folder.config(), client, fabric)
@@ -70,29 +79,45 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
             if not scores.total:
                 continue
             images = torch.stack([transform.image(sample.path) for sample in own])
-            new_scores = torch.cat(
-                [
-                    predict_batch(model.client, {"image": part}, fabric).image_score.cpu()
-                    for part in images.split(size)
-                ]
-            )
+            batches = [{"image": part} for part in images.split(size)]
+            said = [predict_batch(model.client, batch, fabric).image_score.cpu() for batch in batches]
+            new_scores, alike = torch.cat(said), None
+            if names:
+                with torch.inference_mode(), fabric.autocast():
+                    nearest = [task.by_subspace(fabric.to_device(one))[1] for one in batches]
+                place, count = Counter(torch.cat(nearest).tolist()).most_common(1)[0]
+                alike = names[place] if 2 * count > len(own) else None
             rate = max(rule.alpha, 1 / (scores.total + 1))
             rank = scores.rank(rate)
             beyond = int((new_scores > scores.threshold(rate)).sum())
             chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)
-            found.append(Judged(client, product, len(own), beyond, float(chance)))
+            found.append(Judged(client, product, len(own), beyond, float(chance), alike))
     return found
+
+
+def _products_told_apart(folder: RunFolder, task: PatchTask) -> list[str | None]:
+    """Lists the product of each of a task's subspaces, None for all others; nothing where there is one subspace."""
+    if task.kinds == 1:
+        return []
+    partition = (folder.result() or {})["partition"]
+    images = dict(zip(partition["products"], map(sum, zip(*partition["counts"], strict=True)), strict=True))
+    return [*(product for product in task.products if images.get(product)), None]
 
 
 def refuse_foreign(judged: Sequence[Judged]) -> None:
     """Refuses new images that are unlike those that the detector was calibrated with.
 
     Raises:
-        UserError: If more lie beyond the threshold than normal images would.
+        UserError: If they look like another product, or more lie beyond the threshold than normal images would.
     """
     for one in judged:
         if one.chance < _CHANCE:
             raise UserError(
                 f"{one.beyond} of the {one.images} new images of client {one.client}, product {one.product}, are"
                 " anomalous to the detector: look at them (predict); force=true adds them as normal all the same"
+            )
+        if one.alike not in (None, one.product):
+            raise UserError(
+                f"most of the {one.images} new images of client {one.client}, product {one.product}, look like"
+                f" {one.alike} to the detector: correct the product; force=true adds them as they are"
             )

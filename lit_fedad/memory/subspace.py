@@ -229,7 +229,7 @@ def residual_norms(vectors: Tensor, basis: Tensor) -> Tensor:
     return torch.linalg.vector_norm(vectors @ basis, dim=1)
 
 
-def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> Tensor:
+def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
     """Computes how far the patches of images lie outside the subspace that leaves least of their image.
 
     Args:
@@ -238,7 +238,7 @@ def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> Tensor:
         bases: Directions outside of it [N, C, R], as of `fit_subspaces`.
 
     Returns:
-        Residuals [B, P].
+        Residuals [B, P], and which subspace that is [B].
     """
     flat = patches.flatten(0, 1).float()
     lengths = torch.stack(
@@ -248,7 +248,7 @@ def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> Tensor:
         ]
     )
     nearest = lengths.square().mean(2).argmin(0)
-    return lengths.gather(0, nearest[None, :, None].expand(1, -1, lengths.shape[2]))[0]
+    return lengths.gather(0, nearest[None, :, None].expand(1, -1, lengths.shape[2]))[0], nearest
 
 
 def _directions(moments: Moments) -> tuple[Tensor, Tensor]:

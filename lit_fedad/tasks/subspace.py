@@ -151,14 +151,18 @@ class Subspace(PatchTask):
         for features in map_batches(self, loader, self):
             patches = features.flatten(0, 1).float()
             at = nearest(patches, self.memory, 1)[1][:, 0].cpu()
-            residuals = least_residuals(features, self.centre, self.basis).flatten().double().cpu()
+            residuals = least_residuals(features, self.centre, self.basis)[0].flatten().double().cpu()
             squares += torch.bincount(at, residuals.square(), minlength=self.clusters)
             counts += torch.bincount(at, minlength=self.clusters)
         return squares, counts
 
+    def by_subspace(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Computes the residuals of images' patches [B, P], and which product's subspace leaves them [B]."""
+        return least_residuals(self(batch), self.centre, self.basis)
+
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by the residuals of their patches."""
-        scores = judged = least_residuals(features, self.centre, self.basis).flatten()
+        scores = judged = least_residuals(features, self.centre, self.basis)[0].flatten()
         if self.clusters and self.image_score is not None:
             patches = features.flatten(0, 1).float()
             judged = self.image_score(scores[:, None], self.radii, nearest(patches, self.memory, 1)[1])

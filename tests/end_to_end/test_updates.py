@@ -212,6 +212,17 @@ def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_
     words = rf"20 of the 20 new images of client 0, product {product}, are anomalous .* force=true"
     with pytest.raises(UserError, match=words):
         fold(run, folder, force=False, client=0, product=product)
+    for place, sample in enumerate(
+        desk.textures().train[:15]
+    ):  # each product's own images, by another's name
+        pixels = np.asarray(Image.open(sample.path)) // 2 * 2
+        named = tmp_path / "misnamed" / {"brick": "grass"}.get(sample.category, "brick")
+        named.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(named / f"{place}.png")
+    with pytest.raises(
+        UserError, match=r"product brick, look like \w+ to the detector|product grass, look like brick"
+    ):
+        fold(run, tmp_path / "misnamed", force=False, client=0)
     assert RunFolder(run).versions() == [0]
     version = fold(run, folder, client=0, product=product)
     assert RunFolder(run).version(None).path == run  # the default is what it was

@@ -95,9 +95,10 @@ def test_an_image_is_scored_by_the_subspace_that_leaves_least_of_it():
             for centre, basis in zip(centres, bases, strict=True)
         ]
     )
-    expected = [lengths[(lengths[:, place] ** 2).sum(1).argmin(), place] for place in range(5)]
-    found = least_residuals(*(torch.tensor(values).float() for values in (patches, centres, bases)))
-    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-4)
+    least = [(lengths[:, place] ** 2).sum(1).argmin() for place in range(5)]
+    found, which = least_residuals(*(torch.tensor(values).float() for values in (patches, centres, bases)))
+    assert which.tolist() == least
+    np.testing.assert_allclose(found, lengths[least, range(5)], rtol=1e-4)
 
 
 def test_of_sums_without_its_images_a_client_leaves_none_out(federate):
