@@ -334,19 +334,19 @@ def _report(
     for line in report.lines(run.federation.names):
         display.warn(line)
     own = ", ".join(f"{len(images)} of client {client}" for client, images in sorted(new.images.items()))
-    display.note(f"version {version.path.name}: {new.total} new images, {own}")
+    display.note(f"version {version.path.name}, with new images: {own}")
     for then, now in zip(before, after, strict=True):
         display.note(
             f"beyond the threshold, of {then.images} new images of client {then.client}, product {then.product}:"
             f" {then.beyond} before, {now.beyond} as part of the detector"
         )
-    changes = [
-        f"{metric_title(name)} {last[name]['mean']:.3f} before, {metrics[name]['mean']:.3f} now"
-        for name in ("i_auroc", "p_auroc", "miss_rate", "false_alarm_rate")
-        if None not in (last.get(name, {}).get("mean"), metrics.get(name, {}).get("mean"))
+    shown = [
+        {"test images": metric_title(name), "before": f"{then:.3f}", "now": f"{metrics[name]['mean']:.3f}"}
+        for name in ("i_auroc", "p_auroc", "pro", "miss_rate", "false_alarm_rate")
+        if None not in (then := last.get(name, {}).get("mean"), metrics.get(name, {}).get("mean"))
     ]
-    display.note("; ".join(changes))
-    display.metrics_table(metrics)
+    if shown:
+        display.table(shown)
     number = int(version.path.name)
     display.where_next(_next(home, number))
     files = [version.path / name for name in ("calibration.json", "result.json")]
