@@ -281,11 +281,14 @@ class _Watcher:
                 self.stream.test.run_length,
             )
             save_figure(figure, folder / "drift.png")
+        last = (
+            f"; last {min(found['images'], self.stream.window)}: uniform p-values {found['ks_p_value']:.2g} (KS),"
+            f" PSI {found['psi']:.2f} (below {found['psi_limit']:.2f} without drift)"
+        )
         self.display.note(
             f"{new} new of {found['images'] + found['unreadable']} images: {found['anomalous']} anomalous,"
-            f" {found['unreadable']} unreadable, alarms of drift: {len(found['alarms'])}; last"
-            f" {min(found['images'], self.stream.window)}: uniform p-values {found['ks_p_value']:.2g} (KS),"
-            f" PSI {found['psi']:.2f} (below {found['psi_limit']:.2f} without drift)"
+            f" {found['unreadable']} unreadable, alarms of drift: {len(found['alarms'])}"
+            + (last if found["images"] else "")
         )
         if found["images"] - self.log.tracked >= _LEAST:
             self._track(found, path)

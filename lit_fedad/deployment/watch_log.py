@@ -69,10 +69,10 @@ class WatchLog:
                 raise UserError(f"{path}: cannot be read; remove it and images.csv to begin anew") from error
             for name, value in settings.items():
                 if held.get(name) != value:
-                    raise UserError(
-                        f"{folder}: holds a watch with {name}={held.get(name)}, not {name}={value}; give another"
-                        " out=DIR"
-                    )
+                    differs = f"with {name}={held.get(name)}, not {name}={value}"
+                    if name == "calibration":  # all scores, in one line
+                        differs = "by the calibration scores of another version of the detector"
+                    raise UserError(f"{folder}: holds a watch {differs}; give another out=DIR")
             return log
         log.save()
         return log

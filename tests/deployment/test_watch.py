@@ -191,6 +191,13 @@ def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="no such file or folder"):
         look(tiny_run, tmp_path / "nowhere", tmp_path / "other")
+    held = (out / "watch.json").read_text()
+    (out / "watch.json").write_text(json.dumps({**json.loads(held), "calibration": {}}))
+    with pytest.raises(
+        UserError, match="watch by the calibration scores of another version of the detector; give"
+    ):
+        look(tiny_run, images, out)
+    (out / "watch.json").write_text(held)
     (out / "images.csv").write_text("path,score\na.png,1\n")
     with pytest.raises(UserError, match=r"images.csv: not the table of a watch; remove it"):
         look(tiny_run, images, out)
