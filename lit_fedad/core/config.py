@@ -338,6 +338,10 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
     if match := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
         return f"{match[2]} is that of '{match[1]}', which this configuration lacks; give one, or {match[2]}"
+    if match := re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text):
+        return (
+            f"{match[1]}={match[2]}: a run has one value, and each other value a run; a list is [{match[2]}]"
+        )
     if match := re.search(r"Could not find '([^']+)'", text):
         group, _, name = match[1].rpartition("/")
         if group.startswith("data/"):

@@ -328,7 +328,7 @@ def _report(
     before: Sequence[Judged],
     after: Sequence[Judged],
 ) -> None:
-    """Prints the version beside that before, and adds its metrics to the run's record in MLflow as a further round."""
+    """Prints the version beside that before, and adds its metrics to the run's record in MLflow under its name."""
     report, display = run.federation.history[-1], run.display
     metrics = {**(report.metrics or {}), **run.rates}
     for line in report.lines(run.federation.names):
@@ -350,8 +350,9 @@ def _report(
     number = int(version.path.name)
     display.where_next(_next(home, number))
     files = [version.path / name for name in ("calibration.json", "result.json")]
-    numbers = flat_metrics(report) | flat_summaries(run.rates)
-    delivery = amend(home.path, numbers, report.round, files, f"versions/{number}")
+    place, found = f"versions/{number}", flat_metrics(report) | flat_summaries(run.rates)
+    numbers = {f"{place}/{name}": value for name, value in found.items()}
+    delivery = amend(home.path, numbers, report.round, files, place)
     display.unsent(delivery.pending, home.path)
 
 

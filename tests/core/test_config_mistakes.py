@@ -55,6 +55,7 @@ def composed_with(overrides):
         (["+taks.grid=3"], "did you mean 'task'"),
         (["+evaluation.evry=3"], "evaluation has no key 'evry'; did you mean 'every'"),
         (["+cache.foldr=x"], "cache has no key 'foldr'; did you mean 'folder'"),
+        (["seed=0,1"], "seed=0,1: a run has one value, and each other value a run; a list is [0,1]"),
         (["rounds=many"], "rounds='many' must be int"),
         (["rounds=-1"], "rounds=-1 must be at least 0"),
         (["batch_size=0"], "batch_size=0 must be at least 1"),
