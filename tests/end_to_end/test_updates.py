@@ -11,6 +11,7 @@ from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
+from lit_fedad.deployment import update as module
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.reviews import add_review
@@ -18,6 +19,7 @@ from lit_fedad.deployment.ui.reading import ScoredFile
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.watch import WatchOptions, watch
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.tracking.sender import Delivery
 
 BASE = [list(range(8)), list(range(8, 15))]
 SUBSPACE = ("method=federated_subspace", "rounds=0")
@@ -202,7 +204,9 @@ def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
 
 
 @pytest.mark.slow
-def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_path, capsys):
+def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_path, capsys, monkeypatch):
+    sent = []
+    monkeypatch.setattr(module, "amend", lambda *given: sent.append(given) or Delivery(None, 0, None))
     run, folder = desk.train("run", *SUBSPACE, clients=BASE), tmp_path / "foreign"
     folder.mkdir()
     for number in range(20):
@@ -226,6 +230,9 @@ def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_
     assert RunFolder(run).versions() == [0]
     version = fold(run, folder, client=0, product=product)
     assert RunFolder(run).version(None).path == run  # the default is what it was
+    assert {name.split("/")[1] for name in sent[0][1]} == {
+        version.name
+    }  # the run's own numbers are as they were
     said = capsys.readouterr().out
     assert f"product {product}: 20 before, " in said
     assert f"lit-fedad update run={run} default={version.name}" in said
