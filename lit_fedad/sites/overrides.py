@@ -39,8 +39,9 @@ OWN = (
 )
 """Keys that every machine sets for itself."""
 
-NORMALISATION = ("data.mean", "data.std")
-"""Keys by which a federation says how labelled images are normalised: models depend on it, wherever images lie."""
+NORMALISATION: Mapping[str, tuple[float, float]] = {"data.mean": (0.0, 1.0), "data.std": (0.01, 100.0)}
+"""Keys by which a federation says how labelled images are normalised, and in what ranges: models depend on it,
+wherever images lie, and gradients grow with what they are divided by."""
 
 OPERATORS = ("calibration.group", "image.page")
 """Keys that only a site's own operator may set: a regular expression over the names of its files, and their page."""
@@ -79,12 +80,13 @@ def check_overrides(overrides: Sequence[str]) -> None:
             raise _not_taken(override[:100], taken)
         key, value = found.groups()
         if key in NORMALISATION:
+            low, high = NORMALISATION[key]
             try:
-                finite = math.isfinite(float(value))
+                within = low <= float(value) <= high
             except ValueError:
-                finite = False
-            if not finite:
-                raise _not_taken(override, "it is no number")
+                within = False
+            if not within:
+                raise _not_taken(override, f"it is no number in [{low:g}, {high:g}]")
         elif re.split("[./]", key)[0] in OWN or key in OPERATORS + _CALLED:
             raise _not_taken(override, f"each site sets {key} for itself")
         elif key in groups and value not in (*choices(key), "null"):
@@ -168,7 +170,7 @@ def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
     Raises:
         RefusalError: If an override is refused, or the configuration is none.
     """
-    for number, override in enumerate(overrides, start=1):
+    for number, override in enumerate(overrides[: _MOST + 1], start=1):
         try:
             check_overrides([override])
         except UserError as error:
@@ -177,6 +179,13 @@ def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
         return compose_overrides(overrides, own)
     except UserError as error:
         raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
+
+
+def packaged(overrides: Sequence[str]) -> Config:
+    """Composes the choices alone that overrides make, as their packages have them."""
+    groups = config_groups()
+    chosen = [override for override in overrides if override.split("=")[0] in groups]
+    return compose([*chosen, "data=packed", "data.root=unread", "data.train=unread", "tracking=off"])
 
 
 def _check_text(override: str, config: Config) -> None:

@@ -16,7 +16,7 @@ from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
-from lit_fedad.sites.overrides import compose_offered
+from lit_fedad.sites.overrides import compose_offered, packaged
 from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart
 from lit_fedad.sites.own_noise import drawn_here, planned
 from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
@@ -83,7 +83,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     """
     policy = settings.policy
     config = compose_offered(offer.overrides, settings.own)
-    policy.check_bounds(config)
+    policy.check_bounds(config, packaged(offer.overrides))
     digest = digest_of_offer(config, offer.classes, policy.vary)
     form, config["data"] = config["data"], compose([*settings.data])["data"]
     read = build_images(config)
