@@ -80,7 +80,7 @@ class Claims:
         configuration: str,
         noised: bool,
         most: int,
-        training: Trained = Trained(),  # noqa: B008  (it is frozen)
+        training: Trained = Trained(),
         least: int = 1,
     ) -> None:
         """Notes a run before its first answer.
@@ -111,7 +111,9 @@ class Claims:
             fewest = training.fewest_apart([line.get("trained", ()) for line in plain], least)
             if fewest < least:
                 raise RefusalError(Code.SUBSET, fewest, least)
-        grouped = [line for line in plain if line.get("groups") and not set(images).isdisjoint(line["trained"])]
+        grouped = [
+            line for line in plain if line.get("groups") and not set(images).isdisjoint(line["trained"])
+        ]
         if training.groups and any(
             (line["groups"], line["trained"]) != (training.groups, images) for line in grouped
         ):

@@ -298,7 +298,9 @@ class Session:
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
-        _ = self.party.invitation  # without one nothing is masked, and the part of another place stays that one's
+        _ = (
+            self.party.invitation
+        )  # without one nothing is masked, and the part of another place stays that one's
         return Mask(self.party, envelopes)
 
     def _reveal(self, payload: bytes) -> bytes:

@@ -137,14 +137,8 @@ class Policy:
             if rate * abs(pull := numbers.get(key, 0.0)) > _MOST_PULL:
                 raise RefusalError(Code.CEILING, _MOST_PULL / rate, pull, detail=key)
         for key, usual in flatten(packaged).items():
-            value = numbers.get(key, usual)
-            if key in rates or not key.startswith(_LEARNT) or not isinstance(usual, float) or not value:
-                continue
-            most, least = abs(usual) * _FURTHEST or 1.0, abs(usual) / _FURTHEST
-            if abs(value) > most:
-                raise RefusalError(Code.CEILING, most, value, detail=key)
-            if abs(value) < least:
-                raise RefusalError(Code.FLOOR, least, value, detail=key)
+            if key.startswith(_LEARNT) and key not in rates and isinstance(usual, float):
+                _check_near(usual, numbers.get(key, usual), key)
 
     def allows(self, disclosed: Disclosure, images: int) -> bool:
         """Tells whether something may leave the site without an approval."""
@@ -156,6 +150,15 @@ class Policy:
     def needs_more(self, disclosed: Disclosure) -> bool:
         """Tells whether not even an approval lets something out: images, unless ``allow`` names them."""
         return disclosed.kind is Kind.IMAGES and disclosed.kind.value not in self.allow
+
+
+def _check_near(usual: float, value: float, key: str) -> None:
+    """Refuses a number that is neither 0 nor near another one; see `_FURTHEST`."""
+    most, least = abs(usual) * _FURTHEST or 1.0, abs(usual) / _FURTHEST
+    if abs(value) > most:
+        raise RefusalError(Code.CEILING, most, value, detail=key)
+    if 0 < abs(value) < least:
+        raise RefusalError(Code.FLOOR, least, value, detail=key)
 
 
 def not_allowed(disclosed: Disclosure, round: int, exchange: int) -> RefusalError:

@@ -87,7 +87,9 @@ def test_sums_of_two_runs_differ_by_many_images_or_none(tmp_path, training, prod
         claims.begin("b", "four", False, 20, Trained(training, products), 5)
 
 
-@pytest.mark.parametrize(("last", "few"), [(range(5, 10), 1), (range(3), 2), (range(5, 11), 0), (range(20, 25), 0)])
+@pytest.mark.parametrize(
+    ("last", "few"), [(range(5, 10), 1), (range(3), 2), (range(5, 11), 0), (range(20, 25), 0)]
+)
 def test_sums_of_many_runs_tell_of_many_images_together(tmp_path, last, few):
     """Any two of all, all but 0 to 10, 0 to 4 and 5 to 9 differ by five or more; all four together tell image 10."""
     claims = Claims(tmp_path / "runs.jsonl")

@@ -277,9 +277,9 @@ def test_a_policy_that_is_none_is_refused_in_one_line(content):
 @pytest.mark.parametrize(
     ("key", "usual", "value", "code"),
     [
-        ("temperature", 0.5, 1e-9, Code.FLOOR), ("weight", 10.0, 1e9, Code.CEILING), ("kappa", -1.0, 1e3, Code.CEILING),
+        ("nu", 0.5, 1e-9, Code.FLOOR), ("weight", 10.0, 1e9, Code.CEILING), ("kappa", -1.0, 1e3, Code.CEILING),
         ("ewc", 0.0, 2.0, Code.CEILING), ("bias", 0.3, 4.0, Code.CEILING),
-        ("temperature", 0.5, 0.005, None), ("weight", 10.0, 0, None), ("ewc", 0.0, 1.0, None), ("epochs", 1, 9000, None),
+        ("nu", 0.5, 0.005, None), ("weight", 10.0, 0, None), ("ewc", 0.0, 1.0, None), ("epochs", 1, 9000, None),
     ],
 )  # fmt: skip
 def test_numbers_that_multiply_gradients_are_near_those_of_the_package(key, usual, value, code):

@@ -155,7 +155,10 @@ def test_a_part_of_one_round_is_not_given_as_that_of_another(tmp_path):
     """Asked for another round in between, which it cannot answer, a site still knows what its shares would unmask."""
     paint(tmp_path)
     enrol_in_sums(tmp_path)
-    own, products = sites(tmp_path, secure=True), [next((tmp_path / n / "images").iterdir()).name for n in NAMES]
+    own, products = (
+        sites(tmp_path, secure=True),
+        [next((tmp_path / n / "images").iterdir()).name for n in NAMES],
+    )
 
     def ask(client, kind, **given):
         words = ["method=federated_padim", "federation=secure", *DEBUG, "rounds=1"]
