@@ -65,8 +65,9 @@ class Offer:
             content = json.loads(file.read_text()) if whole else None
             if not isinstance(content, dict) or set(content) != {"overrides", "classes"}:
                 raise ValueError("no offer")
-            if not all(isinstance(text, str) for value in content.values() for text in value):
-                raise ValueError("no texts")
+            lists = [value for value in content.values() if isinstance(value, list)]
+            if len(lists) < len(content) or not all(isinstance(text, str) for own in lists for text in own):
+                raise ValueError("no lists of texts")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{file}: holds no offer; take offer.json from the coordinator's operator, or start the site once"

@@ -59,7 +59,7 @@ _LISTED: Mapping[str, tuple[str, ...]] = {
 _WEIGHTS = ("auto", "imagenet", "own", "random")
 """Weights of a backbone that are no file."""
 
-_MOST = 200
+_MOST, _LONGEST = 200, 250
 _WORD = re.compile(r"([a-z][a-z0-9_]*(?:[./][a-z0-9][a-z0-9_]*)*)=(-?[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})")
 
 
@@ -75,7 +75,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         )
     groups = config_groups()
     for override in overrides:
-        if (found := _WORD.fullmatch(override)) is None:
+        if len(override) > _LONGEST or (found := _WORD.fullmatch(override)) is None:
             taken = "only group=choice and key=scalar are, no _target_, +, ~, ${}, list or path"
             raise _not_taken(override[:100], taken)
         key, value = found.groups()

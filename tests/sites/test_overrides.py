@@ -26,7 +26,7 @@ def test_choices_and_scalars_are_taken():
         "++rounds=2", "data=folders", "data.root=x", "out=x", "cache.folder=x", "cache=x", "fabric.accelerator=cpu",
         "fabric.devices=2", "tracking.uri=x", "tracking=mlflow", "callbacks.x=1", "start=x", "public=folder",
         "fresh=true",
-        "backbone.weights=/etc/passwd", "data.mean=x", "data.std=nan", "data.std=1e-12", "data.mean=2",
+        "backbone.weights=/etc/passwd", "data.mean=x", "data.std=nan", "data.std=1e-12", "data.mean=2", "x" * 300 + "/y=1",
         "backbone.weights=../x", "seed=${oc.env:HOME}", "seed=[1]", "seed={a: 1}",
         "method=../../x", "method=fedavg2", "hydra.run.dir=x", "hydra/launcher=x", "partition=iid", "partition.path=x",
         "rounds", "rounds=", "rounds=1 2", "rounds=1\n", "", "a/b=c", "evaluation.alpha='0.1'", "task@x=subspace",
