@@ -114,8 +114,10 @@ class Claims:
         grouped = [
             line for line in plain if line.get("groups") and not set(images).isdisjoint(line["trained"])
         ]
-        if training.groups and any(
-            (line["groups"], line["trained"]) != (training.groups, images) for line in grouped
+        if (
+            training.groups
+            and least > 1
+            and any((line["groups"], line["trained"]) != (training.groups, images) for line in grouped)
         ):
             raise RefusalError(Code.GROUPS)
         trained = {} if noised else {"trained": images, "groups": training.groups}
