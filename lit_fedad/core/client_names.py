@@ -35,7 +35,7 @@ class ClientNames:
         """
         try:
             return cls({int(site["client"]): str(name) for name, site in result.get("sites", {}).items()})
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise UserError("result.json: sites needs the number of each site under its name") from error
 
     def label(self, client: int) -> str:

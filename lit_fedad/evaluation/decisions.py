@@ -122,7 +122,11 @@ class DecisionsQuery(ClientQuery[dict[str | None, Rate]]):
         assert self.scores is not None
         return rates_of(self.scores(client), self.images, self.numbers)
 
-    discloses = (counted("numbers of test images called anomalous, rightly and wrongly, by product"),)
+    discloses = (
+        counted(
+            "numbers of test images above limits that the coordinator sets, rightly and wrongly, by product"
+        ),
+    )
 
     def pack(self, answer: dict[str | None, Rate]) -> Message:
         """Returns the four counts of `Rate` by product, then those of no product, int64 [products + 1, 4]."""

@@ -20,19 +20,23 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Holds a folder's lock for a block; the system releases that of a process that was killed.
+
+    Args:
+        folder: The folder.
+        patience: How long another process is waited for, in seconds.
 
     Raises:
         UserError: If another process holds it, or the folder cannot be written.
     """
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=patience)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise UserError(
-            f"{folder}: another lit-fedad command is at work in this folder; wait for its end, or give another out=DIR"
+            f"{folder}: another lit-fedad command is at work in this folder; wait for its end, or give another folder"
         ) from None
     except NotImplementedError:
         warnings.warn(f"{folder}: its file system has no locks; start no second command on it", stacklevel=3)

@@ -105,7 +105,7 @@ class FleetProxy:
             return _stranger()
         if (body := await _body(request)) is None:
             return PlainTextResponse("too large\n", status_code=413)
-        headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
+        headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1") not in _HOP]
         seen = self.signal.count
         try:
             found = await self.client.request(request.method, path, content=body, headers=headers)

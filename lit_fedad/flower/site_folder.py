@@ -16,6 +16,7 @@ import torch
 
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.lock import locked
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.flower.fleet import answer_requests
 from lit_fedad.flower.keys import write_site_key
@@ -28,6 +29,8 @@ from lit_fedad.sites.settings import Policy, SiteSettings
 from lit_fedad.sites.site import AUDIT, Site
 
 KEY = "key"
+_ENDS_S = 60.0
+"""How long a process that was told to end may take, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -183,15 +186,16 @@ def start(folder: SiteFolder, display: Display) -> None:
     """Answers the coordinator's requests until the process is ended.
 
     Raises:
-        UserError: If the coordinator refuses the site, or is not who it should be.
+        UserError: If the coordinator refuses the site, or is not who it should be, or another process answers.
     """
     site = Site(folder.settings, display)
     bound_memory()
-    answer_requests(
-        folder.address,
-        folder.path / "ca.crt",
-        folder.path / KEY,
-        site.answer,
-        lambda: site.largest,
-        display.note,
-    )
+    with locked(folder.path, _ENDS_S):  # two processes would each spend what the ledger has left
+        answer_requests(
+            folder.address,
+            folder.path / "ca.crt",
+            folder.path / KEY,
+            site.answer,
+            lambda: site.largest,
+            display.note,
+        )

@@ -86,7 +86,11 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
     name = "coreset"
     down = False
 
-    discloses = (Disclosure(Kind.PATCHES, "features of single patches of images, as they are"),)
+    discloses = (
+        Disclosure(
+            Kind.PATCHES, "features of single patches of images, as they are, which all sites receive"
+        ),
+    )
 
     @torch.no_grad()
     def send(self, client: FederatedPatchCoreClient, loader: DataLoader) -> Message:

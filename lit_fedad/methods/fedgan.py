@@ -56,7 +56,9 @@ class FedGANClient(FedAvgClient):
     discloses = (
         TRAINED_WEIGHTS,
         Disclosure(
-            Kind.SYNTHETIC_IMAGES, "weights of a generator that was trained to draw images like the client's"
+            Kind.SYNTHETIC_IMAGES,
+            "weights of a generator that was trained to draw images like those of each of the client's classes",
+            by_product=True,
         ),
     )
 

@@ -101,7 +101,7 @@ def _disclosed(client: FedMixClient) -> Disclosures:
     """Says what averages tell; a mean of one image is that image."""
     if client.group == 1:
         return (Disclosure(Kind.IMAGES, "all training images, as they are, with their labels"),)
-    what = "mean images of groups of the training images, with their mean labels"
+    what = "mean images of groups of the training images, with their mean labels, which all sites receive as they are"
     return (Disclosure(Kind.MEAN_IMAGES, what, client.group),)
 
 

@@ -189,7 +189,7 @@ class FedVCKClient(FedDMClient):
     def discloses(self) -> Disclosures:  # type: ignore[override]
         """Images as FedDM's, and what the model says of each class."""
         statistic = "ranks" if self.ranks else "means"
-        what = f"{statistic} of the model's logits over the images of each class"
+        what = f"{statistic} of the model's logits over the images of each class, with their numbers"
         logits = Disclosure(Kind.CLASS_STATISTICS, what, max(self.prototype_images, self.least))
         return (*super().discloses, logits)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_fedad.federation.chained_log import ChainedLog
@@ -15,6 +16,38 @@ CLAIMS = "runs.jsonl"
 
 MOST_MESSAGES = 3
 """Most messages that a site answers in one place of a run: a coordinator that was killed may send another one."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The images that a run trains with.
+
+    Attributes:
+        images: Hashes of their contents.
+        products: Products of images by hash, where sums are of each product's.
+        groups: Hash of what decides which of them a mean image is of; empty where none leaves the site.
+    """
+
+    images: Collection[str] = ()
+    products: Mapping[str, str] = field(default_factory=dict)
+    groups: str = ""
+
+    def fewest_apart(self, before: Sequence[Collection[str]], least: int) -> int:
+        """Returns of how few images sums over these and over earlier runs' tell, if of fewer than `least`; else that.
+
+        Whatever sums are added and subtracted, images that were in the same runs count alike. So sums tell of each set
+        of such images, and of none smaller. A set that a run sums by itself is told by that already.
+        """
+        runs = [*map(frozenset, before), frozenset(self.images)]
+        together, summed = defaultdict[object, set[str]](set), set[frozenset[str]]()
+        for run in runs:
+            parts = defaultdict[str, set[str]](set)
+            for image in run:
+                product = self.products.get(image, "")
+                parts[product].add(image)
+                together[product, tuple(image in other for other in runs)].add(image)
+            summed |= set(map(frozenset, parts.values()))
+        return min([least, *(len(part) for part in together.values() if part not in summed)])
 
 
 class Claims:
@@ -47,26 +80,24 @@ class Claims:
         configuration: str,
         noised: bool,
         most: int,
-        training: Collection[str] = (),
+        training: Trained = Trained(),
         least: int = 1,
-        products: Mapping[str, str] | None = None,
     ) -> None:
         """Notes a run before its first answer.
 
-        Runs with other images sum others: two such sums differ by at least so many images, or by none.
+        Runs with other images sum others, and mean images of other groups can be solved for single ones.
 
         Args:
             run: Number of the run.
             configuration: Hash of its configuration.
             noised: Whether the site draws noise.
             most: Most runs without noise.
-            training: Hashes of the images that it trains with.
+            training: The images that it trains with.
             least: Fewest images behind a sum.
-            products: Products of images by hash, where sums are of each product's.
 
         Raises:
-            RefusalError: If it is known under another configuration, there were so many, or the difference to an
-                earlier run's sums would be of too few images.
+            RefusalError: If it is known under another configuration, there were so many, sums of all runs together
+                would tell of too few images, or mean images would be of other groups than an earlier run's.
         """
         self.check_run(run, configuration)
         begun = [line for line in self.log.entries() if "configuration" in line]
@@ -75,13 +106,21 @@ class Claims:
         plain = [line for line in begun if not line.get("noised")]
         if not noised and len(plain) >= most:
             raise RefusalError(Code.RUNS, len(plain))
-        own = set(training)
-        for before in (set(line.get("trained", ())) for line in plain if not noised):
-            for apart in (own - before, before - own) if own & before else ():
-                by_product = Counter((products or {}).get(image, "") for image in apart)
-                if by_product and min(by_product.values()) < least:
-                    raise RefusalError(Code.SUBSET, min(by_product.values()), least)
-        trained = {} if noised else {"trained": sorted(own)}
+        images = sorted(training.images)
+        if not noised:
+            fewest = training.fewest_apart([line.get("trained", ()) for line in plain], least)
+            if fewest < least:
+                raise RefusalError(Code.SUBSET, fewest, least)
+        grouped = [
+            line for line in plain if line.get("groups") and not set(images).isdisjoint(line["trained"])
+        ]
+        if (
+            training.groups
+            and least > 1
+            and any((line["groups"], line["trained"]) != (training.groups, images) for line in grouped)
+        ):
+            raise RefusalError(Code.GROUPS)
+        trained = {} if noised else {"trained": images, "groups": training.groups}
         self.log.append(run=run, configuration=configuration, noised=noised, **trained)
 
     def answer(self, run: str, place: tuple[int, int, str], message: str) -> None:

@@ -25,6 +25,9 @@ APPROVED = "approved.jsonl"
 OFFERED = "offer.json"
 """File of the federation that was offered last, in a site's folder."""
 
+_LONGEST = 1 << 20
+"""Most bytes of an offer."""
+
 _VARIES = ("data", "partition", "public", "cache", "fabric", "out", "start", "fresh", "callbacks", "tracking")
 
 
@@ -58,11 +61,13 @@ class Offer:
             UserError: If the file holds none.
         """
         try:
-            content = json.loads(file.read_text()) if file.is_file() else None
+            whole = file.is_file() and file.stat().st_size <= _LONGEST
+            content = json.loads(file.read_text()) if whole else None
             if not isinstance(content, dict) or set(content) != {"overrides", "classes"}:
                 raise ValueError("no offer")
-            if not all(isinstance(text, str) for value in content.values() for text in value):
-                raise ValueError("no texts")
+            lists = [value for value in content.values() if isinstance(value, list)]
+            if len(lists) < len(content) or not all(isinstance(text, str) for own in lists for text in own):
+                raise ValueError("no lists of texts")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{file}: holds no offer; take offer.json from the coordinator's operator, or start the site once"
@@ -135,7 +140,7 @@ def digest_of_offer(config: Mapping[str, Any], classes: Sequence[str], vary: Seq
         if key.split(".")[0] not in _VARIES and key not in vary
     }
     text = json.dumps([flat, list(classes), config.get("data")], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:32]  # of half as many digits two can be made that agree
 
 
 class Approvals:

@@ -39,8 +39,9 @@ OWN = (
 )
 """Keys that every machine sets for itself."""
 
-NORMALISATION = ("data.mean", "data.std")
-"""Keys by which a federation says how labelled images are normalised: models depend on it, wherever images lie."""
+NORMALISATION: Mapping[str, tuple[float, float]] = {"data.mean": (0.0, 1.0), "data.std": (0.01, 100.0)}
+"""Keys by which a federation says how labelled images are normalised, and in what ranges: models depend on it,
+wherever images lie, and gradients grow with what they are divided by."""
 
 OPERATORS = ("calibration.group", "image.page")
 """Keys that only a site's own operator may set: a regular expression over the names of its files, and their page."""
@@ -58,7 +59,7 @@ _LISTED: Mapping[str, tuple[str, ...]] = {
 _WEIGHTS = ("auto", "imagenet", "own", "random")
 """Weights of a backbone that are no file."""
 
-_MOST = 200
+_MOST, _LONGEST = 200, 250
 _WORD = re.compile(r"([a-z][a-z0-9_]*(?:[./][a-z0-9][a-z0-9_]*)*)=(-?[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})")
 
 
@@ -74,17 +75,18 @@ def check_overrides(overrides: Sequence[str]) -> None:
         )
     groups = config_groups()
     for override in overrides:
-        if (found := _WORD.fullmatch(override)) is None:
+        if len(override) > _LONGEST or (found := _WORD.fullmatch(override)) is None:
             taken = "only group=choice and key=scalar are, no _target_, +, ~, ${}, list or path"
             raise _not_taken(override[:100], taken)
         key, value = found.groups()
         if key in NORMALISATION:
+            low, high = NORMALISATION[key]
             try:
-                finite = math.isfinite(float(value))
+                within = low <= float(value) <= high
             except ValueError:
-                finite = False
-            if not finite:
-                raise _not_taken(override, "it is no number")
+                within = False
+            if not within:
+                raise _not_taken(override, f"it is no number in [{low:g}, {high:g}]")
         elif re.split("[./]", key)[0] in OWN or key in OPERATORS + _CALLED:
             raise _not_taken(override, f"each site sets {key} for itself")
         elif key in groups and value not in (*choices(key), "null"):
@@ -168,7 +170,7 @@ def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
     Raises:
         RefusalError: If an override is refused, or the configuration is none.
     """
-    for number, override in enumerate(overrides, start=1):
+    for number, override in enumerate(overrides[: _MOST + 1], start=1):
         try:
             check_overrides([override])
         except UserError as error:
@@ -177,6 +179,13 @@ def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
         return compose_overrides(overrides, own)
     except UserError as error:
         raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
+
+
+def packaged(overrides: Sequence[str]) -> Config:
+    """Composes the choices alone that overrides make, as their packages have them."""
+    groups = config_groups()
+    chosen = [override for override in overrides if override.split("=")[0] in groups]
+    return compose([*chosen, "data=packed", "data.root=unread", "data.train=unread", "tracking=off"])
 
 
 def _check_text(override: str, config: Config) -> None:

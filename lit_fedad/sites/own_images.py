@@ -52,7 +52,7 @@ def own_images(
         return images
     if settings.apart:
         raise UserError("apart=true is for products of files; classes have one name at all sites")
-    if isinstance(images, SemanticSet) and not settings.policy.names:
+    if not settings.policy.names:
         raise RefusalError(Code.NAMED, detail="policy.names=false, and sites compare the names of classes")
     form = form or {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     images = replace(images, mean=form["mean"], std=form["std"])

@@ -84,12 +84,17 @@ class Code(IntEnum):
     NAMED = 34, "has products whose names it does not tell; its log (lit-fedad site log) says why"
     SUBSET = (
         35,
-        "would train with other images than in an earlier run: the difference of what both sum would be of {0} images,"
-        " and its policy asks for {1}; give seed and calibration.share of that run, or have it add more images",
+        "would train with other images than in earlier runs: a difference of what all sum would be of {0} images, and"
+        " its policy asks for {1}; give seed and calibration.share of an earlier run, or have it add more images",
     )
     CEILING = (
         36,
         "has a ceiling of {0:g} for a setting that is {1:g} here: its operator decides (site.yaml, policy)",
+    )
+    GROUPS = (
+        37,
+        "has told means of other groups of the same images, and both together would tell single images: give seed and"
+        " method.client of that run",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lit_fedad.contracts.disclosure import Kind
+from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
 from lit_fedad.core.config import Config, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
@@ -13,10 +13,11 @@ from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
 from lit_fedad.experiment.build import build_images, build_model
 from lit_fedad.experiment.calibration import with_calibration
+from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
-from lit_fedad.sites.overrides import compose_offered
+from lit_fedad.sites.overrides import compose_offered, packaged
 from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart
 from lit_fedad.sites.own_noise import drawn_here, planned
 from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
@@ -83,35 +84,46 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     """
     policy = settings.policy
     config = compose_offered(offer.overrides, settings.own)
-    policy.check_bounds(config)
+    policy.check_bounds(config, packaged(offer.overrides))
     digest = digest_of_offer(config, offer.classes, policy.vary)
     form, config["data"] = config["data"], compose([*settings.data])["data"]
     read = build_images(config)
     images = own_images(read, form, offer.classes, settings)
     model = build_model(config, told_apart(offer.classes, (), images))
     whole = own_partition(config, read, settings, 0)
-    facts = facts_of(images, with_calibration(config, images, whole, model.method), whole, 0)
+    partition = with_calibration(config, images, whole, model.method)
+    facts = facts_of(images, partition, whole, 0)
     size, exchanges, noise = facts.size, model.method.exchanges, ""
+    kept = len(partition.calibration[0]) if partition.calibration else 0
     if (plan := planned(config, model, 0, size)) is not None:
         exchanges, noise = plan.noised(model.method, b"declared"), in_words(plan.summary(plan.releases))
     taken = taken_by(exchanges, model.client, config, fewest_of_a_product(facts.stages))
     kinds = {Kind.COUNTS, Kind.SUMS, *(part.disclosed.kind for part in taken)}
     lines = [
         f"Method {config['method']['name']} ({config['method']['paper'].replace('none: ', 'of no paper: ')}),"
-        f" {_times(config['rounds'], 'round')}, asked by {settings.coordinator or 'the coordinator'}.",
-        f"This site, {settings.name}, has {size} training images. It would send what follows to the coordinator, which"
-        " merges it with that of other sites; they receive what comes of it. Names of files stay here.",
+        f" {config['rounds']} round{'s' * (config['rounds'] != 1)}, asked by"
+        f" {settings.coordinator or 'the coordinator'}.",
+        f"This site, {settings.name}, would train with {size} images"
+        f"{f' and set thresholds by {kept} others' if kept else ''}. It would send what follows to the coordinator,"
+        " which merges it with that of other sites; they receive what comes of it. Names of files stay here.",
         "",
         f"- Once, at the beginning: numbers of its images by product or class, with these names, which the coordinator"
-        f" tells all other sites: {', '.join(facts.held)}; versions and hashes of its software."
+        f" tells all other sites: {', '.join({**facts.held, **facts.tested})}; versions and hashes of its software."
         f" {_said(policy, Kind.COUNTS)}",
         *(f"- {described(part, config['rounds'], size)} {verdict(policy, part, size)}." for part in taken),
-        *_queries(config, policy, images.kind == "classification", len(images.test)),
+        *_queries(
+            config,
+            policy,
+            bool(exchanges.setup),
+            images.kind == "classification",
+            len(images.test),
+            kept or size,
+        ),
     ]
-    if not drawn_here(plan):
-        lines.append(
-            f"- With each training: its loss and other means over all images. {_said(policy, Kind.SUMS)}"
-        )
+    if not drawn_here(plan) and any(weight.requires_grad for weight in model.client.task.parameters()):
+        told = policy.allows(summed("its loss"), size)
+        end = "Allowed" if told else "Left out, unless you approve"
+        lines.append(f"- With each training: its loss and other means over all images. {end}.")
     lines += [
         "",
         "What these words mean:",
@@ -121,17 +133,17 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     lines += [f"- {term}: {meaning}." for term, meaning in TERMS.items() if re.search(rf"\b{term}", said)]
     lines += [
         "",
-        "Scores: the coordinator chooses the model that scores; one that does not keep to the method can choose it so"
-        " that scores tell what single test images show.",
+        "Test images: the coordinator chooses the model that looks at them; one that does not keep to the method can"
+        " choose it so that answers tell what single test images show.",
     ]
     if config["federation"].get("secure_sum"):
         lines.append("Messages are masked: the coordinator sees the sum over all sites alone.")
     if noise:
         lines.append(f"Noise: {noise}.")
-    if Kind.WEIGHTS in kinds:
+    if kinds & {Kind.WEIGHTS, Kind.CLASS_STATISTICS, Kind.SYNTHETIC_IMAGES}:
         lines.append(
-            "Weights: a coordinator that does not keep to the method can choose weights so that what comes back tells"
-            " more of single images; noise bounds that (federation/privacy)."
+            "Training images: a coordinator that does not keep to the method can send a model so that what comes back"
+            " tells more of single images; noise bounds that (federation/privacy)."
         )
     lines.append(f"Hash of all this: {digest}")
     return Review(lines, digest, config["method"]["name"], taken, size)
@@ -140,7 +152,8 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
 def described(part: Taken, rounds: int, images: int) -> str:
     """Describes a part in a sentence for a person who does not know the method."""
     disclosed = part.disclosed
-    when = "Once, at the beginning" if part.round < 1 else f"In each of {_times(rounds, 'round')}"
+    each = f"In each of {rounds} rounds" if rounds > 1 else "In the round"
+    when = "Once, at the beginning" if part.round < 1 else each
     behind = images if disclosed.images is None else min(disclosed.images, images)
     of = ""
     if disclosed.kind in COUNTED:
@@ -148,7 +161,8 @@ def described(part: Taken, rounds: int, images: int) -> str:
         of = many if behind > 1 else ", a value may be of one image alone"
     noise = "; noise hides single images" if disclosed.noised else ""
     what = f"{disclosed.kind.words}: {disclosed.what}{of}{noise}"
-    return f"{when} ({part.exchange}): {what}; at most {human_bytes(part.largest)}."
+    open_ended = "as many bytes as the images make, " if part.largest == LARGEST_BLOB else ""
+    return f"{when} ({part.exchange}): {what}; the whole message has {open_ended}at most {human_bytes(part.largest)}."
 
 
 def verdict(policy: Policy, part: Taken, images: int) -> str:
@@ -157,24 +171,28 @@ def verdict(policy: Policy, part: Taken, images: int) -> str:
         return "Allowed"
     if policy.needs_more(part.disclosed):
         return "REFUSED, unless policy.allow in site.yaml names images"
-    return "NEEDS YOUR APPROVAL"
+    few = f": of fewer than {policy.images} images" if part.disclosed.kind.value in policy.allow else ""
+    return f"NEEDS YOUR APPROVAL{few}"
 
 
-def _times(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def _queries(config: Config, policy: Policy, classes: bool, tested: int) -> list[str]:
-    """Says what a site is asked of its test images, and of those that it calibrates with."""
-    few = f"NEEDS YOUR APPROVAL: {tested} test images are few." if 0 < tested < policy.images else ""
+def _queries(
+    config: Config, policy: Policy, setup: bool, classes: bool, tested: int, calibrated: int
+) -> list[str]:
+    """Says what a site is asked of so many test images, and of those that it calibrates with."""
     every = config["evaluation"]["every"]
-    when = "After each round" if every == 1 else f"After every {every} rounds"
+    rounds = "after each round" if every == 1 else f"after every {every} rounds, and after the last"
+    when = f"At the beginning, and {rounds}" if setup else rounds.capitalize()
     scores = AccuracyEvaluator.discloses if classes else AnomalyEvaluator.discloses
-    told = [(when, part) for part in scores]
+    told = [(when, part, tested) for part in scores]
     if not classes:
-        last = (*CalibrationQuery.discloses, *DecisionsQuery.discloses)
-        told += [("After the last round", part) for part in last]
-    return [f"- {when}: {part.what}. {few or _said(policy, part.kind)}" for when, part in told]
+        told += [("After the last round", part, calibrated) for part in CalibrationQuery.discloses]
+        told += [("After the last round", part, tested) for part in DecisionsQuery.discloses]
+
+    def end(part: Disclosure, images: int) -> str:
+        few = 0 < images < policy.images
+        return f"NEEDS YOUR APPROVAL: {images} images are few." if few else _said(policy, part.kind)
+
+    return [f"- {when}: {part.what}. {end(part, images)}" for when, part, images in told]
 
 
 def _said(policy: Policy, kind: Kind) -> str:

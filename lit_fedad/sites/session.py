@@ -39,10 +39,10 @@ from lit_fedad.privacy.messages import read_survivors
 from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
-from lit_fedad.sites.claims import CLAIMS, Claims
+from lit_fedad.sites.claims import CLAIMS, Claims, Trained
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, digest_of_offer, judge, taken_by
-from lit_fedad.sites.overrides import agreed, compose_offered
+from lit_fedad.sites.overrides import agreed, compose_offered, packaged
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
 from lit_fedad.sites.own_images import (
     content_of,
@@ -77,9 +77,10 @@ class Session:
     def __init__(self, request: Request, settings: SiteSettings, display: Display) -> None:
         policy, number = settings.policy, request.client
         self.settings, self.display = settings, display
+        self._check((ENROLMENT,), request)  # a site that does not say who it is takes part in nothing
         self.run, self.number, self.classes = request.run, number, request.classes
         config = compose_offered(request.overrides, settings.own)
-        policy.check_bounds(config)
+        policy.check_bounds(config, packaged(request.overrides))
         offered = digest_of_offer(config, request.classes, policy.vary)
         self.approved = Approvals(settings.folder / APPROVED).check(offered)
         check_promise(config, settings.epsilon)
@@ -156,9 +157,14 @@ class Session:
             exchanges = plan.noised(self.method, b"declared")
         taken = taken_by(exchanges, client, config, fewest_of_a_product(self.facts.stages))
         judge(settings.policy, taken, self.least, self.approved)
+        kinds = {part.disclosed.kind for part in taken}
         by_product = any(part.disclosed.by_product for part in taken)
         categories = [image.category for image in images.train]
-        self.by_product = dict(zip(self.contents, categories, strict=True)) if by_product else {}
+        self.trained = Trained(
+            [self.contents[index] for index in self.partition.clients[self.number]],
+            dict(zip(self.contents, categories, strict=True)) if by_product else {},
+            _hash([config["seed"], config["method"]["client"]]) if Kind.MEAN_IMAGES in kinds else "",
+        )
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
         most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
@@ -191,14 +197,12 @@ class Session:
             RefusalError: If the site does not.
         """
         if request.kind == "hello":
-            self._check((ENROLMENT,), request)
             return Reply(facts=self.facts), _told((ENROLMENT,))
         if not self.known:
             raise RefusalError(Code.PRODUCT, detail="the request names none")
         policy = self.settings.policy
-        training = [self.contents[index] for index in self.partition.clients[self.number]]
         self.claims.begin(
-            self.run, self.configuration, self._noised, policy.runs, training, policy.images, self.by_product
+            self.run, self.configuration, self._noised, policy.runs, self.trained, policy.images
         )
         self.states.begin()
         if request.kind == "offer":
@@ -294,6 +298,9 @@ class Session:
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
+        _ = (
+            self.party.invitation
+        )  # without one nothing is masked, and the part of another place stays that one's
         return Mask(self.party, envelopes)
 
     def _reveal(self, payload: bytes) -> bytes:

@@ -26,14 +26,25 @@ FLOORS: Mapping[str, float] = {
 }
 """Settings that protect images, and the least that a federation may set them to."""
 
-CEILINGS: Mapping[str, float] = {"calibration.share": 0.5, "rounds": 1000, "task.momentum": 0.99}
-"""Settings that do, and the most: a few images would train alone, a site tell without end, one batch outweigh all."""
+CEILINGS: Mapping[str, float] = {
+    "calibration.share": 0.5,
+    "rounds": 1000,
+    "task.momentum": 0.99,
+    "method.client.bias": 3.0,
+}
+"""Settings that do, and the most: a few images would train alone, a site tell without end, one batch outweigh all, one
+image be all that synthetic ones are made of."""
 
 _RATE = re.compile(r"(task|method\.client)\.(\w+\.)*\w*(rate|lr)$")
+_LEARNT = ("task.", "method.client.")
 _PULLS = ("task.weight_decay", "method.client.mu", "method.client.lam", "method.client.alpha")
 _MOST_RATE, _MOST_PULL = 1.0, 0.5
 """Largest learning rate, and most of a step that weights are pulled back to where they were: beyond, what is sent is
 one batch's gradient, and no more what all images taught. A site with a floor of one image a batch allows that too."""
+
+_FURTHEST = 100.0
+"""Most times that another number of a task or client may be as large or as small as in its package: a weight of a
+loss, a temperature or a share of outliers multiplies gradients as a rate does. One that is 0 there may be 1."""
 
 COUNTED = (Kind.SUMS, Kind.WEIGHTS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
 """Kinds whose values have images behind them, which can be counted."""
@@ -99,8 +110,12 @@ class Policy:
         bounds = {"floors": {**FLOORS, **self.floors}, "ceilings": {**CEILINGS, **self.ceilings}}
         return {**vars(self), "allow": list(self.allow), "vary": list(self.vary), **bounds}
 
-    def check_bounds(self, config: Mapping[str, Any]) -> None:
+    def check_bounds(self, config: Mapping[str, Any], packaged: Mapping[str, Any]) -> None:
         """Checks that no setting is beyond its floor or ceiling, and that no batch outweighs the others.
+
+        Args:
+            config: The offered configuration.
+            packaged: The same as its package has it (`overrides.packaged`).
 
         Raises:
             RefusalError: If it does.
@@ -121,6 +136,9 @@ class Policy:
         for key in _PULLS:
             if rate * abs(pull := numbers.get(key, 0.0)) > _MOST_PULL:
                 raise RefusalError(Code.CEILING, _MOST_PULL / rate, pull, detail=key)
+        for key, usual in flatten(packaged).items():
+            if key.startswith(_LEARNT) and key not in rates and isinstance(usual, float):
+                _check_near(usual, numbers.get(key, usual), key)
 
     def allows(self, disclosed: Disclosure, images: int) -> bool:
         """Tells whether something may leave the site without an approval."""
@@ -132,6 +150,15 @@ class Policy:
     def needs_more(self, disclosed: Disclosure) -> bool:
         """Tells whether not even an approval lets something out: images, unless ``allow`` names them."""
         return disclosed.kind is Kind.IMAGES and disclosed.kind.value not in self.allow
+
+
+def _check_near(usual: float, value: float, key: str) -> None:
+    """Refuses a number that is neither 0 nor near another one; see `_FURTHEST`."""
+    most, least = abs(usual) * _FURTHEST or 1.0, abs(usual) / _FURTHEST
+    if abs(value) > most:
+        raise RefusalError(Code.CEILING, most, value, detail=key)
+    if 0 < abs(value) < least:
+        raise RefusalError(Code.FLOOR, least, value, detail=key)
 
 
 def not_allowed(disclosed: Disclosure, round: int, exchange: int) -> RefusalError:

@@ -15,7 +15,7 @@ from lit_fedad.federation.local_transport import cause_of
 from lit_fedad.privacy.ledger import BudgetError
 from lit_fedad.report.console import Display
 from lit_fedad.sites.messages import LONGEST_START, Reply, Request
-from lit_fedad.sites.offer import OFFERED, Offer
+from lit_fedad.sites.offer import APPROVED, OFFERED, Offer
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.session import Session
 from lit_fedad.sites.settings import SiteSettings
@@ -34,7 +34,7 @@ class Site:
 
     def __init__(self, settings: SiteSettings, display: Display) -> None:
         self.settings, self.display = settings, display
-        self.log = ChainedLog(settings.folder / AUDIT)
+        self.log, self.approvals = ChainedLog(settings.folder / AUDIT), ChainedLog(settings.folder / APPROVED)
         self._session: tuple[tuple[object, ...], Session] | None = None
 
     @property
@@ -94,7 +94,8 @@ class Site:
 
     def _take(self, request: Request) -> Session:
         """Returns the session of a request's run, with the products that it names; one that refuses is not kept."""
-        key = (request.run, tuple(request.overrides), request.client, tuple(request.classes))
+        approvals = len(self.approvals.entries())
+        key = (request.run, tuple(request.overrides), request.client, tuple(request.classes), approvals)
         before, self._session = self._session, None
         if before is None or before[0] != key:
             before = None  # its memory is free before the next model is built

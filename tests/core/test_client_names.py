@@ -23,7 +23,17 @@ def test_names_are_those_of_a_result():
     assert ClientNames.of({}) == NUMBERS
 
 
-@pytest.mark.parametrize("sites", [["north"], {"north": 1}, {"north": {}}, {"north": {"client": "a"}}, None])
+@pytest.mark.parametrize(
+    "sites",
+    [
+        ["north"],
+        {"north": 1},
+        {"north": {}},
+        {"north": {"client": "a"}},
+        {"north": {"client": float("inf")}},
+        None,
+    ],
+)
 def test_sites_without_numbers_are_refused(sites):
     with pytest.raises(UserError, match=r"^result.json: sites needs the number of each site under its name$"):
         ClientNames.of({"sites": sites})

@@ -98,6 +98,11 @@ def test_sites_come_in_with_their_headers_and_bytes(send):
     assert (found.headers["x-path"], found.headers["x-key"]) == ("/v1/fleet/pull-messages", "abc")
 
 
+def test_headers_of_any_bytes_are_passed_on(send):
+    found = send("/v1/fleet/x", b"y", {"key": b"\xff\xfe"})
+    assert found.headers["x-key"].encode("latin-1") == b"\xff\xfe"
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.sites.claims import Claims
+from lit_fedad.sites.claims import Claims, Trained
 from lit_fedad.sites.refusals import Code, RefusalError
 
 ALL, FEWER = ["east", "north", "south"], ["east", "south"]
@@ -17,7 +17,7 @@ ROUND = (0, 0, "moments")
 def claims(tmp_path):
     claims = Claims(tmp_path / "runs.jsonl")
     for run, images in (("a", ["one", "two"]), ("b", ["two", "three"]), ("c", ["four"])):
-        claims.begin(run, "configuration", False, 20, images)
+        claims.begin(run, "configuration", False, 20, Trained(images))
     claims.claim("a", ROUND, ALL)
     return Claims(tmp_path / "runs.jsonl")  # the site was started anew
 
@@ -81,13 +81,41 @@ PRODUCTS = {image: str(int(image) % 5) for image in IMAGES}
 def test_sums_of_two_runs_differ_by_many_images_or_none(tmp_path, training, products, few):
     """Whatever share, seed and new images tell them apart, the difference would be that of the images between them."""
     claims = Claims(tmp_path / "runs.jsonl")
-    claims.begin("a", "one", False, 20, IMAGES[:60], 5)
-    claims.begin("noised", "two", True, 20, training, 5)
+    claims.begin("a", "one", False, 20, Trained(IMAGES[:60]), 5)
+    claims.begin("noised", "two", True, 20, Trained(training), 5)
     if not few:
-        claims.begin("b", "four", False, 20, training, 5, products)
+        claims.begin("b", "four", False, 20, Trained(training, products), 5)
         return
     with pytest.raises(RefusalError, match=f"would be of {few} images, and its policy asks for 5"):
-        claims.begin("b", "four", False, 20, training, 5, products)
+        claims.begin("b", "four", False, 20, Trained(training, products), 5)
+
+
+@pytest.mark.parametrize(
+    ("last", "few"), [(range(5, 10), 1), (range(3), 2), (range(5, 11), 0), (range(20, 25), 0)]
+)
+def test_sums_of_many_runs_tell_of_many_images_together(tmp_path, last, few):
+    """Any two of all, all but 0 to 10, 0 to 4 and 5 to 9 differ by five or more; all four together tell image 10."""
+    claims = Claims(tmp_path / "runs.jsonl")
+    apart = [range(0), range(11), range(5), last]
+    trained = [Trained([image for place, image in enumerate(IMAGES) if place not in out]) for out in apart]
+    for number, own in enumerate(trained[:3]):
+        claims.begin(str(number), "one", False, 20, own, 5)
+    if not few:
+        claims.begin("last", "one", False, 20, trained[3], 5)
+        return
+    with pytest.raises(RefusalError, match=f"would be of {few} images"):
+        claims.begin("last", "one", False, 20, trained[3], 5)
+
+
+def test_mean_images_are_of_the_same_groups_in_all_runs(tmp_path):
+    claims = Claims(tmp_path / "runs.jsonl")
+    claims.begin("a", "one", False, 20, Trained(IMAGES[:20], groups="seed 0"), 5)
+    claims.begin("b", "two", False, 20, Trained(IMAGES[:20], groups="seed 0"), 5)
+    claims.begin("c", "three", False, 20, Trained(IMAGES[30:], groups="seed 1"), 5)  # of other images
+    for training in (Trained(IMAGES[:20], groups="seed 1"), Trained(IMAGES[:30], groups="seed 0")):
+        with pytest.raises(RefusalError) as refused:
+            claims.begin("d", "four", False, 20, training, 5)
+        assert refused.value.code is Code.GROUPS
 
 
 @pytest.mark.parametrize(

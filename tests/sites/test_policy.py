@@ -14,7 +14,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, Taken
-from lit_fedad.sites.refusals import KINDS, Code
+from lit_fedad.sites.refusals import KINDS, Code, RefusalError
 from lit_fedad.sites.review import review
 from lit_fedad.sites.settings import Policy, SiteSettings
 from lit_fedad.sites.site import Site
@@ -272,3 +272,49 @@ def test_a_policy_that_is_none_is_refused_in_one_line(content):
         Policy.read(content)
     assert "\n" not in str(refused.value)
     assert Policy.read(Policy().content).content == Policy().content
+
+
+@pytest.mark.parametrize("classes", ["nut", {"nut": 1}, [1], ["x" * (1 << 20)]])
+def test_a_file_that_holds_no_offer_is_refused(tmp_path, classes):
+    (tmp_path / "offer.json").write_text(json.dumps({"overrides": ["rounds=1"], "classes": classes}))
+    with pytest.raises(UserError, match="holds no offer"):
+        Offer.read(tmp_path / "offer.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "usual", "value", "code"),
+    [
+        ("nu", 0.5, 1e-9, Code.FLOOR), ("weight", 10.0, 1e9, Code.CEILING), ("kappa", -1.0, 1e3, Code.CEILING),
+        ("ewc", 0.0, 2.0, Code.CEILING), ("bias", 0.3, 4.0, Code.CEILING),
+        ("nu", 0.5, 0.005, None), ("weight", 10.0, 0, None), ("ewc", 0.0, 1.0, None), ("epochs", 1, 9000, None),
+    ],
+)  # fmt: skip
+def test_numbers_that_multiply_gradients_are_near_those_of_the_package(key, usual, value, code):
+    offered, packaged = ({"method": {"client": {key: number}}} for number in (value, usual))
+    if code is None:
+        Policy().check_bounds(offered, packaged)
+        return
+    with pytest.raises(RefusalError) as refused:
+        Policy().check_bounds(offered, packaged)
+    assert refused.value.code is code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learnt", [["dark"], list(CLASSES)])
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [(Policy(names=False), Code.NAMED), (Policy(allow=["sums", "weights"]), Code.NOT_ALLOWED)],
+)
+def test_no_list_of_names_is_compared_with_those_that_a_site_keeps(classes, learnt, policy, code):
+    given = replace(classes, policy=policy)
+    assert hello(given, ["method=fedavg", "task=classifier"], learnt).code == code
+
+
+@pytest.mark.slow
+def test_an_approval_holds_for_a_run_that_goes_on(files):
+    site = Site(files, Display(quiet=True))
+    asked = Request("hello", RUN, ["method=federated_subspace", *SMALL], 0).to_bytes()
+    codes = [Reply.from_bytes(site.answer(asked)).code]
+    Approvals(files.folder / APPROVED).add("another", "fedavg", [])
+    codes.append(Reply.from_bytes(site.answer(asked)).code)
+    assert codes == [Code.NONE, Code.NOT_APPROVED]

@@ -5,15 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings
+from safetensors.torch import save
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.privacy.keys import KeyPair
+from lit_fedad.privacy.messages import write_survivors
+from lit_fedad.privacy.protocol import Gathering
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.key_registry import KeyRegistry, write_sum_key
 from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.site import Site
 
@@ -144,3 +148,39 @@ def test_a_site_answers_in_one_kind_of_run(folder, secure, overrides, cause):
     site = sites(folder, secure)[0]
     request = Request("hello", "0123456789abcdef", [*WORDS, *overrides], 0)
     assert cause in Reply.from_bytes(site.answer(request.to_bytes())).cause
+
+
+@pytest.mark.slow
+def test_a_part_of_one_round_is_not_given_as_that_of_another(tmp_path):
+    """Asked for another round in between, which it cannot answer, a site still knows what its shares would unmask."""
+    paint(tmp_path)
+    enrol_in_sums(tmp_path)
+    own, products = (
+        sites(tmp_path, secure=True),
+        [next((tmp_path / n / "images").iterdir()).name for n in NAMES],
+    )
+
+    def ask(client, kind, **given):
+        words = ["method=federated_padim", "federation=secure", *DEBUG, "rounds=1"]
+        request = Request(kind, "0123456789abcdef", words, client, products=products, **given)
+        return Reply.from_bytes(own[client].answer(request.to_bytes()))
+
+    def revealed(survivors, between):
+        sizes = {client: own[client]._session[1].facts.size for client in range(3)}
+        gathering = Gathering("place", sizes, 2)
+        invited = gathering.invitation.to_bytes()
+        offers = {c: ask(c, "offer", names=list(NAMES), payload=invited).payload for c in range(3)}
+        envelopes, _ = gathering.take_offers(offers)
+        for c in range(3):
+            assert not ask(c, "play", round=0, step=1, sealed=len(envelopes[c]), payload=envelopes[c]).code
+        if between:
+            session = own[0]._session[1]
+            spec = session.method.exchanges.rounds[0].broadcast_spec(session.client)
+            blob = save({name: torch.zeros(form.shape) for name, form in spec.items()})
+            assert ask(0, "play", round=1, step=2, payload=blob).code == Code.FAILED
+        return ask(0, "reveal", payload=write_survivors(survivors)).code
+
+    for client in range(3):
+        ask(client, "hello")
+    assert revealed([0, 1, 2], between=False) == Code.NONE
+    assert revealed([0, 1], between=True) == Code.CLAIMED

@@ -164,6 +164,8 @@ class Machine:
             len(names) < len(NAMES)
             and (Checkpoints(self.fed / "run" / "checkpoints").latest_round() or 0) > 0
         )
+        if len(names) < len(NAMES) and self.left == 1 and not joins:
+            return  # the last fault waits for the round from which on a site can join
         kinds = [kind for kind in self.kinds if kind != "site joins" or joins]
         kind = "site joins" if "site joins" in kinds and self.left == 1 else self.draw.choice(kinds)
         name = NAMES[2] if kind == "site joins" else ""
@@ -356,7 +358,8 @@ def undisturbed(folder: Path, method: str, run: Path) -> dict[str, str]:
     paint(folder)
     checkpoints = Checkpoints(run / "checkpoints")
     history = checkpoints.load(checkpoints.latest())[1]["history"]
-    taken = [report.round for report in history if 2 in report.participants]
+    # Who joins does what there was before round 1 then, and is noted there too.
+    taken = [report.round for report in history if report.round > 0 and 2 in report.participants]
     begins, joined = METHODS[method], min(taken, default=ROUNDS + 1)
     carrier = Joins(three_sites(folder), begins, joined - 1, folder / "run")
     plan = Plan([f"method={method}", *_GIVEN], NAMES[:begins], str(folder / "run"), HERE)
