@@ -55,12 +55,7 @@ RUNS = {
 }  # fmt: skip
 
 
-SLOW = {"padim", "efficient_ad", "anomaly_dino", "dinomaly", "reverse_distillation"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in RUNS]
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_files_compute_what_the_client_does(lab, name, tmp_path):
     """`export` refuses files that do not; here its own measure is not trusted."""
     run, _ = lab.finished(*RUNS[name])
