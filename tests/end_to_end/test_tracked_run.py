@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from lit_fedad.deployment.export import export
+
 pytest.importorskip("mlflow")
 
 TRACKED = ("tracking=mlflow", "tracking.experiment=e2e", "method=feddymem_literal", "evaluation.pictures=1")
@@ -64,7 +66,7 @@ def desk(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_run_is_one_run_without_duplicates(lab, desk):
+def test_killed_and_resumed_run_is_one_run_without_duplicates_and_keeps_its_export(lab, desk):
     settings = (*TRACKED, "rounds=6")
     process = lab.start(desk / "run", *settings, cwd=desk)
     while process.poll() is None and not list((desk / "run").glob("checkpoints/round_100002")):
@@ -73,3 +75,8 @@ def test_killed_and_resumed_run_is_one_run_without_duplicates(lab, desk):
     process.kill()
     process.communicate()
     check(desk, lab.train(desk / "run", *settings), rounds=6)
+    out = export(str(desk / "run"), format=("pt2",))
+    client, run = the_run(desk)
+    assert files(client, run.info.run_id, f"export/{out.name}") == {
+        f"export/{out.name}/{path.name}" for path in out.iterdir()
+    }
