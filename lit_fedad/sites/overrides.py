@@ -198,7 +198,7 @@ def _check_text(override: str, config: Config) -> None:
     value = section.get(last) if isinstance(section, Mapping) else None
     if isinstance(value, float) and not math.isfinite(value):
         raise _not_taken(override, "it is no number")
-    if key in config_groups() or not isinstance(value, str):
+    if not isinstance(value, str) or key in config_groups():
         return
     listed = _LISTED.get(key, ())
     if isinstance(section, Mapping) and "_target_" in section:

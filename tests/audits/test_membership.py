@@ -27,6 +27,7 @@ from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.loop import Federation
 
+pytestmark = pytest.mark.slow  # all look at one run and its six shadows
 SHADOWS = 6
 
 
@@ -150,7 +151,6 @@ def test_complete_shadow_runs_serve_the_offline_attack(audited, spy, tmp_path):
     assert findings != audited.findings
 
 
-@pytest.mark.slow
 def test_a_pair_of_which_noise_hid_one_is_left_out_and_another_takes_its_place(
     audited, tmp_path, monkeypatch
 ):
@@ -189,7 +189,6 @@ def test_an_attack_of_which_too_much_is_hidden_ends_in_one_line(overfit, tmp_pat
         infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, non_members="test", out=str(tmp_path)))
 
 
-@pytest.mark.slow
 def test_interrupted_audit_goes_on_where_it_stopped(audited, tmp_path, monkeypatch):
     play, played = Federation.play, []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -14,13 +15,14 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.processes import make_fabric
 
+composed = functools.cache(lambda *overrides: compose(overrides))
+
 
 def composed_with(overrides):
     """Composes the files that overrides choose, once for all mistakes in them, and writes the other values into it."""
     keys = [override.partition("=")[0] for override in overrides]
-    config = compose(
-        [o for o, key in zip(overrides, keys, strict=True) if "." not in key or key == "data.root"]
-    )
+    files = [o for o, key in zip(overrides, keys, strict=True) if "." not in key or key == "data.root"]
+    config = copy.deepcopy(composed(*files))
     for text in overrides:
         override = OverridesParser.create().parse_override(text)
         if "." in override.key_or_group:

@@ -25,7 +25,9 @@ def write(tmp_path, monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("method", ["fedavg", "gldp", "feddymem_literal"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(m, marks=pytest.mark.slow) for m in ("gldp", "feddymem_literal"))]
+)
 def test_a_presets_keys_win_over_a_methods_own_and_lose_to_debug_and_the_command_line(write, method):
     kept = "base_epochs" if method == "gldp" else "local_epochs"
     write(

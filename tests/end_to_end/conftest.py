@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field, is_dataclass
@@ -33,6 +35,7 @@ class Lab:
 
     shared: Path
     _finished: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = field(default_factory=dict)
+    _composed: dict[tuple[str, ...], Config] = field(default_factory=dict)
 
     def overrides(self, *own: str) -> list[str]:
         return [
@@ -52,7 +55,9 @@ class Lab:
 
     def config(self, out: Path, *overrides: str) -> Config:
         """Composed once for all runs that differ in their folder alone."""
-        return {**compose(self.overrides(*overrides)), "out": str(out)}
+        if overrides not in self._composed:
+            self._composed[overrides] = compose(self.overrides(*overrides))
+        return {**copy.deepcopy(self._composed[overrides]), "out": str(out)}
 
     def train(self, out: Path, *overrides: str) -> dict[str, Any]:
         return train(self.config(out, *overrides), quiet=True)
@@ -189,7 +194,7 @@ def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
     """Plays a method on a task: half of the clients a round, one that fails, an interruption, a use of the result."""
 
     def play_all(method, task):
-        given = pair_overrides(method, task)
+        given = [*pair_overrides(method, task), "evaluation.every=2"]
         play = ClientRunner.play
 
         def play_but_for_one(runner, exchange, data, mask=None):
@@ -208,19 +213,17 @@ def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
                 yield batch, embedding, prediction
 
         monkeypatch.setattr(ImageScorer, "batches", batches_as_alone)
-        straight = lab.train(tmp_path / "straight", *given)
-
         save = Federation.save
 
-        def save_and_stop(federation, round):
+        def save_and_copy(federation, round):
+            """What lies on the disk after round 1 is what an interruption would leave there."""
             save(federation, round)
             if round == 1:
-                raise KeyboardInterrupt
+                shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Federation, "save", save_and_stop)
-            with pytest.raises(KeyboardInterrupt):
-                lab.train(tmp_path / "resumed", *given)
+            patch.setattr(Federation, "save", save_and_copy)
+            straight = lab.train(tmp_path / "straight", *given)
         resumed = lab.train(tmp_path / "resumed", *given)
         assert differences(outcome(resumed), outcome(straight)) == []
         assert differences(lab.state(tmp_path / "resumed"), lab.state(tmp_path / "straight")) == []

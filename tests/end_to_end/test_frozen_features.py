@@ -51,15 +51,8 @@ def test_kept_features_and_such_that_are_computed_anew_give_the_same(lab, tmp_pa
     assert (anew["scalars"], anew["bytes_up"]) == (read["scalars"], read["bytes_up"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("patches", marks=pytest.mark.slow),
-        "whole images",
-        pytest.param("contrastive, of files", marks=pytest.mark.slow),
-        pytest.param("turned, of files", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["patches", "whole images", "contrastive, of files", "turned, of files"])
 def test_runs_on_image_files_are_judged_again_and_predict(lab, tmp_path, differences, name):
     out, result = lab.finished(*RUNS[name])
     evaluate(str(out))

@@ -21,7 +21,7 @@ CLASSIFYING = ("gldp", "prototype_statistics", "creff", "fedic")
 
 
 # What a result says is one function's, whatever the method; test_pairs.py plays the others.
-@pytest.mark.parametrize("method", ["fedavg", "federated_bank"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("federated_bank", marks=pytest.mark.slow)])
 def test_method_trains_and_writes_its_files(lab, method):
     out, result = lab.finished(f"method={method}")
     stored = strict_json(out / "result.json")

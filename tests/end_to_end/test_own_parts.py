@@ -29,9 +29,9 @@ OFF = {
     ],
     "fadngs_code": [("contrastive_loss=crad",), (f"{SERVER}.distillation.own_key=false",)],
     "fadngs_literal": [("task.loss.base_temperature=0.07",), ("task.score_from=encoder",)],
-    "fedadagrad": [(f"{SERVER}.server_optimizer=null",)],
-    "fedadam": [(f"{SERVER}.server_optimizer=null",)],
-    "fedavgm": [(f"{SERVER}.server_optimizer=null",)],
+    "fedadagrad": [FEDAVG],
+    "fedadam": [FEDAVG],
+    "fedavgm": [FEDAVG],
     "fedbn": [FEDAVG],
     "feddm": [(f"{CLIENT}.radius=0.0",)],
     "feddymem": [
@@ -54,7 +54,7 @@ OFF = {
     "fedrep": [FEDAVG],
     "fedvck": [(f"{CLIENT}.selection=false",), (f"{CLIENT}.constraints=own",), (f"{SERVER}.contrast=0.0",)],
     "fedvck_released": [(f"{CLIENT}.go_on=false",), (f"{CLIENT}.constraints=batch",)],
-    "fedyogi": [(f"{SERVER}.server_optimizer=null",)],
+    "fedyogi": [FEDAVG],
     "gldp": [(f"{CLIENT}.lam=0.0",), (f"{CLIENT}.lam=1.0",)],
     "moon": [(f"{CLIENT}.mu=0.0",)],
     "panda": [(f"{CLIENT}.bank=own",)],
@@ -119,7 +119,12 @@ def predicted(lab, pair_overrides, monkeypatch, tmp_path, played):
 
     def play(method, changes):
         task = TASK.get(method) or next(task for task in TASKS if PAIRS[method, task] is None)
-        given = (*pair_overrides(method, task), *SIZES.get(method, ()), "calibration.share=0")
+        given = (
+            *pair_overrides(method, task),
+            *SIZES.get(method, ()),
+            "calibration.share=0",
+            "evaluation.every=2",
+        )
         if changes == FEDAVG:
             given = tuple(o for o in given if not o.startswith(("method", "public.")))
         given += changes

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from lit_fedad.deployment.export import export
+
 pytest.importorskip("mlflow")
 
 TRACKED = ("tracking=mlflow", "tracking.experiment=e2e", "method=feddymem_literal", "evaluation.pictures=1")
@@ -64,19 +66,17 @@ def desk(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tracked_run_can_be_read_back(lab, desk):
-    check(desk, lab.train(desk / "run", *TRACKED), rounds=2)
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_run_is_one_run_without_duplicates(lab, desk):
+def test_killed_and_resumed_run_is_one_run_without_duplicates_and_keeps_its_export(lab, desk):
     settings = (*TRACKED, "rounds=6")
-    for target in (1, 4):
-        process = lab.start(desk / "run", *settings, cwd=desk)
-        while process.poll() is None and not list((desk / "run").glob(f"checkpoints/round_10000{target}")):
-            time.sleep(0.002)
-        assert process.poll() is None
-        process.kill()
-        process.communicate()
-    lab.command(desk / "run", *settings, cwd=desk)
+    process = lab.start(desk / "run", *settings, cwd=desk)
+    while process.poll() is None and not list((desk / "run").glob("checkpoints/round_100002")):
+        time.sleep(0.002)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
     check(desk, lab.train(desk / "run", *settings), rounds=6)
+    out = export(str(desk / "run"), format=("pt2",))
+    client, run = the_run(desk)
+    assert files(client, run.info.run_id, f"export/{out.name}") == {
+        f"export/{out.name}/{path.name}" for path in out.iterdir()
+    }

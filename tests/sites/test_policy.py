@@ -85,7 +85,12 @@ ASK_FOR_ONE_BATCH = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "code", "number"), ASK_FOR_IMAGES)
+def quick(cases):
+    """The first quickly, the others in the slow tests: each composes and builds another federation."""
+    return [*cases[:4], *(pytest.param(*case, marks=pytest.mark.slow) for case in cases[4:])]
+
+
+@pytest.mark.parametrize(("overrides", "code", "number"), quick(ASK_FOR_IMAGES))
 def test_what_asks_for_images_is_refused(classes, overrides, code, number):
     reply = hello(classes, overrides, CLASSES)
     assert (reply.code, reply.numbers[0]) == (code, number)
@@ -93,7 +98,7 @@ def test_what_asks_for_images_is_refused(classes, overrides, code, number):
     assert "\n" not in reply.cause
 
 
-@pytest.mark.parametrize(("overrides", "code", "number"), ASK_FOR_PATCHES + ASK_FOR_ONE_BATCH)
+@pytest.mark.parametrize(("overrides", "code", "number"), quick(ASK_FOR_PATCHES) + quick(ASK_FOR_ONE_BATCH))
 def test_what_asks_for_single_patches_or_one_batch_is_refused(files, overrides, code, number):
     reply = hello(files, overrides)
     assert (reply.code, reply.numbers[0]) == (code, number)
