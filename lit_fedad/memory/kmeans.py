@@ -191,14 +191,16 @@ def _reassign(
 ) -> tuple[Tensor, Tensor]:
     """Finds the nearest centroids after a move.
 
-    A point whose centroid has not gone farther is compared with those alone that have moved: no other was nearer before.
+    A point whose centroid has not gone farther is compared with those that have moved: no other was nearer before.
     """
     own, slots = neighbour_distances(points, centroids, assignment[:, None])[:, 0], assignment.clone()
     moved, farther = (centroids != last).any(1), own > distances
     for chosen, rivals in ((farther, torch.ones_like(moved)), (~farther, moved)):
         rows, places = chosen.nonzero()[:, 0], rivals.nonzero()[:, 0]
         if len(rows) and len(places):
-            found, at = (best[:, 0] for best in nearest(points[rows], centroids[places], k=1, backend=backend))
+            found, at = (
+                best[:, 0] for best in nearest(points[rows], centroids[places], k=1, backend=backend)
+            )
             nearer = found < own[rows]
             own[rows[nearer]], slots[rows[nearer]] = found[nearer], places[at[nearer]]
     return own, slots
