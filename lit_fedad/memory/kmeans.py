@@ -198,11 +198,9 @@ def _reassign(
     for chosen, rivals in ((farther, torch.ones_like(moved)), (~farther, moved)):
         rows, places = chosen.nonzero()[:, 0], rivals.nonzero()[:, 0]
         if len(rows) and len(places):
-            found, at = (
-                best[:, 0] for best in nearest(points[rows], centroids[places], k=1, backend=backend)
-            )
-            nearer = found < own[rows]
-            own[rows[nearer]], slots[rows[nearer]] = found[nearer], places[at[nearer]]
+            found, at = nearest(points[rows], centroids[places], k=1, backend=backend)
+            nearer = found[:, 0] < own[rows]
+            own[rows[nearer]], slots[rows[nearer]] = found[nearer, 0], places[at[nearer, 0]]
     return own, slots
 
 

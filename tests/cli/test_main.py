@@ -83,7 +83,8 @@ def test_help_of_train_tells_groups_and_defaults(say):
 
 def test_help_imports_what_prints_it_alone_and_threads_wait_without_computing(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    code = "import os, sys; from lit_fedad.cli.main import run; run(); print(os.getenv('OMP_WAIT_POLICY'), *sys.modules)"
+    code = "import os, sys; from lit_fedad.cli.main import run; run()"
+    code += "; print(os.environ['OMP_WAIT_POLICY'], *sys.modules)"
     command = [sys.executable, "-c", code, "help"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     policy, *modules = output.splitlines()[-1].split()
