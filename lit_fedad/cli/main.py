@@ -33,9 +33,6 @@ def run() -> int:
     # Imports make 800,000 objects, of which hardly any is garbage: looking for it took a tenth of the time to start,
     # and the search at the end, when all memory is given back anyway, more than a second.
     gc.set_threshold(10_000)
-    # Threads that wait for their next part of a product do so by computing: beside other processes they took six times
-    # what the work does. Set before torch and faiss, which read it when they are imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         return main()
     finally:
