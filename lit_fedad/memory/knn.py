@@ -233,8 +233,6 @@ def _faiss_search(bank: Tensor, k: int) -> Search:
 
     def search(rows: Tensor) -> Tensor:
         faiss.omp_set_num_threads(torch.get_num_threads())  # faiss has a thread pool of its own
-        # By products: without them, as by default, up to 726 rows of 176 numbers take twice as long.
-        faiss.cvar.distance_compute_blas_threshold = 16
         places = torch.from_numpy(index.search(_numpy(rows), k)[1])
         return places.clamp_(min=0).to(rows.device)  # -1 marks a row with NaN, whose distance is NaN anyway
 

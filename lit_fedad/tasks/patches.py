@@ -171,8 +171,8 @@ class PatchTask(StandardisedTask):
                 layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
             if tuple(layer.shape[2:]) != self.grid:
                 layer = F.interpolate(layer, size=self.grid, mode="bilinear", align_corners=False)
-            layers.append(layer.permute(0, 2, 3, 1).flatten(1, 2))
-        return torch.cat(layers, dim=2)
+            layers.append(layer.flatten(2))
+        return torch.cat(layers, dim=1).transpose(1, 2)
 
     def standardised(self, patches: Tensor) -> Tensor:
         """Standardises and whitens patch features [..., C] by the statistics that are loaded."""
