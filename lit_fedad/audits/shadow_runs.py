@@ -232,7 +232,7 @@ class NoEvaluation(Evaluator):
 
     metrics = ()
 
-    def asked(self, client: Client, clients: list[int]) -> list[int]:
+    def asked(self, client: Client, clients: list[int], round: int) -> list[int]:
         """Lists no client."""
         return []
 

@@ -22,6 +22,7 @@ class Predictors:
 
     Attributes:
         shared: Whether all clients predict with the same model, so that scoring one client scores all.
+        shared_at_first: Whether they do until round 1, as far as nothing of their own has been trained.
         server_shared: Whether the server's model is the same for all clients.
         own: Whether a client's trained weights are a model that can predict; False where only the server builds models
             that predict.
@@ -33,6 +34,7 @@ class Predictors:
     """
 
     shared: bool = False
+    shared_at_first: bool = False
     server_shared: bool = False
     own: bool = True
     merged: bool = False

@@ -79,7 +79,7 @@ class StreamAccuracyEvaluator(Evaluator):
         self.endings = ["", "_masked", *(f"_{name}" for name in client.predictors.heads)]
         self.metrics = tuple(f"{name}{ending}" for ending in self.endings for name in _NAMES)
 
-    def asked(self, client: Client, clients: list[int]) -> list[int]:
+    def asked(self, client: Client, clients: list[int], round: int) -> list[int]:
         """Lists one client where the server's model is the same for all, otherwise all."""
         return clients[:1] if client.predictors.server_shared else clients
 
@@ -95,9 +95,8 @@ class StreamAccuracyEvaluator(Evaluator):
         def score(client: Client, number: int) -> dict[int, Scores]:
             return self._score(client, stages if common else {number: stages[number]})
 
-        answers = federation.ask(
-            round, LocalQuery(self.name, score), self.asked(federation.client, federation.clients), "server"
-        )
+        asked = self.asked(federation.client, federation.clients, round)
+        answers = federation.ask(round, LocalQuery(self.name, score), asked, "server")
         merged = federation.ask(round, self) if self.merged and round > 0 else {}
         if not federation.fabric.is_global_zero:
             return None

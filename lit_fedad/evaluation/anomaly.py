@@ -78,7 +78,9 @@ class AnomalyEvaluator(Evaluator):
     def score(self, client: Client, number: int) -> Scored:
         """Computes the metric state of one client, its values of each product, and its predictions."""
         predicted = Predicted.empty(len(self.products))
-        drawn = self.cases is not None and (number == self.cases.client or self.alike(client))
+        drawn = self.cases is not None and (
+            number == self.cases.client or self.alike(client, client.context.round - 1)
+        )
         states = self.states(client, predicted, self.cases if drawn else None)
         products = {product: plain_values(state) for product, state in states.items()}
         return Scored(union(states.values()), products, predicted)

@@ -157,7 +157,7 @@ class AnomalyStreamEvaluator(Evaluator):
     def score(self, client: Client, number: int) -> Judged | dict[int, Judged]:
         """Scores one client on its stages so far, or all of them where they share a model."""
         round = client.context.round - 1  # the last finished one
-        stages, alike = self.timetable.stages(round), self.alike(client)
+        stages, alike = self.timetable.stages(round), self.alike(client, round)
         holders = {number: stages[number]}
         if alike:
             holders = {one: stage for one, stage in enumerate(stages) if any(self.tasks[one])}
@@ -173,10 +173,10 @@ class AnomalyStreamEvaluator(Evaluator):
         """Scores clients as they predict now; scores after earlier stages are read from the history."""
         if self.cases is not None:
             self.cases.choose(federation.clients)
-        now = federation.ask(round, self, self.asked(federation.client, federation.clients))
+        now = federation.ask(round, self, self.asked(federation.client, federation.clients, round))
         if not federation.fabric.is_global_zero:
             return None
-        if self.alike(federation.client):
+        if self.alike(federation.client, round):
             now = self.spread(next(iter(now.values())), federation.clients)
         predicted = {client: judged.predicted for client, judged in now.items()}
         if not self.common:

@@ -109,7 +109,7 @@ class SemanticEvaluator(Evaluator):
     def score(self, client: Client, number: int) -> SemanticScores:
         """Computes the metric state of one client, or of all where they share a model, and their thresholds."""
         assert self.test is not None
-        alike = self.alike(client)
+        alike = self.alike(client, client.context.round - 1)
         predicted = self._predicted(client, alike or number in self.clients[:1])
         metrics = SemanticMetrics(self.anomalies)
         metrics.update(predicted.scores, (self.test.labels - self.test.normal_classes + 1).clamp(min=0))

@@ -125,13 +125,14 @@ class Evaluator(ClientQuery[Any]):
     common: bool = True
     after_fit: bool = False
 
-    def alike(self, client: Client) -> bool:
-        """Tells whether one client's metric state is that of all: one model, scored on the same images."""
-        return self.common and client.predictors.shared
+    def alike(self, client: Client, round: int) -> bool:
+        """Tells whether one client's metric state is that of all after a round: one model, the same images."""
+        predictors = client.predictors
+        return self.common and (predictors.shared or (predictors.shared_at_first and round <= 0))
 
-    def asked(self, client: Client, clients: list[int]) -> list[int]:
+    def asked(self, client: Client, clients: list[int], round: int) -> list[int]:
         """Lists the clients that an evaluation scores: one where all metric states are the same."""
-        return clients[:1] if self.alike(client) else clients
+        return clients[:1] if self.alike(client, round) else clients
 
     def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
         """Computes the metrics after a round.
@@ -139,10 +140,10 @@ class Evaluator(ClientQuery[Any]):
         Returns:
             The evaluation; None on all processes but the first.
         """
-        states = federation.ask(round, self, self.asked(federation.client, federation.clients))
+        states = federation.ask(round, self, self.asked(federation.client, federation.clients, round))
         if not federation.fabric.is_global_zero:
             return None
-        if self.alike(federation.client):
+        if self.alike(federation.client, round):
             states = self.spread(next(iter(states.values())), federation.clients)
         predictions = {client: self.predicted(state) for client, state in states.items()}
         return Evaluation(self.summarise(states), predictions=predictions)

@@ -163,7 +163,7 @@ class Federation:
 
     def evaluate(self, round: int) -> dict[str, Any] | None:
         """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
-        self.transport.progress.extend(self.evaluator.asked(self.client, self.clients))
+        self.transport.progress.extend(self.evaluator.asked(self.client, self.clients, round))
         found = self.evaluator.evaluate(self, round)
         self._predictions = round, found.predictions if found is not None else {}
         if found is None:
@@ -213,7 +213,7 @@ class Federation:
         pose = Pose(round, which, lent, keep=round == self.rounds and which == "own", sums=sums)
         values = self._ask(query, chosen, pose)
         # Any client can answer for the others where all predict with one model.
-        alike = self.client.predictors.shared and self.evaluator.common
+        alike = self.evaluator.alike(self.client, round)
         spares = [number for number in self.clients if alike and number not in chosen]
         while bool(spares) and on_first(self.fabric, partial(operator.not_, values)):
             values = self._ask(query, [spares.pop(0)], pose)
@@ -351,8 +351,10 @@ class Federation:
     def _visits_in(self, round: int) -> list[int]:
         """Lists the clients that a round visits, each as often as it does."""
         sampled = self.sampler.sample(self.clients, Context(self.seed, round))
-        asked = self.evaluator.asked(self.client, self.clients) if self._evaluation_due(round) else []
-        return sampled * len(self.exchanges.of_round(round)) + asked
+        visits = sampled * len(self.exchanges.of_round(round))
+        if self._evaluation_due(round):
+            visits += self.evaluator.asked(self.client, self.clients, round)
+        return visits
 
     def _evaluation_due(self, round: int) -> bool:
         return round >= 0 and (

@@ -7,7 +7,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.knn import Backend, chunks, middle, nearest, squared_distances, working_dtype
+from lit_fedad.memory.knn import (
+    Backend,
+    chunks,
+    middle,
+    nearest,
+    neighbour_distances,
+    squared_distances,
+    working_dtype,
+)
 
 _PROPOSALS = 256
 
@@ -84,13 +92,14 @@ def kmeans(
         centroids = points[seeds].to(working_dtype(points))
 
     steps = 0
-    assignment, inertia = _assign(points, centroids, mass, backend)
+    distances, assignment = (found[:, 0] for found in nearest(points, centroids, k=1, backend=backend))
+    inertia = _inertia(distances, mass)
     while steps < max_steps and inertia > 0:
-        centroids = _means(points, assignment, mass, centroids)
+        last, centroids = centroids, _means(points, assignment, mass, centroids)
         if spherical:
             centroids = F.normalize(centroids, dim=1)
-        previous = inertia
-        assignment, inertia = _assign(points, centroids, mass, backend)
+        distances, assignment = _reassign(points, last, centroids, distances, assignment, backend)
+        previous, inertia = inertia, _inertia(distances, mass)
         steps += 1
         if previous - inertia <= tolerance * previous:
             break
@@ -173,9 +182,26 @@ def _draw(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return places.clamp_(max=len(mass) - 1)
 
 
-def _assign(points: Tensor, centroids: Tensor, mass: Tensor, backend: Backend) -> tuple[Tensor, float]:
-    distances, slots = nearest(points, centroids, k=1, backend=backend)
-    return slots[:, 0], (mass * distances[:, 0].to(mass.dtype).square()).sum().item()
+def _inertia(distances: Tensor, mass: Tensor) -> float:
+    return (mass * distances.to(mass.dtype).square()).sum().item()
+
+
+def _reassign(
+    points: Tensor, last: Tensor, centroids: Tensor, distances: Tensor, assignment: Tensor, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """Finds the nearest centroids after a move.
+
+    A point whose centroid has not gone farther is compared with those that have moved: no other was nearer before.
+    """
+    own, slots = neighbour_distances(points, centroids, assignment[:, None])[:, 0], assignment.clone()
+    moved, farther = (centroids != last).any(1), own > distances
+    for chosen, rivals in ((farther, torch.ones_like(moved)), (~farther, moved)):
+        rows, places = chosen.nonzero()[:, 0], rivals.nonzero()[:, 0]
+        if len(rows) and len(places):
+            found, at = nearest(points[rows], centroids[places], k=1, backend=backend)
+            nearer = found[:, 0] < own[rows]
+            own[rows[nearer]], slots[rows[nearer]] = found[nearer, 0], places[at[nearer, 0]]
+    return own, slots
 
 
 def _means(points: Tensor, assignment: Tensor, mass: Tensor, centroids: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ class FedDyMemClient(MomentsClient):
 
     @property
     def predictors(self) -> Predictors:
-        """One model for all clients where there is no head, since all else is shared."""
-        return Predictors(shared=self.task.head is None)
+        """One model for all clients where there is no head, or none has been trained, since all else is shared."""
+        return Predictors(shared=self.task.head is None, shared_at_first=not self.independent_init)
 
     @property
     def head(self) -> dict[str, Tensor]:

@@ -84,7 +84,7 @@ class MemoryGenerator(nn.Module):
         else:
             hidden = self._after_coord_conv(projected, places, self.phi_1.weight, self.phi_1.bias)
             merged = self._after_coord_conv(projected, places, weight_coord, self.out.bias)
-        where = torch.tanh(self.phi_2(torch.tanh(hidden)))
+        where = torch.tanh(self.phi_2(hidden.tanh_()))
         # Sampling is linear: the output layer may act on the few grid points instead of on every sample.
         return merged + sample_grid(torch.einsum("oc,chw->ohw", weight_grid, self.grid), where)
 
@@ -92,7 +92,7 @@ class MemoryGenerator(nn.Module):
         """A linear layer behind the CoordConv, the two folded into one: the same map at half the cost."""
         folded = weight @ self.coord_conv.weight
         shift = weight @ self.coord_conv.bias + bias
-        return F.linear(projected, folded[:, :-2], shift) + places @ folded[:, -2:].T
+        return torch.addmm(F.linear(projected, folded[:, :-2], shift), places, folded[:, -2:].T)
 
 
 def sample_grid(grid: Tensor, where: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch, PathPatch
@@ -137,8 +138,8 @@ def curves_figure(
 def save_figure(figure: Figure, path: Path) -> Path:
     """Writes a figure as PNG atomically, with the same bytes for the same figure."""
     with atomic(path) as part:
-        # Photographs take three times as long at the usual level, for files that are a sixth smaller.
-        figure.savefig(part, format="png", metadata={"Software": None}, pil_kwargs={"compress_level": 1})
+        # `savefig` would draw twice. Photographs take thrice as long at the usual level, for files a sixth smaller.
+        FigureCanvasAgg(figure).print_png(part, metadata={"Software": None}, pil_kwargs={"compress_level": 1})
     return path
 
 

@@ -165,6 +165,8 @@ class PatchTask(StandardisedTask):
         pooled = self.average_pool if average_pool is None else average_pool
         layers = []
         for place, layer in enumerate(pyramid, start=1):
+            # With channels last both steps are several times as fast, and give the same numbers.
+            layer = layer.to(memory_format=torch.channels_last)
             if pooled is True or (pooled == "last" and place == len(pyramid)):
                 layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
             if tuple(layer.shape[2:]) != self.grid:

@@ -24,7 +24,10 @@ _IMPORTS = """
 import sys
 import lit_fedad.deployment.predict
 import lit_fedad.experiment.train
-heavy = {"mlflow", "optuna", "pandas", "sklearn"}
+import lit_fedad.experiment.figures.predictions
+import lit_fedad.methods.feddymem
+services = {"fastapi", "flwr", "gradio", "ray", "starlette", "uvicorn"}
+heavy = {"mlflow", "onnx", "onnxruntime", "opacus", "openvino", "optuna", "pandas", "skimage", "sklearn", *services}
 assert not heavy & {*sys.modules}, heavy & {*sys.modules}
 """
 

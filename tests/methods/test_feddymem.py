@@ -192,3 +192,27 @@ def test_state_of_the_server_is_restored(make_task, make_loader):
     load_state(other, state_of(play.server))
     assert all(torch.equal(other.broadcast(0)[name], t) for name, t in play.server.broadcast(0).items())
     assert other.diagnostics() == play.server.diagnostics()
+
+
+@pytest.mark.parametrize("own_draws", [False, True])
+def test_until_heads_differ_one_client_is_scored_for_all(
+    federate, make_task, make_loader, exactly, own_draws
+):
+    asked = []
+    federation = {
+        "data": {client: make_loader(4, seed=client) for client in range(2)},
+        "client": {"independent_init": own_draws},
+        "server": {"aggregation": KMeansAggregation()},
+    }
+
+    def play(rounds, **question):
+        return federate(
+            FedDyMemClient, FedDyMemServer, task=make_task(), rounds=rounds, **question, **federation
+        )
+
+    play(1, question=lambda _, number: asked.append(number))
+    assert asked == ([0, 1, 0, 1] if own_draws else [0, 0, 1])
+    if not own_draws:
+        untrained = play(0)
+        answers = untrained.ask(0, untrained.evaluator)
+        exactly(answers[0], answers[1])
