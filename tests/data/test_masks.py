@@ -209,4 +209,4 @@ def test_each_image_has_a_mask_of_its_own(tmp_path):
     left = LeftOut()
     (masks / "002_mask.png").touch()
     find_masks(masks, [images / "001.png"], left)
-    assert left.line(tmp_path).endswith(f"2 masks of no image, first {masks / '000_mask.png'}")
+    assert left.line(tmp_path).endswith(f"masks of no image (2, first {masks / '000_mask.png'})")
