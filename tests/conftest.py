@@ -33,13 +33,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 
-def pytest_ignore_collect(collection_path, config):
-    """Where only slow tests are asked for, files without one are not imported: they are three of four."""
-    if config.option.markexpr == "slow" and collection_path.suffix == ".py":
-        return "slow" not in collection_path.read_text() or None
-    return None
-
-
 def pytest_collection_finish():
     """Keeps the modules, which stay, out of every later search for garbage."""
     gc.collect()

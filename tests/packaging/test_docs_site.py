@@ -30,8 +30,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     for name in ("lit_fedad", "containers"):
         (tmp_path / name).symlink_to(ROOT / name)
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
-    # No warning is of a type in a signature, and they take a fifth of the time.
-    command += ["-D", "autodoc_typehints=none"]
     done = subprocess.run(
         [*command, str(tmp_path / "docs"), str(tmp_path / "site")],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -25,12 +25,12 @@ pytestmark = [
 ]
 
 
-def test_eight_trials_three_workers_three_kills(study_file, tmp_path):
+def test_twelve_trials_three_workers_four_kills(study_file, tmp_path):
     """No trial is lost, none is played twice, and those of killed workers are continued."""
-    out, kills, draw = tmp_path / "study", 3, random.Random(0)
+    out, kills, draw = tmp_path / "study", 4, random.Random(0)
     command = [
         *(sys.executable, "-W", "ignore", "-m", "lit_fedad", "sweep", f"study={study_file}"),
-        *(f"out={out}", "n_trials=8", "patience=20", "data.size=64", f"data.root={tmp_path / 'data'}"),
+        *(f"out={out}", "n_trials=12", "patience=20", "data.size=64", f"data.root={tmp_path / 'data'}"),
         *(f"cache.folder={tmp_path / 'cache'}", "fabric.accelerator=cpu"),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -56,7 +56,7 @@ def test_eight_trials_three_workers_three_kills(study_file, tmp_path):
                 workers[chosen].wait()
                 workers[chosen] = begin()
                 kills -= 1
-        assert kills < 3
+        assert kills < 4
         for worker in workers:
             assert worker.wait(deadline - time.monotonic()) == 0, (tmp_path / "log.txt").read_text()
     finally:
@@ -64,9 +64,9 @@ def test_eight_trials_three_workers_three_kills(study_file, tmp_path):
             worker.kill()
     study = optuna.load_study(study_name="study", storage=open_storage("journal", out, 20))
     trials = standing(study)
-    assert list(trials) == list(range(8))
+    assert list(trials) == list(range(12))
     assert {trial.state.name for trial in trials.values()} <= {"COMPLETE", "PRUNED"}
-    assert {path.name for path in out.glob("trial_*")} == {f"trial_{n}" for n in range(8)}
+    assert {path.name for path in out.glob("trial_*")} == {f"trial_{n}" for n in range(12)}
     numbers = [number for trial in trials.values() for number in attempts(trial)]
     assert sorted(numbers) == [trial.number for trial in study.trials]
     passed_on = [trial for trial in trials.values() if len(attempts(trial)) > 1]
@@ -169,7 +169,7 @@ def stopped_within_a_trial(pid, out):
 
 def heartbeat_passes_trials_on(url, study_file, tmp_path, start):
     out = tmp_path / "study"
-    options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=2", "patience=4"]
+    options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4", "patience=4"]
     first, second = start(options, steps), start(options, steps)
     end = time.monotonic() + 120
     while not stopped_within_a_trial(first.pid, out):
@@ -180,7 +180,7 @@ def heartbeat_passes_trials_on(url, study_file, tmp_path, start):
     assert second.exitcode == 0
     study = optuna.load_study(study_name="study", storage=open_storage(url, out, 4))
     trials = standing(study)
-    assert list(trials) == [0, 1]
+    assert list(trials) == list(range(4))
     assert {trial.state.name for trial in trials.values()} == {"COMPLETE"}
     assert [len(attempts(trial)) for trial in trials.values()].count(2) == 1
     (lost,) = [trial for trial in study.trials if trial.state.name == "FAIL"]
