@@ -19,9 +19,7 @@ from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client, one_process
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.patches import PatchTask
-from lit_fedad.tasks.subspace import Subspace
 
 _CHANCE = 0.01
 """New images that fewer than one in so many draws of normal images would look like are called foreign."""
@@ -66,8 +64,8 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
     """
     fabric, found = one_process(config), []
     transform, size = image_transform(config, model.task), config["evaluation"]["batch_size"]
-    task = cast("MemoryBank | Subspace", model.client.task)  # no other model is made of sums
-    names = _products_told_apart(folder, task)
+    task = cast("PatchTask", model.client.task)  # no other model is made of sums
+    names = _names_of_kinds(folder, task)
     calibration, alpha = folder.calibration(), folder.alpha()
     for client, samples in sorted(new.images.items()):
         load_client(model, folder.path, folder.config(), client, fabric)
@@ -82,11 +80,11 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
             batches = [{"image": part} for part in images.split(size)]
             said = [predict_batch(model.client, batch, fabric).image_score.cpu() for batch in batches]
             new_scores, alike = torch.cat(said), None
-            if names:
-                with torch.inference_mode(), fabric.autocast():
-                    nearest = [task.by_subspace(fabric.to_device(one))[1] for one in batches]
-                place, count = Counter(torch.cat(nearest).tolist()).most_common(1)[0]
-                alike = names[place] if 2 * count > len(own) else None
+            with torch.inference_mode(), fabric.autocast():
+                kinds = [task.nearest_kind(fabric.to_device(one)) for one in batches]
+            places = [place for kind in kinds if kind is not None for place in kind.tolist()]
+            for place, number in Counter(places).most_common(1):
+                alike = names[place] if 2 * number > len(own) else None
             rate = max(rule.alpha, 1 / (scores.total + 1))
             rank = scores.rank(rate)
             beyond = int((new_scores > scores.threshold(rate)).sum())
@@ -95,10 +93,8 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
     return found
 
 
-def _products_told_apart(folder: RunFolder, task: PatchTask) -> list[str | None]:
-    """Lists the product of each of a task's subspaces, None for all others; nothing where there is one subspace."""
-    if task.kinds == 1:
-        return []
+def _names_of_kinds(folder: RunFolder, task: PatchTask) -> list[str | None]:
+    """Lists the product of each kind that had images, and None for all other images."""
     partition = (folder.result() or {})["partition"]
     images = dict(zip(partition["products"], map(sum, zip(*partition["counts"], strict=True)), strict=True))
     return [*(product for product in task.products if images.get(product)), None]

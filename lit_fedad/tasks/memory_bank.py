@@ -343,11 +343,13 @@ class MemoryBank(PatchTask):
 
         All layers are averaged over 3x3 positions: that blurs maps, but makes image scores better.
         """
-        return self.by_subspace(batch)[0].flatten()
+        return least_residuals(self.embed(batch, average_pool=True), self.centre, self.basis)[0].flatten()
 
-    def by_subspace(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Computes the residuals of `outside` [B, H0 * W0], and which product's subspace leaves them [B]."""
-        return least_residuals(self.embed(batch, average_pool=True), self.centre, self.basis)
+    def nearest_kind(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Computes whose subspace leaves least of each image [B]; None where all images have one, or none."""
+        if self.kinds == 1 or self.subspace is None:
+            return None
+        return least_residuals(self.embed(batch, average_pool=True), self.centre, self.basis)[1]
 
     def unusual(self, batch: Mapping[str, Any], lengths: Tensor) -> Tensor:
         """Computes what image scores are made of: residuals, and distances to the bank by their weight [B * H0 * W0].

@@ -207,6 +207,10 @@ class PatchTask(StandardisedTask):
         """Number of kinds of images that have moments of their own: products, and all that have no such name."""
         return len(self.products) + 1 if len(self.products) > 1 else 1
 
+    def nearest_kind(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Computes which kind each image looks like [B]; None where the task has one model of all."""
+        return None
+
     @torch.no_grad()
     def second_moments(
         self, loader: DataLoader, folds: int = 1, average_pool: bool | None = None, kinds: int = 1

@@ -156,9 +156,9 @@ class Subspace(PatchTask):
             counts += torch.bincount(at, minlength=self.clusters)
         return squares, counts
 
-    def by_subspace(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Computes the residuals of images' patches [B, P], and which product's subspace leaves them [B]."""
-        return least_residuals(self(batch), self.centre, self.basis)
+    def nearest_kind(self, batch: Mapping[str, Any]) -> Tensor | None:
+        """Computes whose subspace leaves least of each image [B]; None where all images have one."""
+        return least_residuals(self(batch), self.centre, self.basis)[1] if self.kinds > 1 else None
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by the residuals of their patches."""
