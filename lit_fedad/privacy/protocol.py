@@ -113,9 +113,20 @@ class Party:
         Raises:
             UserError: If there is none.
         """
+        return self._accepted().invitation
+
+    def check_invited(self) -> None:
+        """Checks that an invitation was accepted whose sum is still to come.
+
+        Raises:
+            UserError: If there is none.
+        """
+        self._accepted()
+
+    def _accepted(self) -> _Sum:
         if self._offered is None:
             raise UserError("the server asks for a masked sum, and has invited to none")
-        return self._offered.invitation
+        return self._offered
 
     def mask(self, words: Words, blob: bytes) -> None:
         """Masks what the client adds, in place; once for every invitation.
@@ -131,9 +142,8 @@ class Party:
         Raises:
             UserError: If they are too few, or an envelope is not of the client that it is said to be of.
         """
-        invitation, own = self.invitation, self._offered
-        assert own is not None
-        self._offered = None
+        own, self._offered = self._accepted(), None
+        invitation = own.invitation
         envelopes = read_envelopes(blob)
         if self.number in envelopes or not set(envelopes) < set(invitation.members):
             raise UserError("the server passes on envelopes of clients that it has not invited")

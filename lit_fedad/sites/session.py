@@ -298,9 +298,7 @@ class Session:
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
-        _ = (
-            self.party.invitation
-        )  # without one nothing is masked, and the part of another place stays that one's
+        self.party.check_invited()  # before a message is computed: the masked part of another place stays that one's
         return Mask(self.party, envelopes)
 
     def _reveal(self, payload: bytes) -> bytes:
