@@ -389,7 +389,4 @@ def _write_pooled(file: Path, features: FrozenFeatures) -> None:
             safetensors.torch.save_file(entries, partial)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise UserError(
-            f"feature cache {file.parent} cannot be used ({reason}): choose another folder (cache.folder=...)"
-            " or compute features each time (cache.enabled=false)"
-        ) from error
+        raise UserError(f"feature cache {file.parent} cannot be used ({reason}): {_ELSEWHERE}") from error

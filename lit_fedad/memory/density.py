@@ -13,6 +13,9 @@ from lit_fedad.memory.knn import nearest
 _LEAST = 1e-10
 """Smallest mean variance in the ridge, as a share of the features' mean square: above what single precision rounds."""
 
+_EARLY_STOP = 5
+"""Lloyd iterations after which the clustering stops."""
+
 
 @dataclass(frozen=True)
 class Densities:
@@ -31,7 +34,7 @@ class Densities:
 
 @torch.no_grad()
 def estimate_densities(
-    features: Tensor, clusters: int, shrinkage: float, generator: torch.Generator, max_steps: int = 5
+    features: Tensor, clusters: int, shrinkage: float, generator: torch.Generator
 ) -> Densities:
     """Estimates a Gaussian of every cluster of a clustering that stops early: noisy density estimation.
 
@@ -62,7 +65,7 @@ def estimate_densities(
         return Densities(torch.empty(0, width), torch.empty(0, width, width), torch.empty(0))
     number, owner = min(clusters, size // 2), torch.zeros(size, dtype=torch.int64, device=features.device)
     if number > 1:
-        clustering = kmeans(features, number, generator=generator, max_steps=max_steps, tolerance=0.0)
+        clustering = kmeans(features, number, generator=generator, max_steps=_EARLY_STOP, tolerance=0.0)
         owner = _without_single(features, clustering.assignment, clustering.centroids)
     means, covariances, counts = [], [], []
     # Features that have collapsed to a point still have a covariance that others can use.

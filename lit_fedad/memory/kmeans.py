@@ -66,7 +66,8 @@ def kmeans(
         initial: Centroids to start from, ``[clusters, channels]``, instead of seeds; they keep their order.
         max_steps: Most moves of the centroids.
         tolerance: Stops once a move lowers the inertia by no more than this share of it.
-        spherical: Whether centroids are brought to length 1, as the points must be (Dhillon and Modha, 2001).
+        spherical: Whether points and centroids are brought to length 1: each belongs to the centroid of the largest
+            cosine (Dhillon and Modha, 2001).
         backend: See :func:`lit_fedad.memory.knn.nearest`.
 
     Returns:
@@ -83,6 +84,8 @@ def kmeans(
         ([0.5, 10.0], [2.0, 2.0], 2.5)
     """
     mass = _checked_weights(points, clusters, weights, initial)
+    if spherical:
+        points = F.normalize(points, dim=1)
     if initial is not None:
         centroids = initial.to(working_dtype(points, initial), copy=True)
     elif len(points) < clusters:

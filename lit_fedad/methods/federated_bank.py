@@ -126,6 +126,7 @@ class FederatedBankServer(FedDyMemServer):
 
     state_names: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
     admits = True  # the first memory alone depends on the number of clients
+    merges_sums = FedDyMemServer.merges_sums
 
     def __init__(self, client: FederatedBankClient, aggregation: Aggregation) -> None:
         super().__init__(client, aggregation)
@@ -133,11 +134,6 @@ class FederatedBankServer(FedDyMemServer):
         self.slots_of: Message = {}
         self.counted_clients: list[int] = []
         self.drawn = client.drawn
-
-    @property
-    def merges_sums(self) -> bool:  # type: ignore[override]
-        """Whether memories are merged by adding their patches up."""
-        return self.aggregation.adds_up
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Counts the clients, who share in the first memory."""

@@ -116,7 +116,6 @@ class ConditionalDiscriminator(nn.Module):
         image_size: S, the side of the images in pixels; smaller than a power of two, they are framed by zeros.
         channels: Channels of the images.
         width: Channels of the 4 x 4 map.
-        section: As for `ConditionalGenerator`.
 
     Raises:
         UserError: If a number is too small.
@@ -128,12 +127,11 @@ class ConditionalDiscriminator(nn.Module):
         image_size: int,
         channels: int = 3,
         width: int = 512,
-        section: str = "method.client",
     ) -> None:
         super().__init__()
         at_least("image", 1, size=image_size, channels=channels)
         self.classes, self.frame = classes, canvas(image_size) - image_size
-        widths = _widths(image_size, width, section)[::-1]
+        widths = _widths(image_size, width, "method.client")[::-1]
         layers: list[nn.Module] = [
             nn.Conv2d(channels + classes, widths[0], 4, stride=2, padding=1, bias=False),
             nn.LeakyReLU(0.2),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,30 +19,8 @@ from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 from lit_fedad.tasks.representation import Representation
 
-
-@torch.no_grad()
-def spherical_kmeans(
-    rows: Tensor,
-    clusters: int,
-    *,
-    generator: torch.Generator,
-    weights: Tensor | None = None,
-    max_steps: int = 10,
-) -> KMeansResult:
-    """Clusters rows [n, C] by their directions: each belongs to the centre of largest cosine, the normalised mean.
-
-    Arguments are those of `kmeans`; the centroids have length 1.
-    """
-    # Rows and centres have length 1: the nearest centre is that of the largest cosine.
-    return kmeans(
-        F.normalize(rows, dim=1),
-        clusters,
-        generator=generator,
-        weights=weights,
-        max_steps=max_steps,
-        tolerance=0.0,
-        spherical=True,
-    )
+spherical_kmeans = partial(kmeans, max_steps=10, tolerance=0.0, spherical=True)
+"""The clustering of directions by which clients and server find prototypes."""
 
 
 class Elsa(Representation):

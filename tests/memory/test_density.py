@@ -70,8 +70,6 @@ def test_clustering_stops_after_five_steps(monkeypatch):
     assert taken[0].steps == 5
     assert kmeans(features.double(), 8, generator=generator(), max_steps=100, tolerance=0).steps > 5
     assert len(found.mean) == 8
-    estimate_densities(features, 8, 0.1, generator(), max_steps=2)
-    assert taken[1].steps == 2
 
 
 def test_a_generator_draws_the_same_clusters_again():

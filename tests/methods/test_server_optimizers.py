@@ -1,10 +1,12 @@
 """Server optimisers, by hand: clients of 10 and 30 images send 1 and 5, so that the mean is 4 in every round."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from lit_fedad.contracts import Context, Task, Update
@@ -64,3 +66,15 @@ def test_adaptive_rules_by_independent_arithmetic(rule):
         expected.append(x)
     found = played(partial(Adaptive, lr=eta, beta1=beta1, beta2=beta2, tau=tau, rule=rule))
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_fedadagrad_has_no_momentum():
+    """Reddi et al. run FedAdagrad with beta_1 = 0: ``x += eta Delta / (sqrt(tau^2 + sum Delta^2) + tau)``."""
+    preset = yaml.safe_load((Path(__file__).parents[2] / "conf/method/fedadagrad.yaml").read_text())
+    options = {k: v for k, v in preset["method"]["server"]["server_optimizer"].items() if k[0] != "_"}
+    x, squares, expected = 0.0, options["tau"] ** 2, []
+    for _ in range(3):
+        squares += (4.0 - x) ** 2
+        x += options["lr"] * (4.0 - x) / (squares**0.5 + options["tau"])
+        expected.append(x)
+    assert played(partial(Adaptive, **options)) == pytest.approx(expected, rel=1e-5)
