@@ -53,7 +53,10 @@ class ScaffoldClient(AnchoredClient):
         self._steps += 1
 
     def on_train_end(self) -> None:
-        """Updates the control after S steps: ``c_i+ = c_i - c + (x - y) / (S eta_l)``."""
+        """Updates the control after S steps: ``c_i+ = c_i - c + (x - y) / (S eta_l)``; after none it stays."""
+        if not self._steps:  # gradients of 16-mixed overflowed in every step
+            self.change = {name: torch.zeros_like(c, device="cpu") for name, c in self.own.items()}
+            return
         travelled = self._steps * self.learning_rate
         renewed = {
             name: self.own[name].to(y)
