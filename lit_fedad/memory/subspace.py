@@ -18,6 +18,9 @@ LIKELIHOOD = "likelihood"
 
 Share = float | str
 
+_LEAST = 1e-10
+"""Least variance that features are whitened by: those of a single patch, or all alike, have none."""
+
 
 def check_share(section: str, **shares: Share | None) -> None:
     """Checks shares of variance.
@@ -77,7 +80,7 @@ def statistics_of(
     if whiten is None:
         return {"mean": mean, "scale": scale}
     variances, directions = _directions(moments.scaled(scale))
-    root = (variances + whiten * variances.mean()).sqrt()
+    root = (variances + whiten * variances.mean()).clamp(min=_LEAST).sqrt()
     return {
         "mean": mean,
         "scale": scale,

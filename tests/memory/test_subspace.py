@@ -98,6 +98,12 @@ def test_whitened_features_have_equal_variance_up_to_the_ridge(rows):
     np.testing.assert_allclose(np.cov(white.double().numpy().T, bias=True), np.eye(8), atol=2e-2)
 
 
+@pytest.mark.parametrize("standardise", [True, False])
+def test_features_that_are_all_alike_can_be_whitened(standardise):
+    found = statistics_of(moments(torch.ones(3, 8)), standardise, shrinkage=1.0, whiten=0.1)
+    assert all(entry.isfinite().all() for entry in found.values())
+
+
 @pytest.mark.parametrize("whiten", [None, 0.1])
 def test_the_typical_norm_is_that_of_the_features(rows, whiten):
     found = statistics_of(moments(rows), standardise=True, shrinkage=1.0, whiten=whiten)
