@@ -17,6 +17,7 @@ from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import matches
 from lit_fedad.data.layout_names import LABELS, MASKS, NORMAL, ONE, TEST, TRAIN, ZERO, bare
 from lit_fedad.data.mixture import mixture
+from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.sample import ImageSet
 
 _MOST_CLASSES = 20
@@ -242,10 +243,7 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     if whole(root):
         seen = "one product in the layout of MVTec AD"
         return None if _misnamed(root) else Layout(seen, "mvtec_mixture", root)
-    folders = sorted(
-        {path.parents[1] for level in ("*/", "*/*/", "*/*/*/") for path in root.glob(f"{level}train/good")}
-    )
-    products = [path for path in folders if "/." not in f"/{path.relative_to(root).as_posix()}"]
+    products = [path for path in products_below(root) if "/." not in f"/{path.relative_to(root).as_posix()}"]
     if not products or not all(whole(path) and not _misnamed(path) for path in products):
         return None
     others = [path for path in _folders(root) if not any(one.is_relative_to(path) for one in products)]

@@ -88,20 +88,26 @@ def _drawn(
 
 
 def _arrays(
-    root: Path, source: Any, files: Sequence[str], url: str, classes: Sequence[str] | None, **parts: Any
+    root: Path,
+    source: Any,
+    files: Sequence[str],
+    url: str,
+    parts: Sequence[Mapping[str, Any]],
+    classes: Sequence[str] | None = None,
 ) -> tuple[Sequence[str], Part, Part]:
     """Reads both parts of a set of arrays by torchvision."""
-    ((key, values),) = parts.items()
     read: list[Part] = []
-    for file, value in zip(files, values, strict=True):
+    for file, choice in zip(files, parts, strict=True):
         try:
-            part = source(root, **{key: value}, download=False)
+            part = source(root, **choice, download=False)
         except RuntimeError as error:
             raise UserError(f"{root / file}: is missing or damaged; unpack {url} in {root}") from error
         pixels = torch.from_numpy(part.data)
         labels = part.targets if hasattr(part, "targets") else part.labels
-        rows_last = pixels.shape[1] == 3
-        read.append((pixels if rows_last else pixels.permute(0, 3, 1, 2), torch.as_tensor(labels).long()))
+        channels_first = pixels.shape[1] == 3
+        read.append(
+            (pixels if channels_first else pixels.permute(0, 3, 1, 2), torch.as_tensor(labels).long())
+        )
         names = classes or part.classes
     return names, *read  # type: ignore[return-value]
 
@@ -113,7 +119,7 @@ class LabelledSTL10(STL10):
 
 
 def _cifar(root: Path, source: type[CIFAR10]) -> tuple[Sequence[str], Part, Part]:
-    return _arrays(root, source, [source.base_folder] * 2, source.url, None, train=(True, False))
+    return _arrays(root, source, [source.base_folder] * 2, source.url, ({"train": True}, {"train": False}))
 
 
 IMAGENETTE_ADDRESS = "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz"
@@ -210,20 +216,17 @@ def _lines(path: Path) -> list[str]:
 
 STL10_CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 
-_SVHN = {
-    "source": SVHN,
-    "files": ["train_32x32.mat", "test_32x32.mat"],
-    "url": "http://ufldl.stanford.edu/housenumbers",
-    "classes": tuple(map(str, range(10))),
-    "split": ("train", "test"),
-}
-_STL10 = {
-    "source": LabelledSTL10,
-    "files": [STL10.base_folder] * 2,
-    "url": STL10.url,
-    "classes": STL10_CLASSES,
-    "split": ("train", "test"),
-}
+_SPLITS = ({"split": "train"}, {"split": "test"})
+
+
+def _svhn(root: Path) -> tuple[Sequence[str], Part, Part]:
+    files, url = ["train_32x32.mat", "test_32x32.mat"], "http://ufldl.stanford.edu/housenumbers"
+    return _arrays(root, SVHN, files, url, _SPLITS, tuple(map(str, range(10))))
+
+
+def _stl10(root: Path) -> tuple[Sequence[str], Part, Part]:
+    return _arrays(root, LabelledSTL10, [STL10.base_folder] * 2, STL10.url, _SPLITS, STL10_CLASSES)
+
 
 SOURCES: Mapping[str, Source] = {
     "cifar10": Source(
@@ -232,8 +235,8 @@ SOURCES: Mapping[str, Source] = {
     "cifar100": Source(
         partial(_cifar, source=CIFAR100), 32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     ),
-    "svhn": Source(partial(_arrays, **_SVHN), 32),
-    "stl10": Source(partial(_arrays, **_STL10), 32),
+    "svhn": Source(_svhn, 32),
+    "stl10": Source(_stl10, 32),
     "imagenette": Source(_imagenette, 64),
     "tiny_imagenet": Source(_tiny_imagenet, 64, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
 }

@@ -94,10 +94,14 @@ def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[s
     return {name: root / path for name, path in zip(names, relative, strict=True)}
 
 
-def _known_products(root: Path) -> list[str]:
-    """Relative paths of the product folders at most three levels below ``root``."""
+def products_below(root: Path) -> list[Path]:
+    """Lists the product folders at most three levels below ``root``."""
     folders = chain.from_iterable(root.glob(f"{level}train/good") for level in ("*/", "*/*/", "*/*/*/"))
-    return sorted(path.parents[1].relative_to(root).as_posix() for path in folders if path.is_dir())
+    return sorted(path.parents[1] for path in folders if path.is_dir())
+
+
+def _known_products(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in products_below(root))
 
 
 def _unknown_product(root: Path, product: str) -> str:
