@@ -128,7 +128,10 @@ class PatchTask(StandardisedTask):
             raise UserError(f"task.average_pool={average_pool} must be true, false or 'last'")
         self.grid = rows, columns = _grid(size, grid, tile)
         if 2 * rim >= min(self.grid):
-            raise UserError(f"task.rim={rim} leaves nothing of a grid of {min(self.grid)} patches a side")
+            raise UserError(
+                f"task.rim={rim} leaves nothing of a grid of {min(self.grid)} patches a side; give task.rim=0, or a"
+                " larger grid"
+            )
         self.backbone = backbone
         self.num_features = self.channels = sum(backbone.channels)
         self.vectors_per_image = rows * columns
