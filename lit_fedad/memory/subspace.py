@@ -18,6 +18,9 @@ LIKELIHOOD = "likelihood"
 
 Share = float | str
 
+_LEAST_SHARE = 1e-6
+"""Least share of the variance that residuals are taken to have."""
+
 _LEAST = 1e-10
 """Least variance that features are whitened by: those of a single patch, or all alike, have none."""
 
@@ -116,9 +119,13 @@ def fit_subspace(folds: Sequence[Moments], share: Share, shrinkage: float | None
         The mean c of the features [C], and directions [C, R] whose products with a centred feature are its residual.
     """
     total = Moments.union(folds)
-    scale = torch.ones_like(total.mean) if shrinkage is None else channel_scale(total.variance, shrinkage)
+    scale = _scale(total, shrinkage)
     basis = fit_basis([fold.scaled(scale) for fold in folds], share)
     return total.mean.float(), (basis.double() / scale[:, None]).float().contiguous()
+
+
+def _scale(moments: Moments, shrinkage: float | None) -> Tensor:
+    return torch.ones_like(moments.mean) if shrinkage is None else channel_scale(moments.variance, shrinkage)
 
 
 def fit_subspaces(
@@ -144,18 +151,25 @@ def fit_subspaces(
     padded = [F.pad(basis, (0, widest - basis.shape[1])) for basis in bases]
     directions = torch.stack(padded)
     if length is not None:
-        directions *= length / _typical_residual([Moments.union(folded) for folded in complete], bases)
+        directions *= length / _typical_residual([Moments.union(one) for one in complete], bases, shrinkage)
     return torch.stack(centres), directions
 
 
-def _typical_residual(products: Sequence[Moments], bases: Sequence[Tensor]) -> Tensor:
+def _typical_residual(
+    products: Sequence[Moments], bases: Sequence[Tensor], shrinkage: float | None
+) -> Tensor:
     """Computes the root mean square of residuals, from each product's moments and directions outside of it [C, R]."""
     squares = [
         moments.count * (basis.double() * (moments.covariance @ basis.double())).sum()
         for moments, basis in zip(products, bases, strict=True)
     ]
-    mean = torch.stack(squares).sum() / sum(moments.count for moments in products)
-    return mean.clamp(min=1e-12).sqrt().float()
+    spreads = [
+        moments.count * moments.scaled(_scale(moments, shrinkage)).variance.sum() for moments in products
+    ]
+    total = sum(moments.count for moments in products)
+    mean, spread = (torch.stack(parts).sum() / total for parts in (squares, spreads))
+    # Few patches lie in a subspace altogether, and leave no residual to measure by.
+    return mean.maximum(_LEAST_SHARE * spread).clamp(min=1e-12).sqrt().float()
 
 
 def residual_basis(moments: Moments, share: float) -> Tensor:

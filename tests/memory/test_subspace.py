@@ -98,6 +98,13 @@ def test_whitened_features_have_equal_variance_up_to_the_ridge(rows):
     np.testing.assert_allclose(np.cov(white.double().numpy().T, bias=True), np.eye(8), atol=2e-2)
 
 
+@pytest.mark.parametrize("shrinkage", [None, 1.0])
+def test_few_patches_that_leave_no_residual_still_have_a_measure(shrinkage):
+    patches = torch.eye(4, 8)  # of equal variance in three directions, and of none in others
+    _, directions = fit_subspaces([moments(patches)], 0.99, shrinkage, length=torch.tensor(1.0))
+    assert 0 < directions.abs().max() * patches.var(0, correction=0).sum().sqrt() < 1e4
+
+
 @pytest.mark.parametrize("standardise", [True, False])
 def test_features_that_are_all_alike_can_be_whitened(standardise):
     found = statistics_of(moments(torch.ones(3, 8)), standardise, shrinkage=1.0, whiten=0.1)
