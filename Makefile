@@ -11,7 +11,7 @@ VENV    ?= .venv
 LOCK    ?= requirements-dev.lock
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install lock train evaluate predict watch update export serve sweep report screenshots privacy pretrain docs test coverage test-slow test-matrix lint format ui bench clean
+TASKS   := help install lock train evaluate predict watch update export serve sweep report screenshots privacy docs test coverage test-slow test-matrix lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -77,9 +77,6 @@ export: $(READY) ## Write a trained detector as ONNX, torch.export or for OpenVI
 
 serve: $(READY) ## Answer HTTP requests with an exported detector: ARGS="run=DIR or id"
 	@$(BIN)/lit-fedad serve $(ARGS)
-
-pretrain: $(READY) ## Make a backbone from drawn scenes alone: ARGS="out=DIR steps=3000"
-	@$(BIN)/lit-fedad pretrain $(ARGS)
 
 privacy: $(READY) ## Attack what a run shares: ARGS="run=DIR or id attack=lira, inversion, dcor or report"
 	@$(BIN)/lit-fedad privacy $(ARGS)

@@ -18,7 +18,7 @@ from torchmetrics.functional.image import (
 
 from lit_fedad.contracts.randomness import generator, seeded
 from lit_fedad.core.errors import UserError
-from lit_fedad.pretraining.scenes import Scenes
+from lit_fedad.models.scenes import Scenes
 
 Discrepancy = Callable[[Tensor, Tensor], Tensor]
 """Distance of features [n, P, C] from their target: a scalar, differentiable in the features."""

@@ -235,13 +235,6 @@ COMMANDS = {
         continues=True,
         extra="train",
     ),
-    "pretrain": only(
-        "pretraining.pretrain.command",
-        "out=outputs/own steps=3000",
-        ("pretraining.pretrain.PretrainOptions",),
-        continues=True,
-        extra="train",
-    ),
     "federation": Command(
         {
             "init": Form(

@@ -2,7 +2,9 @@
 
 import hashlib
 import re
+import runpy
 import warnings
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -14,10 +16,11 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_images
 from lit_fedad.models.backbones import OWN_NAME, OWN_WEIGHTS, create_backbone
-from lit_fedad.pretraining.dense_contrast import paired_cells
-from lit_fedad.pretraining.scenes import Scenes
+from lit_fedad.models.scenes import Scenes
 
 CARD = OWN_WEIGHTS.parent / "MODEL_CARD.md"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain_backbone.py"
+paired_cells = runpy.run_path(str(SCRIPT))["paired_cells"]
 
 
 def own(**options):
@@ -85,7 +88,7 @@ def test_it_finds_places_again_that_random_weights_lose(layer):
 def test_the_embedded_textures_are_none_of_its_training():
     """Neither module knows the other: no formula and no number of one is the other's."""
     import lit_fedad.data.textures as painting
-    import lit_fedad.pretraining.scenes as textures
+    import lit_fedad.models.scenes as textures
 
     def functions(module):
         return {

@@ -27,7 +27,7 @@ from lit_fedad.contracts.task import channel_scale
 from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.subspace import residual_basis
 from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer
-from lit_fedad.pretraining.scenes import Scenes
+from lit_fedad.models.scenes import Scenes
 from lit_fedad.tasks.patches import PatchTask
 
 MOST_SCENES = 128

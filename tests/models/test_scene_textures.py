@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.pretraining.scenes import (
+from lit_fedad.models.scenes import (
     FAMILIES,
     Dials,
     draw_textures,

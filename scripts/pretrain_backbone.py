@@ -1,22 +1,32 @@
-"""Trains features by dense contrastive learning: each place must match itself in another view of its scene."""
+"""Trains a backbone on drawn scenes alone, as the library's own was: ``python scripts/pretrain_backbone.py --out DIR``.
+
+The same command continues. The same settings give the same weights on the same kind of device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import timm
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset
 
 from lit_fedad.contracts.randomness import generator
-from lit_fedad.pretraining.scenes import Scenes, Shift
+from lit_fedad.models.backbones import OWN_NAME, check_model
+from lit_fedad.models.scenes import Scenes, Shift
 
 
 class DenseContrast(LightningModule):
-    """A timm backbone and its training by dense contrast.
+    """A timm backbone and its training by dense contrast: each place must match itself in another view of its scene.
 
     Detection by nearest neighbours needs features that are close for places that look the same, in any light and
     from any position of the camera, and far apart for places that look different. The loss is InfoNCE between the
@@ -40,7 +50,7 @@ class DenseContrast(LightningModule):
     def __init__(
         self,
         name: str,
-        layers: Sequence[int],
+        layers: tuple[int, ...],
         scenes: Scenes,
         steps: int,
         places: int = 16,
@@ -52,7 +62,7 @@ class DenseContrast(LightningModule):
         super().__init__()
         # The getter keeps timm's own names of weights, whatever the architecture.
         self.backbone: Any = timm.create_model(
-            name, features_only=True, feature_cls="getter", out_indices=tuple(layers)
+            name, features_only=True, feature_cls="getter", out_indices=layers
         )
         self.backbone.to(memory_format=torch.channels_last)
         self.strides: list[int] = self.backbone.feature_info.reduction()
@@ -76,8 +86,6 @@ class DenseContrast(LightningModule):
             embedded, others = F.normalize(project(layer).float(), dim=1).chunk(2)
             cells, partners = paired_cells(layer.shape[-1], stride, shift, self.places, draws)
             losses.append(place_contrast(embedded, others, cells, partners, self.temperature))
-        for number, loss in enumerate(losses, 1):
-            self.log(f"loss_layer{number}", loss.detach())
         total = torch.stack(losses).sum()
         self.log("loss", total.detach(), prog_bar=True)
         return total
@@ -139,3 +147,67 @@ def place_contrast(
     similarity = rows @ others.T / temperature
     same = torch.arange(len(similarity), device=similarity.device)
     return (F.cross_entropy(similarity, same) + F.cross_entropy(similarity.T, same)) / 2
+
+
+class _EmptyItems(IterableDataset[int]):
+    """One empty item a step, without end: scenes are drawn on the model's device."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.repeat(0)
+
+
+def pretrain(options: argparse.Namespace) -> Path:
+    """Trains a backbone, or continues; returns the file of its weights, in half precision under timm's names."""
+    layers = tuple(options.layers)
+    check_model(options.name, layers)
+    seed_everything(options.seed, verbose=False)
+    scenes = Scenes(options.size, options.batch, textures=options.batch, seed=options.seed)
+    model = DenseContrast(options.name, layers, scenes, options.steps)
+    folder = Path(options.out)
+    checkpoints = ModelCheckpoint(
+        folder, filename="{step}", every_n_train_steps=options.save_every, save_last=True, save_top_k=0
+    )
+    trainer = Trainer(
+        accelerator=options.accelerator,
+        devices=1,
+        precision=options.precision,
+        max_steps=options.steps,
+        gradient_clip_val=5.0,
+        logger=False,
+        callbacks=[checkpoints],
+        enable_model_summary=False,
+    )
+    last = folder / "last.ckpt"
+    batches = DataLoader(_EmptyItems(), batch_size=None)
+    trainer.fit(model, batches, ckpt_path=last if last.exists() else None, weights_only=True)
+    file = folder / "weights.safetensors"
+    state = {
+        key: value.half().cpu().contiguous()
+        for key, value in model.backbone.model.state_dict().items()
+        if not key.endswith("num_batches_tracked")
+    }
+    safetensors.torch.save_file(state, file)
+    return file
+
+
+def read_options(words: list[str] | None = None) -> argparse.Namespace:
+    """Reads the options of the command line; the defaults are those that the library's own backbone was made with."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", required=True, help="folder of the checkpoint and of the finished weights")
+    parser.add_argument("--name", default=OWN_NAME, help="timm model")
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3], help="its layers that learn")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", type=int, default=96, help="side of the scenes in pixels, at least 32")
+    parser.add_argument("--batch", type=int, default=48, help="scenes a step")
+    parser.add_argument("--precision", default="bf16-mixed")
+    parser.add_argument("--accelerator", default="auto")
+    parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    chosen = read_options()
+    print(  # noqa: T201
+        f"lit-fedad train backbone.name={chosen.name} backbone.weights={pretrain(chosen)}"
+    )

@@ -2,7 +2,7 @@
 
 import torch
 
-from lit_fedad.pretraining.scenes import Scenes
+from lit_fedad.models.scenes import Scenes
 
 SMALL = Scenes(size=48, scenes=6, textures=6, shift=5, lighting=1.0, seed=3)
 

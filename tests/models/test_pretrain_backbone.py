@@ -1,13 +1,22 @@
-"""Dense contrast: the loss by independent arithmetic, which cells are partners, and that it is learnt."""
+"""The script of the own backbone: its loss by independent arithmetic, and that it learns, continues and fits."""
+
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from scipy.special import log_softmax
 from torch.nn import functional as F
 
-from lit_fedad.pretraining.dense_contrast import DenseContrast, paired_cells, place_contrast
-from lit_fedad.pretraining.scenes import Scenes
+from lit_fedad.models.backbones import create_backbone
+from lit_fedad.models.scenes import Scenes
+
+script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "pretrain_backbone.py"))
+DenseContrast, paired_cells, place_contrast = (
+    script[name] for name in ("DenseContrast", "paired_cells", "place_contrast")
+)
 
 
 def draws() -> torch.Generator:
@@ -79,3 +88,30 @@ class Fixed:
 
     def views(self, batch, device):
         return self._views
+
+
+def pretrained(out, steps):
+    words = "--size 32 --batch 2 --layers 1 2 --precision 32-true --accelerator cpu --save-every 2"
+    options = script["read_options"](["--out", str(out), "--steps", str(steps), *words.split()])
+    return safetensors.torch.load_file(script["pretrain"](options))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_a_backbone_takes_its_weights_however_often_it_was_stopped(tmp_path, monkeypatch):
+    whole, step = pretrained(tmp_path / "whole", 4), DenseContrast.training_step
+
+    def stop(self, batch, batch_idx):
+        if self.global_step == 3:
+            raise RuntimeError("power cut")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(DenseContrast, "training_step", stop)
+    with pytest.raises(RuntimeError, match="power cut"):
+        pretrained(tmp_path / "cut", 4)
+    monkeypatch.setattr(DenseContrast, "training_step", step)
+    resumed = pretrained(tmp_path / "cut", 4)
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    backbone = create_backbone("resnet10t", (1, 2), tmp_path / "cut" / "weights.safetensors")
+    found = backbone.state_dict()["features.model.layer2.0.conv1.weight"]
+    assert torch.equal(found, whole["layer2.0.conv1.weight"].float())

@@ -1,1 +1,0 @@
-"""Pretraining of the library's own backbone on pictures that formulas draw."""
