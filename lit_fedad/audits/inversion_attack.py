@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -13,16 +12,11 @@ from torch.nn import Parameter
 
 from lit_fedad.audits.private_images import channel_statistics, private_images
 from lit_fedad.audits.reconstruction import (
-    Batches,
-    Decoder,
     Inversion,
     as_sets,
     by_position,
-    drawn_from,
-    drawn_scenes,
     invert_features,
     invert_gradients,
-    train_decoder,
 )
 from lit_fedad.audits.statistics import evidence_of, receive
 from lit_fedad.contracts import Context, Message
@@ -31,9 +25,6 @@ from lit_fedad.contracts.randomness import generator
 from lit_fedad.contracts.state import detached, load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch
-from lit_fedad.data.labelled import read_images, resized
-from lit_fedad.data.public import natural, refuse_overlap
-from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.finished_run import FinishedRun
 
 Progress = Callable[[int, int], None]
@@ -42,7 +33,7 @@ Target = Literal["images", "memory", "weights"]
 
 SEARCH: dict[Target, tuple[str, ...]] = {
     "images": (),
-    "memory": ("images", "steps", "restarts", "seed", "knowledge", "by", "public"),
+    "memory": ("images", "steps", "restarts", "seed", "knowledge"),
     "weights": ("images", "steps", "restarts", "seed", "update"),
 }
 """Options that decide the search, by what is attacked."""
@@ -61,15 +52,12 @@ class InversionOptions:
         seed: Seed of what the search starts from.
         knowledge: With which head features are generated when a memory bank is attacked: ``shared``, the one that all
             clients began with, or ``own``, the client's own trained one, which never leaves it: the worst case.
-        by: How a memory bank that keeps positions is inverted: ``search`` for images whose features it has, or
-            ``decoder``, a network trained in as many steps to make images of shared features.
-        public: Folder or ``.npz`` file of images that the decoder is trained on; None for drawn scenes.
         update: What is inverted when weights are attacked: ``round``, a whole round as the run would play it, with
             labels unknown, or ``step``, the plain gradient on ``images`` of the client's images, not augmented, with
             labels known: the classical setting.
 
     Raises:
-        UserError: If ``images``, ``steps`` or ``restarts`` is less than 1, or options exclude each other.
+        UserError: If ``images``, ``steps`` or ``restarts`` is less than 1.
     """
 
     client: int | None = None
@@ -79,8 +67,6 @@ class InversionOptions:
     restarts: int = 1
     seed: int = 0
     knowledge: Literal["shared", "own"] = "shared"
-    by: Literal["search", "decoder"] = "search"
-    public: str | None = None
     update: Literal["round", "step"] = "round"
 
     def __post_init__(self) -> None:
@@ -88,12 +74,6 @@ class InversionOptions:
             raise UserError(
                 f"images={self.images} steps={self.steps} restarts={self.restarts} must be at least 1"
             )
-        if self.by == "decoder" and self.knowledge == "own":
-            raise UserError(
-                "by=decoder learns to invert the features that all share: leave out knowledge=own"
-            )
-        if self.public is not None and self.by != "decoder":
-            raise UserError(f"public={self.public}: a search learns from no images; give by=decoder")
 
 
 _TARGETS: dict[type[Invertible], Target] = {
@@ -101,9 +81,6 @@ _TARGETS: dict[type[Invertible], Target] = {
     SentBank: "memory",
     SentWeights: "weights",
 }
-
-_MOST_PUBLIC = 10_000
-"""Images that a decoder is trained on at most, of those that are given."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +162,6 @@ class Attack:
         return Inversion(images, [])
 
     def _invert_memory(self, shared: SentBank, number: int, progress: Progress) -> Inversion:
-        if self.options.by == "decoder" and not shared.ordered:
-            raise UserError(
-                "by=decoder needs a bank that keeps positions, as task.reduce=PositionReduce makes it, and this one has"
-                " no order; give by=search"
-            )
         received, sent = self._enter(number), self._send(number)
         bank = shared.vectors(received, sent)
         if self.options.knowledge == "shared":
@@ -203,37 +175,8 @@ class Attack:
         assert isinstance(self.shared, SentBank)
         return self.shared
 
-    @cached_property
-    def decoder(self) -> tuple[Decoder, list[float]]:
-        """Trains a decoder of the features that all share, at its first use; with the loss of each step."""
-        size = self._shape(1)[2:]
-        public = self._public((size[0], size[1]))
-        with self.run.display.progress("Decoder") as progress:
-            return train_decoder(
-                self.encode,
-                self.bank.grid,
-                (size[0], size[1]),
-                self.options.steps,
-                self.options.seed,
-                public,
-                progress,
-            )
-
-    def _public(self, size: tuple[int, int]) -> Batches:
-        """Reads what a decoder is trained on, none of it a client's."""
-        if self.options.public is None:
-            return drawn_scenes(size, self.options.seed)
-        images = natural(self.options.public, max(size), _MOST_PUBLIC, self.options.seed)
-        training = self.run.data.images
-        if isinstance(training, ImageSet):
-            private = read_images([sample.path for sample in training.train], max(size))
-        else:
-            private = resized(training.train_images, max(size), max(size))
-        refuse_overlap(images, private, f"the training images of {training.name}")
-        return drawn_from(images, size, self.options.seed)
-
     def search_features(self, target: Tensor, ordered: bool, images: int, progress: Progress) -> Inversion:
-        """Searches images whose generated features are a target, or decodes the one image of an ordered one.
+        """Searches images whose generated features are a target.
 
         Args:
             target: Features [P, C] of each image, or a bank [slots, C] of all.
@@ -241,10 +184,6 @@ class Attack:
             images: Number of images that are sought.
             progress: Called with the number of steps done and of all.
         """
-        if self.options.by == "decoder" and ordered:
-            decoder, losses = self.decoder
-            with torch.no_grad():
-                return Inversion(decoder(target.to(decoder.mean)[None]).cpu(), losses)
         return self._best(
             lambda source: invert_features(
                 self.encode,

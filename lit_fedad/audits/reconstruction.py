@@ -4,21 +4,16 @@ Images are pixels in [0, 1]; normalisation is part of the function that is inver
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics.functional.image import (
     peak_signal_noise_ratio,
     structural_similarity_index_measure,
     total_variation,
 )
-
-from lit_fedad.contracts.randomness import generator, seeded
-from lit_fedad.core.errors import UserError
-from lit_fedad.models.scenes import Scenes
 
 Discrepancy = Callable[[Tensor, Tensor], Tensor]
 """Distance of features [n, P, C] from their target: a scalar, differentiable in the features."""
@@ -97,10 +92,10 @@ def invert_features(
     """
     images = _start(shape, generator, target)
 
-    def loss(number: int) -> Tensor:
+    def loss() -> Tensor:
         return discrepancy(encode(images), target) + smoothness * _roughness(images)
 
-    losses = _minimise(loss, [images], steps, learning_rate, on_step, images)
+    losses = _minimise(loss, [images], steps, learning_rate, on_step)
     return Inversion(images.detach(), losses)
 
 
@@ -139,7 +134,7 @@ def invert_gradients(
     soft = torch.zeros(shape[0], classes, device=images.device, requires_grad=True)
     descent = torch.cat([-part.flatten() for part in update])
 
-    def loss(number: int) -> Tensor:
+    def loss() -> Tensor:
         target = soft.softmax(1) if labels is None else labels
         error = F.cross_entropy(logits(images), target)
         gradients = torch.autograd.grad(error, parameters, create_graph=True)
@@ -147,7 +142,7 @@ def invert_gradients(
         return 1 - F.cosine_similarity(flat, descent, dim=0) + smoothness * _roughness(images)
 
     moved = [images, soft] if labels is None else [images]
-    losses = _minimise(loss, moved, steps, learning_rate, on_step, images, signed=True)
+    losses = _minimise(loss, moved, steps, learning_rate, on_step, signed=True)
     return Inversion(images.detach(), losses)
 
 
@@ -181,142 +176,29 @@ def _roughness(images: Tensor) -> Tensor:
 
 
 def _minimise(
-    loss: Callable[[int], Tensor],
+    loss: Callable[[], Tensor],
     moved: Sequence[Tensor],
     steps: int,
     learning_rate: float,
     on_step: Callable[[int, int], None],
-    images: Tensor | None = None,
     signed: bool = False,
 ) -> list[float]:
     """Runs Adam, at a learning rate that falls to 0 along a cosine, and returns the loss before each step.
 
-    Args:
-        loss: Computes the loss of a step, by its number from 0.
-        moved: What is optimised.
-        steps: Number of steps.
-        learning_rate: Learning rate of the first step.
-        on_step: Called with the number of steps done and of all.
-        images: Those of ``moved`` that must stay in [0, 1].
-        signed: Whether only the signs of gradients count.
+    The first of what is moved is images, which stay in [0, 1]. Of ``signed`` only the signs of gradients count.
     """
     optimizer = torch.optim.Adam(moved, learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     losses = []
     for step in range(steps):
-        value = loss(step)
+        value = loss()
         # Not backward(): the gradients of other weights are not wanted.
         for tensor, gradient in zip(moved, torch.autograd.grad(value, moved), strict=True):
             tensor.grad = gradient.sign() if signed else gradient
         optimizer.step()
         schedule.step()
-        if images is not None:
-            with torch.no_grad():
-                images.clamp_(0, 1)
+        with torch.no_grad():
+            moved[0].clamp_(0, 1)
         losses.append(float(value.detach()))
         on_step(step + 1, steps)
     return losses
-
-
-_WIDTH, _BATCH, _LEARNING_RATE = 96, 16, 2e-3
-
-Batches = Callable[[int], Tensor]
-"""Images [n, 3, H, W] in [0, 1] of the batch of a number."""
-
-
-def drawn_scenes(size: tuple[int, int], seed: int) -> Batches:
-    """Returns batches of drawn scenes of a height and width, by their seed."""
-    scenes = Scenes(size=max(size), scenes=_BATCH, textures=_BATCH, seed=seed)
-    return lambda number: scenes.views(number)[0][:, :, : size[0], : size[1]]
-
-
-def drawn_from(images: Tensor, size: tuple[int, int], seed: int) -> Batches:
-    """Returns batches of public images uint8 [P, 3, S, S], S the larger of height and width, each mirrored or not."""
-
-    def batch(number: int) -> Tensor:
-        draw = generator(seed, "public", number)
-        chosen = images[torch.randint(len(images), (_BATCH,), generator=draw)] / 255
-        mirrored = torch.rand(_BATCH, generator=draw) < 0.5
-        chosen[mirrored] = chosen[mirrored].flip(3)
-        return chosen[:, :, : size[0], : size[1]]
-
-    return batch
-
-
-class Decoder(nn.Module):
-    """A convolutional network from features on a grid to images.
-
-    Args:
-        channels: Channels C of the features.
-        grid: Rows and columns of the grid.
-        size: Height and width of the images.
-    """
-
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, channels: int, grid: tuple[int, int], size: tuple[int, int]) -> None:
-        super().__init__()
-        self.grid, self.size = grid, size
-        self.register_buffer("mean", torch.zeros(channels))
-        self.register_buffer("scale", torch.ones(channels))
-        doublings = max(1, round(max(size) / max(grid)).bit_length() - 1)
-        widths = [max(16, _WIDTH >> step) for step in range(doublings + 1)]
-        layers: list[nn.Module] = [nn.Conv2d(channels, _WIDTH, 3, padding=1), nn.ReLU()]
-        for given, made in pairwise(widths):
-            layers += [nn.Upsample(scale_factor=2), nn.Conv2d(given, made, 3, padding=1), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], 3, 3, padding=1))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Computes images in [0, 1] [n, 3, H, W] of features [n, P, C]."""
-        maps = ((features - self.mean) / self.scale).mT.unflatten(2, self.grid)
-        images = F.interpolate(self.layers(maps), self.size, mode="bilinear", align_corners=False)
-        return images.sigmoid()
-
-
-def train_decoder(
-    encode: Callable[[Tensor], Tensor],
-    grid: tuple[int, int],
-    size: tuple[int, int],
-    steps: int,
-    seed: int,
-    public: Batches,
-    on_step: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Decoder, list[float]]:
-    """Trains a decoder on public images, a new batch a step, by the mean absolute error.
-
-    Args:
-        encode: Function from images [n, 3, H, W] in [0, 1] to features [n, P, C].
-        grid: Rows and columns of the P places.
-        size: Height and width of the images.
-        steps: Steps of Adam; the learning rate falls to 0 along a cosine.
-        seed: Seed of the initial weights.
-        public: The images, of that size.
-        on_step: Called with the number of steps done and of all.
-
-    Returns:
-        The decoder, and the loss before each step.
-
-    Raises:
-        UserError: If features have no places.
-    """
-
-    def batch(number: int) -> tuple[Tensor, Tensor]:
-        shown = public(number)
-        with torch.no_grad():
-            return shown, encode(shown)
-
-    first = batch(0)[1]
-    if first.shape[1] != grid[0] * grid[1]:
-        raise UserError("a decoder needs features in their places, and these have none")
-    with seeded(seed, "decoder"):
-        decoder = Decoder(first.shape[2], grid, size).to(first.device)
-    decoder.mean.copy_(first.flatten(0, 1).mean(0))
-    decoder.scale.copy_(first.flatten(0, 1).std(0).clamp(min=1e-6))
-
-    def loss(number: int) -> Tensor:
-        shown, features = batch(number)
-        return (decoder(features) - shown.to(features.device)).abs().mean()
-
-    losses = _minimise(loss, list(decoder.parameters()), steps, _LEARNING_RATE, on_step)
-    return decoder.eval(), losses

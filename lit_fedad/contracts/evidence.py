@@ -124,14 +124,12 @@ class SentBank:
         encode: Computes patch features [B, P, C] of normalised images [B, ch, H, W], differentiably.
         of_images: Computes the bank [n, C] of some images.
         ordered: Whether vector i is of position i of the images.
-        grid: Rows and columns of positions.
     """
 
     vectors: Callable[[Message, Message], Tensor]
     encode: Callable[[Tensor], Tensor]
     of_images: Callable[[DataLoader, Context], Tensor]
     ordered: bool
-    grid: tuple[int, int]
 
 
 @dataclass(frozen=True)

@@ -321,29 +321,6 @@ def test_positive_controls_are_of_few_images_of_the_client(asked, copied):
     assert min(float((one - asked[2]["target"]).abs().max()) for one in features) < 0.05
 
 
-def test_a_bank_without_order_is_not_decoded(copied):
-    with pytest.raises(UserError, match="by=decoder needs a bank that keeps positions"):
-        invert(reopen(str(copied)), InversionOptions(by="decoder", client=1))
-
-
-@pytest.mark.slow
-def test_a_bank_that_keeps_positions_is_decoded(tmp_path):
-    """One image comes out of a bank, by a decoder that is trained once."""
-    folder = played(tmp_path / "literal", *LITERAL, "rounds=1", f"data.root={tmp_path / 'data'}")
-    invert(reopen(str(folder)), InversionOptions(by="decoder", steps=3, images=2))
-    found = report(folder)
-    assert found["by"] == "decoder"
-    assert len(found["losses"]) == 3
-    assert found["losses"] == found["control_losses"]
-    assert len(found["identified"]["client 0"]["ranks"]) == 1
-    options = {"by": "decoder", "steps": 3, "images": 2}
-    with pytest.raises(UserError, match="images are also in the training images"):
-        invert(reopen(str(folder)), InversionOptions(**options, public=str(tmp_path / "data")))
-    np.savez(tmp_path / "public.npz", images=np.zeros((5, 40, 40, 3), np.uint8), labels=np.zeros(5, int))
-    invert(reopen(str(folder)), InversionOptions(**options, public=str(tmp_path / "public.npz")))
-    assert report(folder)["public"].endswith("public.npz")
-
-
 def test_a_reconstruction_that_is_the_image_is_identified(averaged, monkeypatch):
     run = reopen(str(averaged))
     held = run.data.partition.clients

@@ -124,7 +124,6 @@ def invertible_bank(client: Client, sent: MessageSpec, ordered: bool = False) ->
         encode,
         lambda loader, context: task.reduce_memory(loader, context, None).memory.float(),
         ordered,
-        task.grid,
     )
 
 
