@@ -17,7 +17,6 @@ from lit_fedad.papers.sections.figures import (
     accuracy_over_bytes,
     accuracy_over_rounds,
     attacks,
-    missing_runs,
     paper_tables,
     partitions,
     promises,
@@ -96,8 +95,7 @@ def build_page(
     trials = [run for run in runs if run.tracked.parent]
     data = groups_by_data([run for run in runs if not run.tracked.parent])
     grouped = [run for groups in data.values() for group in groups for run in group.runs]
-    names = page_tables()
-    filled = [table for name in names if (table := fill(name, grouped))]
+    filled = [table for name in page_tables() if (table := fill(name, grouped))]
     parts: dict[str, Iterator[Block]] = {
         "Runs": chain(complete_table(data, links), incomplete_table(tracked, runs, links)),
         "Beside the papers": paper_tables(filled, links),
@@ -111,7 +109,6 @@ def build_page(
         "What detectors see": run_sheets(data, links),
         "Privacy": attacks(data, links),
         "Sweeps": sweeps(tracked, trials, links),
-        "Missing runs": missing_runs(names, filled),
     }
     sections = [Section(title, blocks) for title, part in parts.items() if (blocks := list(part))]
     experiments = list(dict.fromkeys(run.tracked.experiment for run in runs))

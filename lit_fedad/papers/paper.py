@@ -1,7 +1,6 @@
-"""The papers' tables with runs in their cells, and what they lack."""
+"""The papers' tables with runs in their cells."""
 
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -26,51 +25,6 @@ from lit_fedad.report.tables import (
     runs_frame,
 )
 
-SEEDS = (0, 1, 2)
-"""Seeds of the runs of a paper's table."""
-
-
-def missing(name: str, exact: Iterable[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """Lists the commands for the runs that a paper's table lacks.
-
-    Returns:
-        Pairs of what is missing and the command that makes it. One command takes all data sets that lack the same
-        rows and seeds.
-
-    Raises:
-        UserError: If there is no such table.
-    """
-    _, table = read_table(name)
-    existing = set(exact)
-    columns = paper_columns(table)
-    data_by_lack: dict[tuple[tuple[str, ...], tuple[int, ...]], list[str]] = {}
-    for data in dict.fromkeys(column.names[0] for column in columns):
-        absent = [
-            (row.label, seed)
-            for row in table.rows
-            for seed in SEEDS
-            for column in columns
-            if column.names[0] == data and (row.label, column.label, seed) not in existing
-        ]
-        if absent:
-            rows, seeds = (tuple(dict.fromkeys(part)) for part in zip(*absent, strict=True))
-            data_by_lack.setdefault((rows, tuple(sorted(seeds))), []).append(data)
-    pairs = []
-    for (rows, seeds), sets in data_by_lack.items():
-        every = len(rows) == len(table.rows)
-        options = [f"table={name}", *(f"root.{data}=DIR" for data in sets)]
-        options += [] if every else [shlex.quote(f"rows={','.join(rows)}")]
-        options += [] if seeds == SEEDS else [f"seeds={_numbers(seeds, ',')}"]
-        what = (
-            f"{'all rows' if every else ', '.join(rows)} on {', '.join(sets)}, seeds {_numbers(seeds, ', ')}"
-        )
-        pairs.append((f"{table.title} ({table.source}): {what}", f"lit-fedad report {' '.join(options)}"))
-    return pairs
-
-
-def _numbers(numbers: Iterable[int], separator: str) -> str:
-    return separator.join(map(str, numbers))
-
 
 @dataclass(frozen=True)
 class FilledTable:
@@ -88,11 +42,6 @@ class FilledTable:
     columns: Mapping[str, str]
     outcomes: Sequence[Outcome]
     complete: Mapping[tuple[str, str], Sequence[CompleteRun]] = field(default_factory=dict)
-
-    @property
-    def exact(self) -> set[tuple[str, str, int]]:
-        """Row, column and seed of the runs."""
-        return {(one.row, one.column, one.seed) for one in self.outcomes}
 
     @cached_property
     def frame(self) -> pd.DataFrame:

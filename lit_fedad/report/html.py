@@ -125,19 +125,7 @@ class Gallery:
     title: str = ""
 
 
-@dataclass(frozen=True)
-class Commands:
-    """Commands to copy.
-
-    Attributes:
-        pairs: Pairs (what the command does, the command).
-    """
-
-    kind: ClassVar[str] = "commands"
-    pairs: Sequence[tuple[str, str]]
-
-
-Block = Prose | Grid | Gallery | Commands
+Block = Prose | Grid | Gallery
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lit_fedad.papers.runs import Links, complete_runs
 from lit_fedad.papers.sections import figures as curves
 from lit_fedad.papers.sections.overview import format_parameter
 from lit_fedad.report.console import Display
-from lit_fedad.report.html import Commands, Gallery, Grid
+from lit_fedad.report.html import Gallery, Grid
 from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.tracking.reading import TrackedRun, metric_history, tracked_runs
 
@@ -222,14 +222,6 @@ def test_runs_that_are_not_complete_are_named(make_run, page_of):
     _, grid = grids(page_of([make_run("a", "feddymem", [0.5, 0.7])], [failed]), "Runs")
     assert texts(grid) == [["moon-4", "moon", "textures", "4", "failed", "x"]]
     assert grid.lines[0].cells[-1].url is None
-
-
-def test_missing_runs_are_listed_with_commands(make_run, page_of):
-    page = page_of([make_run("a", "feddymem", [0.5, 0.7])], tables=("gldp_4",))
-    commands = next(block for block in section(page, "Missing runs").blocks if isinstance(block, Commands))
-    assert [command for _, command in commands.pairs] == [
-        "lit-fedad report table=gldp_4 root.cifar10=DIR root.cifar100=DIR"
-    ]
 
 
 def test_pages_are_written_whole_and_old_pictures_go(make_run, page_of, tmp_path):

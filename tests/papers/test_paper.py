@@ -1,6 +1,6 @@
-"""Complete runs in the papers' tables, and the commands for those that are missing."""
+"""Complete runs in the papers' tables."""
 
-from lit_fedad.papers.paper import fill, missing
+from lit_fedad.papers.paper import fill
 from lit_fedad.papers.plan import read_table
 
 
@@ -10,23 +10,13 @@ def test_a_paper_table_shows_ours_beside_the_papers(make_run):
     )
     assert filled.columns == {"MPDD": "mpdd"}
     assert [run.tracked.run_id for run in filled.complete["FedDyMem", "MPDD"]] == ["a", "b"]
-    assert filled.exact == {("FedDyMem", "MPDD", 0), ("FedDyMem", "MPDD", 1)}
+    assert [(one.row, one.column, one.seed) for one in filled.outcomes] == [
+        ("FedDyMem", "MPDD", 0),
+        ("FedDyMem", "MPDD", 1),
+    ]
     assert len(filled.table.rows) == len(read_table("feddymem_1")[1].rows)  # the paper's, ours or not
 
 
 def test_runs_of_other_settings_or_data_have_no_place(make_run):
     others = [make_run("a", "paper", [0.7, 0.8], rounds=5), make_run("b", "feddymem", [0.5, 0.7])]
     assert fill("feddymem_1", others) is None
-
-
-def test_the_command_of_what_is_missing_makes_just_that():
-    rows = [row.label for row in read_table("feddymem_1")[1].rows]
-    everything = missing("feddymem_1", [])
-    assert [command for _, command in everything] == [
-        "lit-fedad report table=feddymem_1 root.wafer=DIR root.pcb=DIR root.mvtec_textures=DIR root.mpdd=DIR"
-        " root.brain=DIR root.xray=DIR"
-    ]
-    there = [(row, "MPDD", seed) for row in rows for seed in (0, 1, 2) if (row, seed) != ("FedAvg", 2)]
-    assert [command for _, command in missing("feddymem_1", there)][1:] == [
-        "lit-fedad report table=feddymem_1 root.mpdd=DIR rows=FedAvg seeds=2"
-    ]

@@ -8,7 +8,6 @@ from PIL import Image
 
 from lit_fedad.report.html import (
     Cell,
-    Commands,
     Gallery,
     Grid,
     Line,
@@ -46,7 +45,6 @@ PAGE = Page(
             [
                 Prose(["Some words."]),
                 Gallery([Picture(b"<svg/>", "svg", 'a "curve"', "caption", RUN)], "textures"),
-                Commands([("what", "lit-fedad report table=gldp_1 root.cifar10='a&b'")]),
             ],
         ),
     ],
@@ -144,7 +142,6 @@ def test_markdown_says_the_same():
     assert lines[at + 2].endswith(f"[0.7125 ± 0.0100]({RUN}) | ")
     assert lines[at + 3] == f"| seed 0 | [0.7225]({RUN}) | "
     assert '![a "curve"](pictures/over-the-rounds-1.svg)' in lines
-    assert "lit-fedad report table=gldp_1 root.cifar10='a&b'" in lines
     assert "<script>" not in text.replace(r"\<script\>", "")
 
 

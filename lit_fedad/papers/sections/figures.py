@@ -1,4 +1,4 @@
-"""Sections of the report: figures, the papers' tables, sites, attacks, sweeps, and the commands for missing runs."""
+"""Sections of the report: figures, the papers' tables, sites, attacks and sweeps."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,11 +6,11 @@ from itertools import accumulate, chain
 from typing import Any
 
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.papers.paper import FilledTable, missing
+from lit_fedad.papers.paper import FilledTable
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
 from lit_fedad.report.figures import curves_figure
-from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
+from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
 from lit_fedad.report.naming import metric_title, promised_text
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, svg
 from lit_fedad.report.tables import UNKNOWN
@@ -285,14 +285,3 @@ def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]
     for filled in tables:
         if any(key in row.paper for row in filled.table.rows for key in filled.columns.values()):
             yield from filled.grids(links)
-
-
-def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterator[Block]:
-    """Lists the commands for all runs that tables lack."""
-    exact = {table.name: table.exact for table in tables}
-    pairs = [pair for name in names for pair in missing(name, exact.get(name, ()))]
-    if pairs:
-        yield Prose(
-            ["DIR is the folder of the data. A command runs what is missing and resumes what was begun."]
-        )
-        yield Commands(pairs)
