@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from scipy.stats import binomtest
 from torch import Tensor
 
-from lit_fedad.audits.inversion_attack import Attack, InversionOptions
+from lit_fedad.audits.inversion_attack import Attack, InversionOptions, pixels, private_images
 from lit_fedad.audits.page import Outcome
-from lit_fedad.audits.private_images import pixels, private_images
 from lit_fedad.audits.reconstruction import Matches, closest
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.randomness import generator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lit_fedad.audits.private_images import channel_statistics, private_images
 from lit_fedad.audits.reconstruction import (
     Inversion,
     as_sets,
@@ -25,6 +24,8 @@ from lit_fedad.contracts.randomness import generator
 from lit_fedad.contracts.state import detached, load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch
+from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.finished_run import FinishedRun
 
 Progress = Callable[[int, int], None]
@@ -321,3 +322,26 @@ def _shared(run: FinishedRun) -> tuple[Invertible, int]:
         f"attack=inversion: method {run.result['method']} with task {run.result['task']} shares no images, no"
         " memory bank and no weights of a classifier"
     )
+
+
+def private_images(run: FinishedRun, number: int, at_most: int | None = None) -> Tensor:
+    """Reads a client's training images in [0, 1] [n, ch, H, W], as its task sees them."""
+    return pixels(run, run.data.partition.clients[number][:at_most])
+
+
+def pixels(run: FinishedRun, positions: Sequence[int]) -> Tensor:
+    """Reads training images in [0, 1] [n, ch, H, W], as the run's task sees them."""
+    images = run.data.images
+    if isinstance(images, LabelledSet):
+        return images.train_images[list(positions)] / 255
+    mean, std = channel_statistics(run)
+    paths = [images.train[index].path for index in positions]
+    return (torch.stack([run.data.transform.image(path) for path in paths]) * std + mean).clamp(0, 1)
+
+
+def channel_statistics(run: FinishedRun) -> tuple[Tensor, Tensor]:
+    """Finds the mean and deviation that images are normalised by, each [ch, 1, 1]."""
+    images = run.data.images
+    source = run.data.transform if isinstance(images, ImageSet) else images
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))
+    return mean, std

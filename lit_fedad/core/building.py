@@ -9,7 +9,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +57,16 @@ def build(node: Any, **given: Any) -> Any:
 def takes(node: Mapping[str, Any], argument: str) -> bool:
     """Tells whether the target of a configuration node takes an argument of this name."""
     return argument in inspect.signature(locate(node["_target_"])).parameters
+
+
+def targets(node: Any) -> Iterator[Any]:
+    """Yields every ``_target_`` in nested sections and lists, whatever it is."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield node["_target_"]
+        node = list(node.values())
+    for part in node if isinstance(node, list) else ():
+        yield from targets(part)
 
 
 def call(target: Callable[..., T], section: Mapping[str, Any], name: str, **given: Any) -> T:

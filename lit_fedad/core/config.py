@@ -6,13 +6,13 @@ import hashlib
 import inspect
 import json
 import math
-import os
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from hydra import compose as hydra_compose
@@ -65,7 +65,6 @@ def fit_preset(
 
 
 Config = dict[str, Any]
-T = TypeVar("T")
 
 _EVERY_RUN_HAS = (
     "data",
@@ -118,15 +117,23 @@ def conf_folder() -> Path:
 
 def config_groups() -> list[str]:
     """Lists the configuration groups, those within groups too: ``federation``, ``federation/robust``."""
-    folder = conf_folder()
-    return sorted(
-        Path(path).relative_to(folder).as_posix() for path, _, _ in os.walk(folder) if path != str(folder)
-    )
+    return list(_groups(conf_folder()))
+
+
+@functools.cache
+def _groups(folder: Path) -> tuple[str, ...]:
+    folders = (path for path in folder.rglob("*") if path.is_dir())
+    return tuple(sorted(path.relative_to(folder).as_posix() for path in folders))
 
 
 def choices(group: str) -> list[str]:
     """Lists the names of a configuration group's files."""
     return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+
+
+def _hydra() -> AbstractContextManager[None]:
+    """Lets Hydra compose from the packaged configuration, for a block."""
+    return initialize_config_dir(str(conf_folder().resolve()), version_base="1.3")
 
 
 def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
@@ -135,7 +142,7 @@ def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
     Returns:
         The choice of each configuration group, and the text of each key at the top; empty where others decide it.
     """
-    with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
+    with _hydra():
         composed = hydra_compose("config", return_hydra_config=True)
     chosen = composed.hydra.runtime.choices
     top = typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
@@ -180,7 +187,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             raise UserError(f"'{override}' is not of the form key=value")
     try:
         register_resolvers()
-        with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
+        with _hydra():
             composed = hydra_compose("config", overrides, return_hydra_config=True)
             with open_dict(composed):
                 chosen = composed.pop("hydra").runtime.choices
@@ -359,7 +366,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
 def _flat_keys(overrides: list[str]) -> set[str]:
     """Dotted keys of all sections and values; none where the configuration cannot be composed."""
     try:
-        with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
+        with _hydra():
             composed = hydra_compose("config", overrides)
         container = typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
     except (HydraException, OmegaConfBaseException):

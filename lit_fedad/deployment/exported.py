@@ -162,27 +162,23 @@ _FILES = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class RegisterOptions:
-    """Options of ``lit-fedad register``.
+def register(
+    run: str,
+    name: str,
+    display: Display,
+    alias: str | None = None,
+    client: int | str | None = None,
+    version: int | None = None,
+) -> None:
+    """Registers an exported detector, with its sheet and card, as a version of a model in MLflow.
 
-    Attributes:
+    Args:
         run: MLflow run id, folder of a run, or folder that ``lit-fedad export`` wrote.
         name: Name of the registered model.
+        display: Shows the version and how it is fetched.
         alias: Alias that names this version from now on, such as ``production``.
         client: Whose exported detector is registered; may be left out where only one was exported.
         version: Number of the detector's version in the run: 0 as it was trained, None for the default.
-    """
-
-    run: str
-    name: str
-    alias: str | None = None
-    client: int | str | None = None
-    version: int | None = None
-
-
-def register(options: RegisterOptions, display: Display) -> None:
-    """Registers an exported detector, with its sheet and card, as a version of a model in MLflow.
 
     Args:
         options: Options of the command.
@@ -191,21 +187,21 @@ def register(options: RegisterOptions, display: Display) -> None:
     Raises:
         UserError: If there is no such exported detector, a file of it was changed, or the server refuses.
     """
-    if options.run.startswith(SCHEME):
+    if run.startswith(SCHEME):
         raise UserError(
-            f"run={options.run}: is registered already; give a run, or the folder of an exported detector"
+            f"run={run}: is registered already; give a run, or the folder of an exported detector"
         )
-    folder = find_exported(options.run, options.client, options.version)
+    folder = find_exported(run, client, version)
     sheet = read_sheet(folder)
     hashed = sheet.sha256.keys() & _FILES
-    for name in hashed:
-        sheet.content(folder, name)  # refuses what was changed
-    files = [folder / name for name in sorted({*hashed, SHEET, _CARD}) if (folder / name).is_file()]
-    version = register_files(files, options.name, options.alias, {"lit_fedad.detector": sheet.name})
-    address = f"{SCHEME}{options.name}" + (f"@{options.alias}" if options.alias else f"/{version}")
+    for file in hashed:
+        sheet.content(folder, file)  # refuses what was changed
+    files = [folder / file for file in sorted({*hashed, SHEET, _CARD}) if (folder / file).is_file()]
+    number = register_files(files, name, alias, {"lit_fedad.detector": sheet.name})
+    address = f"{SCHEME}{name}" + (f"@{alias}" if alias else f"/{number}")
     display.where_next(
         [
-            ("registered", f"{options.name}, version {version}: {sheet.name}"),
+            ("registered", f"{name}, version {number}: {sheet.name}"),
             ("serve", f"lit-fedad serve run={address}"),
         ]
     )

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, MessageSpec
 from lit_fedad.contracts.disclosure import counted
-from lit_fedad.evaluation.predictions import Cases, Predicted, predictions
+from lit_fedad.evaluation.predict import Cases, Predicted, predictions
 from lit_fedad.evaluation.state_messages import of_images, packed_states, states_spec, unpacked_states
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.metrics.anomaly import AnomalyMetrics

@@ -17,7 +17,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import StreamDataModule, Timetable
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.predictions import Cases, Predicted, predictions
+from lit_fedad.evaluation.predict import Cases, Predicted, predictions
 from lit_fedad.evaluation.state_messages import of_images, packed_states, states_spec, unpacked_states
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.federation.round_report import RoundReport

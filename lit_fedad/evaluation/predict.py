@@ -1,8 +1,10 @@
-"""Predictions of single batches, of whole loaders, and of the same images with many clients."""
+"""Predictions of images, computed once a round: metrics, decisions and pictures read the same ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -77,3 +79,89 @@ class ImageScorer:
             yield images, embedding, predict_batch(client, {**batch, "embedding": embedding}, self.fabric)
         if len(kept) == batches:
             self.embeddings = kept
+
+
+@dataclass
+class Predicted:
+    """The predictions of one model for the test images.
+
+    Attributes:
+        scores: Image scores [n], by index of the image; NaN where an image was not scored.
+        maps: Anomaly maps [H, W] of images that are drawn, by index.
+        features: Features [m, D] of images that are drawn as points; None where none are.
+    """
+
+    scores: Tensor
+    maps: dict[int, Tensor] = field(default_factory=dict)
+    features: Tensor | None = None
+
+    @classmethod
+    def empty(cls, images: int) -> Predicted:
+        """Returns the predictions of so many images before the first is scored."""
+        return cls(torch.full((images,), math.nan))
+
+
+class Cases:
+    """The test images that may be drawn as the clearest or the hardest ones of a client.
+
+    `lit_fedad.report.heatmaps.pick_cases` ranks the images of a label by their scores. Whatever it picks is therefore
+    among the lowest or the highest scores of its label: maps of no other images are kept.
+
+    Args:
+        labels: 0 for a normal image, 1 for an anomalous one, by index of the image.
+        each: Number of clearest and of hardest images that are drawn.
+        sizes: Training images by client: the client with most is drawn.
+    """
+
+    def __init__(self, labels: Sequence[int], each: int, sizes: Mapping[int, int]) -> None:
+        self.labels, self.each, self.sizes = labels, each, sizes
+        self.client = self.choose(sizes)
+
+    def choose(self, clients: Iterable[int]) -> int:
+        """Chooses the client that is drawn among those that take part, and returns it."""
+        self.client = max(clients, key=lambda client: (self.sizes[client], -client))
+        return self.client
+
+    def add(self, predicted: Predicted, index: Tensor, maps: Tensor) -> None:
+        """Adds the maps [B, H, W] of images [B] that have been scored, and drops those that can no longer be picked."""
+        batch = index.tolist()
+        chosen = self._candidates([*predicted.maps, *batch], predicted.scores)
+        for dropped in predicted.maps.keys() - chosen:
+            del predicted.maps[dropped]
+        for place, image in enumerate(batch):
+            if image in chosen:
+                predicted.maps[image] = maps[place].to("cpu", copy=True)
+
+    def _candidates(self, images: Sequence[int], scores: Tensor) -> set[int]:
+        found: set[int] = set()
+        for label, sign in ((0, 1), (1, -1)):
+            ranked = sorted(
+                (sign * float(scores[image]), image)
+                for image in images
+                if self.labels[image] == label and scores[image].isfinite()
+            )
+            found.update(image for _, image in (*ranked[: self.each], *ranked[-self.each :]))
+        return found
+
+
+def predictions(
+    client: Client, loader: DataLoader, fabric: Fabric, predicted: Predicted, cases: Cases | None = None
+) -> Iterator[tuple[dict[str, Any], Prediction]]:
+    """Predicts the batches of a loader.
+
+    Args:
+        client: The live client, as it predicts.
+        loader: Test batches, each with the ``index`` of its images.
+        fabric: Moves batches and sets precision.
+        predicted: Receives the scores, and the maps of `cases`.
+        cases: Images that may be drawn; None for none.
+
+    Yields:
+        Each batch and its prediction.
+    """
+    for batch in loader:
+        prediction = predict_batch(client, batch, fabric)
+        predicted.scores[batch["index"].cpu()] = prediction.image_score.cpu()
+        if cases is not None and prediction.anomaly_map is not None:
+            cases.add(predicted, batch["index"], prediction.anomaly_map)
+        yield batch, prediction

@@ -13,8 +13,7 @@ from lit_fedad.contracts import Client, Free, Message, MessageSpec, Task, Tensor
 from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationScores
-from lit_fedad.evaluation.predict import ImageScorer
-from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.evaluation.predict import ImageScorer, Predicted
 from lit_fedad.evaluation.state_messages import IMAGE_BINS, MOST_IMAGES
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.metrics.base import concatenated

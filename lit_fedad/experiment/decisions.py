@@ -21,7 +21,7 @@ from lit_fedad.evaluation.decisions import (
     promised_rates,
     summarise_rates,
 )
-from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.run import Run

@@ -21,8 +21,7 @@ from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_evaluators
-from lit_fedad.evaluation.predict import ImageScorer
-from lit_fedad.evaluation.predictions import Cases
+from lit_fedad.evaluation.predict import Cases, ImageScorer
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.calibration import alphas, calibration_scores

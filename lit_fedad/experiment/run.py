@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data, Model, RunData
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run_folder import RunFolder

@@ -18,9 +18,8 @@ import yaml
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import absent, atomic, stored_bytes, undone
+from lit_fedad.core.files import absent, atomic, stored_bytes, stored_yaml, undone
 from lit_fedad.core.text import redact, redacted
-from lit_fedad.core.unfolded import stored_yaml
 from lit_fedad.data.additions import Addition
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.lock import LOCK, locked

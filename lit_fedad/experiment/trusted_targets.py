@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_fedad.core.building import locate
+from lit_fedad.core.building import locate, targets
 from lit_fedad.core.config import conf_folder
 from lit_fedad.core.errors import UserError
 
@@ -49,7 +49,7 @@ def check_targets(config: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: If another one is named.
     """
-    for target in _targets(config):
+    for target in targets(config):
         if not isinstance(target, str) or not _allowed(target):
             raise UserError(
                 f"{path}: names {target!r} as _target_, which a stored run must not call; if you trust that package,"
@@ -79,14 +79,3 @@ def _packaged() -> frozenset[str]:
     return frozenset(
         target for file in files for target in re.findall(r"_target_: *([\w.]+)", file.read_text())
     )
-
-
-def _targets(node: Any) -> Iterator[Any]:
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            yield node["_target_"]
-        for value in node.values():
-            yield from _targets(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _targets(value)

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import check_stored, sha256, stored_text, sync
-from lit_fedad.core.unfolded import check_unfolded
+from lit_fedad.core.files import check_stored, check_unfolded, sha256, stored_text, sync
 from lit_fedad.federation.round_report import RoundReport
 
 _MOST_UNFOLDED = 1 << 30

@@ -17,7 +17,7 @@ from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, limit_of
-from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.finished_run import TrainedClient
 from lit_fedad.experiment.run_folder import RunFolder

@@ -22,7 +22,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
-from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import build_data, build_images, build_model, tells_products
 from lit_fedad.experiment.calibration import calibration_scores, with_calibration
 from lit_fedad.experiment.datasets import data_digest, hashes_file

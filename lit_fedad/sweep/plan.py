@@ -6,7 +6,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,10 @@ from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
 from optuna.trial import create_trial
 
-from lit_fedad.core.building import build, call, locate, takes
+from lit_fedad.core.building import build, call, locate, takes, targets
 from lit_fedad.core.config import Config, compose, identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import stored_text
-from lit_fedad.core.unfolded import stored_yaml
+from lit_fedad.core.files import stored_text, stored_yaml
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
 
@@ -213,7 +212,7 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
         UserError: If it does.
     """
     for key, value in section.items():
-        for name in _targets(value) if key in _CALLED else ():
+        for name in map(str, targets(value)) if key in _CALLED else ():
             if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not (
                 inspect.isclass(found := locate(name)) and issubclass(found, (BaseSampler, BasePruner))
             ):
@@ -224,15 +223,6 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
             raise UserError(
                 f"{where}: {key} sets a _target_; a study names Optuna's samplers and pruners alone"
             )
-
-
-def _targets(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if "_target_" in value:
-            yield str(value["_target_"])
-        value = list(value.values())
-    for part in value if isinstance(value, list) else ():
-        yield from _targets(part)
 
 
 def _check(plan: Plan, where: str) -> None:

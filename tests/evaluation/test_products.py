@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from lit_fedad.contracts import Prediction
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.metrics.base import union
 from lit_fedad.metrics.federated import plain_values
 

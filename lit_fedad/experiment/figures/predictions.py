@@ -21,7 +21,7 @@ from lit_fedad.contracts import Client, Exchanges
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.decisions import pooled_intervals, pooled_rates
-from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.evaluators import shown_images

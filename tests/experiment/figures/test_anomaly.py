@@ -13,7 +13,7 @@ from PIL import Image
 from lit_fedad.contracts import Prediction
 from lit_fedad.core.building import build
 from lit_fedad.data.partition import Partition
-from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import build_data, build_model, build_partition
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation
