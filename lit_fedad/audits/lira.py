@@ -4,8 +4,6 @@ The attacker trains shadow models with and without each image, and tests under w
 attacked model is likelier. What it sees of an image is a number, such as a confidence, or several together.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -14,9 +12,6 @@ LEAST_DEVIATION = 1e-5
 OWN_VARIANCE = 64
 """Least number of shadow models for variances of each image of its own."""
 _SHRINKAGE = 1e-3  # of correlations between statistics: two that are equal shall not make a singular matrix
-
-Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A likelihood ratio: of phi of the attacked model, phi of shadow models, and what these were trained on."""
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -36,7 +31,7 @@ def confidence(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.gather(1, at).squeeze(1) - logits.scatter(1, at, -torch.inf).logsumexp(1)
 
 
-def online_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
+def likelihood_ratios(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
     """Computes ``log N(phi | in) - log N(phi | out)`` with Gaussians fitted to the shadow models (online attack).
 
     Args:
@@ -52,20 +47,7 @@ def online_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
     return _log_density(phi, *inside) - _log_density(phi, *outside)
 
 
-def offline_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
-    """Computes ``log Phi((phi - mu_out) / sd_out)`` from the shadow models without the example (offline attack).
-
-    The logarithm keeps the order of scores where Phi itself rounds to 1. Of several statistics, each of which is high
-    for members, logarithms are added up, as if they were independent.
-
-    Arguments and scores are those of `online_scores`; NaN for an example that each shadow model was trained on.
-    """
-    phi, shadows = _vectors(phi, shadows)
-    centre, deviation, _ = _fit(shadows, ~trained_on)
-    return torch.special.log_ndtr((phi - centre) / deviation).sum(-1)
-
-
-def exchangeable_scores(phi: Tensor, trained_on: Tensor, rule: Rule) -> Tensor:
+def exchangeable_scores(phi: Tensor, trained_on: Tensor) -> Tensor:
     """Attacks each shadow model in turn, with Gaussians of the others but the one that completes its pair.
 
     The attacked model is then drawn like those that it is compared with, so that nothing but membership tells them
@@ -74,11 +56,16 @@ def exchangeable_scores(phi: Tensor, trained_on: Tensor, rule: Rule) -> Tensor:
     Args:
         phi: Statistics of the J shadow models [J, n] or [J, n, d]; NaN where there is none.
         trained_on: Whether each was trained on each example, bool [J, n].
-        rule: `online_scores` or `offline_scores`; their scores [J, n] are returned.
+
+    Returns:
+        Their `likelihood_ratios` [J, n].
     """
     pair = torch.arange(len(phi)) // 2
     return torch.stack(
-        [rule(phi[j], phi[pair != pair[j]], trained_on[pair != pair[j]]) for j in range(len(phi))]
+        [
+            likelihood_ratios(phi[j], phi[pair != pair[j]], trained_on[pair != pair[j]])
+            for j in range(len(phi))
+        ]
     )
 
 

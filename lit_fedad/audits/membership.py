@@ -8,12 +8,11 @@ with, so that nothing but membership tells them apart.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_fedad.audits.lira import Rule, exchangeable_scores, offline_scores, online_scores
+from lit_fedad.audits.lira import exchangeable_scores
 from lit_fedad.audits.membership_report import Attacked, MembershipReport, membership_report, pooled_roc
 from lit_fedad.audits.page import Outcome
 from lit_fedad.audits.shadow_runs import NonMembers, Seen, ShadowRuns, Side
@@ -38,7 +37,6 @@ class LiraOptions:
 
     Attributes:
         shadows: Number of shadow runs, even.
-        mode: ``online`` compares with shadow runs with and without an image, ``offline`` only with those without it.
         non_members: ``train``: examples are the clients' own images, of which each shadow run leaves half out;
             ``test``: as many test images of the same classes are added.
         share: Share of a client's images that are examples, with ``non_members=train``.
@@ -50,7 +48,6 @@ class LiraOptions:
     """
 
     shadows: int = 16
-    mode: Literal["online", "offline"] = "online"
     non_members: NonMembers = "train"
     share: float = 0.5
     out: str | None = None
@@ -102,12 +99,9 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
     shadows = ShadowRuns(run, home / "privacy" / "lira", options.non_members, options.share, options.seed)
     with run.display.progress("Shadow runs") as progress:
         observed = _observe(shadows, options.shadows, progress)
-    rule = {"online": online_scores, "offline": offline_scores}[options.mode]
     findings, curves = [], {}
     for side in ("sent", "received"):
-        for statistic, attacked in attack(
-            shadows, {n: one[side] for n, one in observed.items()}, rule
-        ).items():
+        for statistic, attacked in attack(shadows, {n: one[side] for n, one in observed.items()}).items():
             try:
                 findings.append(Finding(side, statistic, membership_report(attacked, options.seed)))
             except ValueError as error:
@@ -161,7 +155,7 @@ def _observe(
     )
 
 
-def attack(shadows: ShadowRuns, observed: Mapping[int, Seen], rule: Rule) -> dict[str, dict[int, Attacked]]:
+def attack(shadows: ShadowRuns, observed: Mapping[int, Seen]) -> dict[str, dict[int, Attacked]]:
     """Scores each client's examples under each shadow run by how likely they are members.
 
     Each statistic of the last exchange that shows it is attacked alone, then those of one kind together by a Gaussian
@@ -170,7 +164,6 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen], rule: Rule) -> dic
     Args:
         shadows: The shadow runs, which know the examples that each was trained on.
         observed: What each of them showed, on one side, by its number; those of a pair follow each other.
-        rule: `online_scores` or `offline_scores`.
 
     Returns:
         The attacked examples by name of the statistic and client; the last is of all.
@@ -191,12 +184,11 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen], rule: Rule) -> dic
         for exchange in exchanges:
             stacked = {c: _stacked([*observed.values()], exchange, c, kind) for c in shadows.clients}
             phi = {c: values for c, values in stacked.items() if values is not None}
-            together = {c: exchangeable_scores(values, trained[c], rule) for c, values in phi.items()}
+            together = {c: exchangeable_scores(values, trained[c]) for c, values in phi.items()}
             if exchange == exchanges[-1]:
                 for column, name in enumerate(COLUMNS[kind]):
                     alone = {
-                        c: exchangeable_scores(values[..., column], trained[c], rule)
-                        for c, values in phi.items()
+                        c: exchangeable_scores(values[..., column], trained[c]) for c, values in phi.items()
                     }
                     results[f"{kind}: {name}"] = _attacked(shadows, alone, trained)
                 if len(COLUMNS[kind]) > 1:

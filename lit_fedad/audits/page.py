@@ -183,7 +183,7 @@ def _membership(result: Mapping[str, Any]) -> Grid:
         texts = [WHO[one["side"]], one["statistic"], f"{mean:.3f} +- {deviation:.3f}"]
         lines.append(Line.of([*texts, *map(_interval, (report["auc"], *rates))]))
     notes = [
-        f"{result['shadows']} shadow runs, each attacked in turn ({result['mode']}); uploads: {result['uploads']};"
+        f"{result['shadows']} shadow runs, each attacked in turn; uploads: {result['uploads']};"
         f" shift between members and others: {result['shift']}",
         "In brackets the 95 % interval, and then what permuted membership gives, with its 97.5 % quantile."
         " 'all' decides; single statistics explain.",

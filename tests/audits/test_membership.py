@@ -15,7 +15,6 @@ from helpers.damage import forge
 from helpers.shadowed import OVERFIT, TINY, Spy
 
 from lit_fedad.audits import membership as membership_audit
-from lit_fedad.audits.lira import online_scores
 from lit_fedad.audits.membership import LiraOptions, attack, infer
 from lit_fedad.audits.membership_report import membership_report
 from lit_fedad.audits.shadow_runs import ShadowRuns
@@ -95,7 +94,7 @@ def test_files(audited):
     assert written["sent_auc"] == report["auc"]["value"]
     assert written["sent_auc_chance"] == report["auc"]["chance"]
     assert written["received_tpr_at_1_percent"] == audited.of("received")["tpr"]["tpr_at_1_percent"]["value"]
-    assert (written["shadows"], written["mode"], written["rounds"]) == (SHADOWS, "online", 2)
+    assert (written["shadows"], written["rounds"]) == (SHADOWS, 2)
     assert "test images" in written["shift"]
     assert written["findings"][4]["report"]["clients"]["0"][0] == report["clients"][0][0]
     assert (audited.run / "figures" / "lira.png").stat().st_size
@@ -138,17 +137,8 @@ def test_models_that_saw_no_example_tell_nobody(audited):
                     blind = torch.where(trained[pair].unsqueeze(1), second, first)
                     observed[pair]["sent"][exchange][client][kind] = blind
                     observed[pair + 1]["sent"][exchange][client][kind] = blind.clone()
-    found = attack(shadows, {n: one["sent"] for n, one in enumerate(observed)}, online_scores)["all"]
+    found = attack(shadows, {n: one["sent"] for n, one in enumerate(observed)})["all"]
     assert abs(membership_report(found).auc.value - 0.5) < 0.2
-
-
-def test_complete_shadow_runs_serve_the_offline_attack(audited, spy, tmp_path):
-    shutil.copytree(audited.run, tmp_path / "run")
-    options = LiraOptions(shadows=SHADOWS, mode="offline", non_members="test")
-    findings = infer(reopen(str(tmp_path / "run")), options).content["findings"]
-    assert spy.held == {}
-    assert findings[4]["report"]["auc"]["value"] > 0.8
-    assert findings != audited.findings
 
 
 def test_a_pair_of_which_noise_hid_one_is_left_out_and_another_takes_its_place(

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from lit_fedad.audits.lira import exchangeable_scores, online_scores
+from lit_fedad.audits.lira import exchangeable_scores
 from lit_fedad.audits.membership_report import Attacked, membership_report, pooled_roc
 
 
@@ -31,7 +31,7 @@ def attack(seed, leak, models=8, sizes=(20, 12), dimensions=2):
         hardness = rng.normal(0, 5, (size, dimensions))
         phi = torch.from_numpy(hardness + rng.normal(size=(models, size, dimensions)))
         phi += leak * members.unsqueeze(-1)
-        scores = exchangeable_scores(phi, members, online_scores)
+        scores = exchangeable_scores(phi, members)
         found[client] = Attacked(scores, members, torch.from_numpy(cells))
     return found
 

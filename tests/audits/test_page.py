@@ -56,7 +56,6 @@ def test_findings_and_defences_follow_the_files(folder):
     (folder / "privacy").mkdir(exist_ok=True)
     found = {
         "shadows": 8,
-        "mode": "online",
         "uploads": "each client's own",
         "shift": "none",
         "pairs_left_out": 0,
