@@ -34,9 +34,9 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["detector.pt2"]
 
 
-def coarse(program, path, normal):
-    """Writes a detector whose scores are the true ones, rounded to the mean of the normal images."""
-    path.write_text(str(float(torch.cat(normal).mean())))
+def coarse(program, path):
+    """Writes a detector whose scores are the true ones, rounded to steps of 0.3."""
+    path.write_text("0.3")
     path.with_suffix(".bin").write_text("weights")
 
 
@@ -53,7 +53,7 @@ def load_coarse(path):
 def test_a_coarse_format_is_kept_and_its_changes_are_counted(tmp_path, monkeypatch):
     """Scores 0.49, 0.9 and 0.2 become 0.6, 0.9 and 0.3: one of two images is decided otherwise."""
     files = ("detector.coarse", "detector.bin")
-    monkeypatch.setitem(FORMATS, "coarse", Format(files, coarse, load_coarse, exact=False, by_images=True))
+    monkeypatch.setitem(FORMATS, "coarse", Format(files, coarse, load_coarse, exact=False))
 
     def batch(values, real):
         score = torch.tensor(values)
@@ -62,7 +62,7 @@ def test_a_coarse_format_is_kept_and_its_changes_are_counted(tmp_path, monkeypat
 
     program = torch.export.export(Mean(), (torch.rand(2, 3, 4, 4),))
     batches = [batch([0.2], False), batch([0.49, 0.9], True)]
-    (file,) = write_checked(program, ["coarse"], tmp_path, batches, [torch.full((1, 3, 4, 4), 0.3)])
+    (file,) = write_checked(program, ["coarse"], tmp_path, batches)
     assert file.files == files
     assert (file.on_images.images, file.on_images.changed) == (2, 1)
     assert file.on_images.largest == pytest.approx(0.11 / 0.49, rel=1e-4)
@@ -77,13 +77,11 @@ def test_a_coarse_format_without_numbers_is_not_kept(tmp_path, monkeypatch, wron
     def load(path):
         return lambda pixels: {"image_score": torch.full((len(pixels),), wrong)}
 
-    monkeypatch.setitem(
-        FORMATS, "coarse", Format(("a.xml", "a.bin"), coarse, load, exact=False, by_images=True)
-    )
+    monkeypatch.setitem(FORMATS, "coarse", Format(("a.xml", "a.bin"), coarse, load, exact=False))
     program = torch.export.export(Mean(), (torch.rand(2, 3, 4, 4),))
     batches = [Compared(torch.rand(2, 3, 4, 4), {"image_score": torch.tensor([0.4, 0.5])}, True)]
     with pytest.raises(UserError, match="format=coarse: .* it is not kept"):
-        write_checked(program, ["coarse"], tmp_path, batches, [torch.rand(1, 3, 4, 4)])
+        write_checked(program, ["coarse"], tmp_path, batches)
     assert list(tmp_path.iterdir()) == []
 
 
