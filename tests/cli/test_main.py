@@ -68,7 +68,7 @@ def test_help_of_a_command_tells_its_keys_and_an_example_that_reads(say, command
 def test_help_of_one_form(say):
     out = say("privacy", "attack=lira", "-h")[1]
     assert out[0] == "usage: lit-fedad privacy attack=lira run=RUN [key=value ...] [data.root=DIR]"
-    assert any(line.startswith("  mode=online ") and "online|offline" in line for line in out)
+    assert any(line.startswith("  non_members=train ") and "train|test" in line for line in out)
     assert not any("attack=inversion" in line for line in out)
 
 
@@ -133,8 +133,8 @@ def test_help_imports_what_prints_it_alone():
             "privacy has no key 'shadow'; did you mean 'shadows'?",
         ),
         (
-            ("privacy", "run=x", "attack=lira", "mode=onlin"),
-            "privacy.mode='onlin' must be one of ['online', 'offline']",
+            ("privacy", "run=x", "attack=lira", "non_members=tran"),
+            "privacy.non_members='tran' must be one of ['train', 'test']",
         ),
         (
             ("privacy", "run=x", "attack=inversion", "steps=0"),
