@@ -10,7 +10,6 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -221,12 +220,25 @@ class Logged:
 _IDLE_S = 5
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """Options of ``lit-fedad serve``.
+def serve(
+    run: str,
+    display: Display,
+    client: int | str | None = None,
+    version: int | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    workers: int = 1,
+    queue: int = 16,
+    threads: int | None = None,
+    max_bytes: int = 20_000_000,
+    max_pixels: int = 25_000_000,
+    patience: float = 30.0,
+) -> None:
+    """Answers HTTP requests with score, p-value, decision and heatmap of an image, until it is ended.
 
-    Attributes:
+    Args:
         run: MLflow run id, folder of a run, folder that ``lit-fedad export`` wrote, or ``models:/NAME@ALIAS``.
+        display: Shows the address.
         client: Whose exported detector answers; may be left out where only one was exported.
         version: Number of the detector's version: 0 as it was trained, None for the default.
         host: Address to listen on.
@@ -237,30 +249,6 @@ class ServeOptions:
         max_bytes: Largest upload.
         max_pixels: Largest image, width times height.
         patience: Longest time in seconds that an upload may take to arrive.
-    """
-
-    run: str
-    client: int | str | None = None
-    version: int | None = None
-    host: str = "127.0.0.1"
-    port: int = 8080
-    workers: int = 1
-    queue: int = 16
-    threads: int | None = None
-    max_bytes: int = 20_000_000
-    max_pixels: int = 25_000_000
-    patience: float = 30.0
-
-    def __post_init__(self) -> None:
-        at_least("serve", 1, workers=self.workers, max_bytes=self.max_bytes, max_pixels=self.max_pixels)
-        at_least("serve", 0, queue=self.queue, port=self.port)
-        above("serve", 0, patience=self.patience)
-        if self.threads is not None:
-            at_least("serve", 1, threads=self.threads)
-
-
-def serve(options: ServeOptions, display: Display) -> None:
-    """Answers HTTP requests with score, p-value, decision and heatmap of an image, until it is ended.
 
     Args:
         options: Options of the command.
@@ -269,13 +257,16 @@ def serve(options: ServeOptions, display: Display) -> None:
     Raises:
         UserError: If there is no such exported detector, a file of it was changed, or the address cannot be used.
     """
-    folder = find_exported(options.run, options.client, options.version)
-    threads = options.threads or max(1, (os.cpu_count() or 1) // options.workers)
+    at_least("serve", 1, workers=workers, max_bytes=max_bytes, max_pixels=max_pixels, threads=threads)
+    at_least("serve", 0, queue=queue, port=port)
+    above("serve", 0, patience=patience)
+    folder = find_exported(run, client, version)
+    threads = threads or max(1, (os.cpu_count() or 1) // workers)
     detector = ServedDetector(folder, threads)
-    limits = Limits(options.max_bytes, options.max_pixels, options.patience)
-    listener = _listen(options.host, options.port)
-    address = f"http://{_host(options.host)}:{listener.getsockname()[1]}"
-    if not _is_loopback(options.host):
+    limits = Limits(max_bytes, max_pixels, patience)
+    listener = _listen(host, port)
+    address = f"http://{_host(host)}:{listener.getsockname()[1]}"
+    if not _is_loopback(host):
         display.warn(f"{address} answers whoever reaches it, without password or TLS: put a proxy before it")
     display.where_next(
         [
@@ -287,7 +278,7 @@ def serve(options: ServeOptions, display: Display) -> None:
     )
     server = uvicorn.Server(
         uvicorn.Config(
-            Logged(application(Desk(detector, limits, options.workers, options.queue)), display),
+            Logged(application(Desk(detector, limits, workers, queue)), display),
             ws="none",
             log_level="warning",
             access_log=False,

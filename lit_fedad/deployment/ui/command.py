@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,28 +28,17 @@ _STYLE = """
 """
 
 
-@dataclass(frozen=True)
-class UiOptions:
-    """Options of ``lit-fedad ui``.
+def ui(
+    run: str, display: Display, out: str = "reviews.csv", host: str = "127.0.0.1", port: int = 7860
+) -> None:
+    """Shows the operator's page until it is ended: thresholds and drift of a site, heatmaps, an image to try.
 
-    Attributes:
+    Args:
         run: MLflow run id, or the run's folder.
+        display: Shows the address.
         out: CSV file that the gallery's buttons write; the run's folder gets saved thresholds alone.
         host: Address to listen on.
         port: Port to listen on.
-    """
-
-    run: str
-    out: str = "reviews.csv"
-    host: str = "127.0.0.1"
-    port: int = 7860
-
-    def __post_init__(self) -> None:
-        at_least("ui", 0, port=self.port)
-
-
-def ui(options: UiOptions, display: Display) -> None:
-    """Shows the operator's page until it is ended: thresholds and drift of a site, heatmaps, an image to try.
 
     Args:
         options: Options of the command.
@@ -59,7 +47,8 @@ def ui(options: UiOptions, display: Display) -> None:
     Raises:
         UserError: If there is no such run, or the address cannot be used.
     """
-    view = RunView.open(options.run)
+    at_least("ui", 0, port=port)
+    view = RunView.open(run)
     # Read by Gradio when it is imported: nothing is reported anywhere, and copies of pictures go with this process.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with tempfile.TemporaryDirectory() as copies:
@@ -68,11 +57,11 @@ def ui(options: UiOptions, display: Display) -> None:
 
         from lit_fedad.deployment.ui.page import OperatorPage
 
-        page = OperatorPage(view, Path(options.out), trial(view.path)).build()
+        page = OperatorPage(view, Path(out), trial(view.path)).build()
         try:
             _, address, _ = page.launch(
-                server_name=options.host,
-                server_port=options.port,
+                server_name=host,
+                server_port=port,
                 prevent_thread_lock=True,
                 quiet=True,
                 share=False,
@@ -85,10 +74,8 @@ def ui(options: UiOptions, display: Display) -> None:
                 css=_STYLE,
             )
         except OSError as error:
-            raise UserError(
-                f"host={options.host} port={options.port}: cannot be listened on; give another port"
-            ) from error
-        display.where_next([("page", address), ("reviews", options.out)])
+            raise UserError(f"host={host} port={port}: cannot be listened on; give another port") from error
+        display.where_next([("page", address), ("reviews", out)])
         page.block_thread()
 
 
