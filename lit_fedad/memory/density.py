@@ -48,7 +48,6 @@ def estimate_densities(
         clusters: Number of clusters K; 1 for a single Gaussian.
         shrinkage: rho, in [0, 1] (FADngs Eq. 3).
         generator: Source of the randomness of the clustering.
-        max_steps: Lloyd iterations before the clustering stops.
 
     Returns:
         At most K densities, in single precision; none from fewer than two features.
