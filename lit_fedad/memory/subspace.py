@@ -168,6 +168,8 @@ def _typical_residual(
     ]
     total = sum(moments.count for moments in products)
     mean, spread = (torch.stack(parts).sum() / total for parts in (squares, spreads))
+    if spread <= 0:
+        raise UserError("the patches of a product are all alike: give more images of it, or a larger grid")
     # Few patches lie in a subspace altogether, and leave no residual to measure by.
     return mean.maximum(_LEAST_SHARE * spread).clamp(min=1e-12).sqrt().float()
 

@@ -105,6 +105,11 @@ def test_few_patches_that_leave_no_residual_still_have_a_measure(shrinkage):
     assert 0 < directions.abs().max() * patches.var(0, correction=0).sum().sqrt() < 1e4
 
 
+def test_patches_that_are_all_alike_have_no_measure():
+    with pytest.raises(UserError, match="all alike"):
+        fit_subspaces([moments(torch.ones(1, 8))], 0.99, 1.0, length=torch.tensor(1.0))
+
+
 @pytest.mark.parametrize("standardise", [True, False])
 def test_features_that_are_all_alike_can_be_whitened(standardise):
     found = statistics_of(moments(torch.ones(3, 8)), standardise, shrinkage=1.0, whiten=0.1)
