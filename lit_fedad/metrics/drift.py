@@ -28,8 +28,8 @@ _JUMP = 0.01
 _TOP = 0.05
 """Share of the calibration scores that count as top scores."""
 
-_STAKE = 0.8
-"""Share of its wealth that the bet on top scores lays on the image being one."""
+_STAKES = (0.5, 0.8)
+"""Shares of their wealth that the two bets on top scores lay on the image being one."""
 
 _PSI_BINS = 10
 
@@ -60,12 +60,12 @@ class DriftTest:
     calibration set are neither. A Simple Jumper bets against them, and the Shiryaev-Roberts statistic of its test
     martingale S, R_n = (R_{n-1} + 1) S_n / S_{n-1}, raises the alarms (Vovk et al., 2021, arXiv 2102.10439).
 
-    Beside the three bets of the Simple Jumper, ``1 + e (p - 1/2)`` with e of -1, 0 and 1, a fourth finds at once what
-    lies beyond nearly all that has been seen, as a new product does: it lays .8 of its wealth on the image having a
-    top score. Of N scores seen, c are top: the highest 5 % of the calibration scores, and each later image that was
-    higher than all others. The image's score is one of them with probability ``q = (c + 1) / (N + 1)``, where
-    ``p <= q``: the bet pays ``.8 / q`` then, and ``.2 / (1 - q)`` otherwise. Its wealth is small while nothing happens,
-    so that a single anomaly moves S little.
+    Beside the three bets of the Simple Jumper, ``1 + e (p - 1/2)`` with e of -1, 0 and 1, two find at once what lies
+    beyond nearly all that has been seen, as a new product does, and half of the images under another light: they lay
+    a share s of .8 and .5 of their wealth on the image having a top score. Of N scores seen, c are top: the highest
+    5 % of the calibration scores, and each later image that was among the top ones. The image's score is one of them
+    with probability ``q = (c + 1) / (N + 1)``, where ``p <= q``: a bet pays ``s / q`` then, and ``(1 - s) / (1 - q)``
+    otherwise. Its wealth is small while nothing happens, so that a single anomaly moves S little.
 
     R_n - n is a martingale. So the first false alarm comes after at least `run_length` images in the mean, and the
     expected number of false alarms among the first m images is at most m / run_length, for every m. By Ville's
@@ -87,7 +87,8 @@ class DriftTest:
         self._seen: list[int] = calibration.bins.repeat_interleave(calibration.counts).tolist()
         self._top = int(_TOP * len(self._seen))
         self._draw = numpy_generator(seed, "ranks among equal scores")
-        self._wealth = [1 / (len(_SLOPES) + 1)] * (len(_SLOPES) + 1)
+        bets = len(_SLOPES) + len(_STAKES)
+        self._wealth = [1 / bets] * bets
         self._log_martingale = self._statistic = 0.0
 
     def add(self, scores: Sequence[float]) -> list[Step]:
@@ -103,7 +104,8 @@ class DriftTest:
         top = p_value <= chance < 1
         self._top += top
         pays = [1 + slope * (p_value - 0.5) for slope in _SLOPES]
-        pays.append(1.0 if chance == 1 else _STAKE / chance if top else (1 - _STAKE) / (1 - chance))
+        for stake in _STAKES:
+            pays.append(1.0 if chance == 1 else stake / chance if top else (1 - stake) / (1 - chance))
         bets = [
             ((1 - _JUMP) * held + _JUMP / len(pays)) * pay
             for pay, held in zip(pays, self._wealth, strict=True)
