@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from scipy import stats
+from torch import Tensor
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
@@ -76,18 +77,20 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
             scores = rule.scores
             if not scores.total:
                 continue
-            images = torch.stack([transform.image(sample.path) for sample in own])
-            batches = [{"image": part} for part in images.split(size)]
-            said = [predict_batch(model.client, batch, fabric).image_score.cpu() for batch in batches]
-            new_scores, alike = torch.cat(said), None
-            with torch.inference_mode(), fabric.autocast():
-                kinds = [task.nearest_kind(fabric.to_device(one)) for one in batches]
-            places = [place for kind in kinds if kind is not None for place in kind.tolist()]
+            places, parts, alike = list[int](), list[Tensor](), None
+            for start in range(0, len(own), size):
+                images = torch.stack([transform.image(sample.path) for sample in own[start : start + size]])
+                batch = fabric.to_device({"image": images})
+                with torch.inference_mode(), fabric.autocast():
+                    batch = task.with_pyramid(batch)  # for score and kind
+                    kinds = task.nearest_kind(batch)
+                places += [] if kinds is None else kinds.tolist()
+                parts.append(predict_batch(model.client, batch, fabric).image_score.cpu())
             for place, number in Counter(places).most_common(1):
                 alike = names[place] if 2 * number > len(own) else None
             rate = max(rule.alpha, 1 / (scores.total + 1))
             rank = scores.rank(rate)
-            beyond = int((new_scores > scores.threshold(rate)).sum())
+            beyond = int((torch.cat(parts) > scores.threshold(rate)).sum())
             chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)
             found.append(Judged(client, product, len(own), beyond, float(chance), alike))
     return found

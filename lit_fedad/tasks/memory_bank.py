@@ -360,6 +360,10 @@ class MemoryBank(PatchTask):
         """
         return self.outside(batch) + self.bank_weight * self.measured(lengths)
 
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
+        """Scores a batch, of which the backbone's features are computed once, for the bank and for the subspace."""
+        return super().predict_step(batch if "embedding" in batch else self.with_pyramid(batch), batch_idx)
+
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the bank, or to the subspace of normal features."""
         lengths, slots = nearest(features.flatten(0, 1).float(), self.bank, self.reach)

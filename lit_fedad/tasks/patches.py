@@ -153,6 +153,13 @@ class PatchTask(StandardisedTask):
         y, x = torch.meshgrid(*sides, indexing="ij")
         self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
 
+    def with_pyramid(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds the backbone's features of each layer to a batch of images, for all that look at it."""
+        if "image" not in batch or "pyramid" in batch:
+            return {**batch}
+        with full_precision(self.mean):  # as cached features are computed
+            return {**batch, "pyramid": self.backbone(batch["image"])}
+
     def embed(self, batch: Mapping[str, Any], average_pool: bool | str | None = None) -> Tensor:
         """Computes frozen features on the grid (FedDyMem Eq. 8).
 
@@ -163,8 +170,7 @@ class PatchTask(StandardisedTask):
         Returns:
             Patch features [B, H0 * W0, C], not standardised.
         """
-        with full_precision(self.mean):  # as cached features are computed
-            pyramid = batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])
+        pyramid = self.with_pyramid(batch)["pyramid"]
         pooled = self.average_pool if average_pool is None else average_pool
         layers = []
         for place, layer in enumerate(pyramid, start=1):
