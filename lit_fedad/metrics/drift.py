@@ -104,8 +104,9 @@ class DriftTest:
         top = p_value <= chance < 1
         self._top += top
         pays = [1 + slope * (p_value - 0.5) for slope in _SLOPES]
-        for stake in _STAKES:
-            pays.append(1.0 if chance == 1 else stake / chance if top else (1 - stake) / (1 - chance))
+        pays += [
+            1.0 if chance == 1 else stake / chance if top else (1 - stake) / (1 - chance) for stake in _STAKES
+        ]
         bets = [
             ((1 - _JUMP) * held + _JUMP / len(pays)) * pay
             for pay, held in zip(pays, self._wealth, strict=True)
