@@ -184,8 +184,8 @@ def judged(
         limits: Score above which an image is called anomalous, by product.
 
     Returns:
-        ``own`` and ``foreign``, a mixed `Rate` each; ``products``, one by product; ``held``, the products of ``own``;
-        and ``without_promise``, the products about which no promise can be made.
+        ``own`` and ``foreign``, a mixed `Rate` each; ``products``, one by product; ``held``, the number of the client's
+        images of each product of ``own``; and ``without_promise``, the products about which no promise can be made.
     """
     products = {name: rate for name, rate in rates.items() if name is not None}
     own = [name for name in products if held.get(name)]
@@ -193,7 +193,7 @@ def judged(
         "own": Rate.mixed([(held[name], products[name]) for name in own]) + rates.get(None, Rate()),
         "foreign": Rate.mixed([(1, rate) for name, rate in products.items() if not held.get(name)]),
         "products": products,
-        "held": own,
+        "held": {name: held[name] for name in own},
         "without_promise": [name for name in products if math.isinf(limits[name])],
     }
 
@@ -322,6 +322,23 @@ def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple
         images = min(rate.normal, sum(own.normal for own in of_products[side].values()))
         found[side] = wilson_interval(rate.false_alarm_rate * images, images)
     return found
+
+
+def mean_interval(judged: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
+    """Computes the 95 % interval (Wilson) of clients' mean false alarms about their own products.
+
+    Clients of one run judge the same images. So their mean is one of products, each with its mean weight at the
+    clients, and worth as many images as `Rate.mixed` says.
+    """
+    measured = [own for own in judged.values() if own["own"].normal]
+    weights, rates = dict[str, float](), product_rates(judged)["own"]
+    for own in measured:
+        held = {name: weight for name, weight in own["held"].items() if own["products"][name].normal}
+        for name, weight in held.items():
+            weights[name] = weights.get(name, 0) + weight / sum(held.values())
+    images = Rate.mixed([(weight, rates[name]) for name, weight in weights.items()]).normal
+    mean = sum(own["own"].false_alarm_rate for own in measured) / max(len(measured), 1)
+    return wilson_interval(mean * images, images)
 
 
 def _mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

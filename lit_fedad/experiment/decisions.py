@@ -17,6 +17,7 @@ from lit_fedad.evaluation.decisions import (
     EvaluatedImages,
     Rate,
     decide,
+    mean_interval,
     product_rates,
     promised_rates,
     summarise_rates,
@@ -63,6 +64,7 @@ def ship(run: Run) -> None:
         alpha if isinstance(alpha, str) else f"{alpha:g}": {
             **summarise_rates(run.decisions[alpha]),
             "promised": promised_rates(run.decisions[alpha]),
+            "false_alarm_interval": mean_interval(run.decisions[alpha]),
             "products": {
                 side: {product: rate.to_json() for product, rate in rates.items()}
                 for side, rates in product_rates(run.decisions[alpha]).items()

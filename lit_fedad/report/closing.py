@@ -55,11 +55,16 @@ of a client's own products 82, a client alone 78
     """
     lines, last = [], result["last"]
     misses, alarms = (last.get(name, {}).get("mean") for name in ("miss_rate", "false_alarm_rate"))
-    if _known(misses) and _known(alarms) and misses < 1:
-        found = _of_100(1 - misses)
+    if _known(alarms) and misses != 1:
+        shipped = _shipped(result)
+        ends, promised = shipped.get("false_alarm_interval"), shipped.get("promised")
+        finds = (
+            _known(misses) and f"finds {_of_100(1 - misses)} of 100 defects of a client's own products at "
+        )
         lines.append(
-            f"as shipped, finds {found} of 100 defects of a client's own products at {_alarms(alarms)}"
-            + (f", at most {100 * promised['mean']:.2g} promised" if (promised := _promised(result)) else "")
+            f"as shipped, {finds or ''}{_alarms(alarms)}"
+            + (f" (95 % interval {_of_100(ends[0])} to {_of_100(ends[1])})" if ends else "")
+            + (f", at most {100 * promised['mean']:.2g} promised" if promised else "")
         )
     if alone := result.get("alone"):
         many, one = alone["found"]["together"], alone["found"]["alone"]
@@ -90,7 +95,7 @@ def _listed(last: Mapping[str, Any]) -> Sequence[str]:
 def _words(name: str, result: Mapping[str, Any]) -> str:
     better = "lower is better" if name in _LOWER else "higher is better"
     words = _WORDS.get(name, better)
-    if name == "false_alarm_rate" and (promised := _promised(result)):
+    if name == "false_alarm_rate" and (promised := _shipped(result).get("promised")):
         by_client = promised_text([promised["lowest"], promised["highest"]])
         return f"{words}, at most {promised['mean']:.3g} promised" + f" ({by_client})" * (
             "client" in by_client
@@ -98,10 +103,10 @@ def _words(name: str, result: Mapping[str, Any]) -> str:
     return words
 
 
-def _promised(result: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """Returns mean, lowest and highest promise of the decisions that a run ships."""
+def _shipped(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the decisions that a run ships; without any, nothing."""
     shipped: Mapping[str, Any] = next(iter(result.get("decisions", {}).values()), {})
-    return shipped.get("promised")
+    return shipped
 
 
 def _of_100(share: float) -> int:

@@ -9,6 +9,7 @@ from lit_fedad.evaluation.decisions import (
     EvaluatedImages,
     Rate,
     decide,
+    mean_interval,
     pooled_intervals,
     pooled_rates,
     product_rates,
@@ -125,6 +126,15 @@ def test_further_clients_that_judge_the_same_images_make_no_interval_narrower():
     own = judged[0]["own"]
     assert pooled_intervals(judged)["own"] == pytest.approx(wilson_interval(own.false_alarms, own.normal))
     assert math.isnan(pooled_intervals(judged)["foreign"][0])
+
+
+def test_the_interval_of_the_mean_is_that_of_the_images_it_is_worth():
+    judged = decide({0: SCORES, 1: SCORES}, images(), CALIBRATION, alpha=0.2)
+    assert mean_interval({0: judged[0]}) == wilson_interval(1, 2)
+    # Nuts are all that client 0 holds and a part of what client 1 does: they weigh more than leaves.
+    nuts, leaves = 1 + 2 / 3, 1 / 3
+    worth = 2**2 / (nuts**2 / 2 + leaves**2 / 1)
+    assert mean_interval(judged) == pytest.approx(wilson_interval(5 / 12 * worth, worth))
 
 
 def test_both_rates_have_their_interval():

@@ -35,6 +35,13 @@ def test_a_detector_has_four_rows_and_each_says_what_is_better():
     assert "at most 0.072 promised (0.01 to 0.334 by client)" in rows[2]["what it tells"]
 
 
+def test_false_alarms_are_said_with_their_interval():
+    (line,) = in_words({"last": LAST, "decisions": {"auto": {"false_alarm_interval": [0.004, 0.081]}}})
+    assert line.endswith("at 2 false alarms in 100 normal images (95 % interval 0 to 8)")
+    normal = {**LAST, "miss_rate": metric(math.nan)}  # nothing tells how many defects are found
+    assert in_words({"last": normal}) == ["as shipped, 2 false alarms in 100 normal images"]
+
+
 def test_what_a_client_reaches_alone_stands_beside():
     rows = closing_rows({"last": LAST, "alone": {"metrics": {"i_auroc": metric(0.55)}}})
     assert [row["alone"] for row in rows] == ["0.550", "-", "-", "-"]
