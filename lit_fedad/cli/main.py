@@ -168,7 +168,7 @@ _SAVED, _SHARED = "[data.root=DIR]", "cli.privacy.PrivacyOptions"
 COMMANDS = {
     "train": only(
         "cli.train.train",
-        "method=feddymem data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
+        "method=federated_bank data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
         words=_OVERRIDES,
         continues=True,
     ),

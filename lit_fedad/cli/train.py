@@ -44,8 +44,7 @@ def train(overrides: Sequence[str]) -> None:
     if config["tracking"]["enabled"]:
         lines += where_compared([run])
     if config["data"]["_target_"] == _PAINTED:
-        own = f"lit-fedad train method={config['method']['name']} data=mvtec_mixture data.root=DIR"
-        lines.append(("own images", f"{own} (layout of MVTec AD; any other: lit-fedad data init DIR)"))
+        lines.append(("own images", "lit-fedad data init DIR (prints the command that trains on them)"))
     Display().where_next(lines)
 
 
