@@ -219,7 +219,10 @@ def _written(listed: _ImageList | None, config: Config) -> Iterator[None]:
     made = absent(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8", errors="surrogateescape")
-    with undone(made, unless=RunFolder.of(config).path / "config.yaml"):
+    begun = RunFolder.of(config).path / "config.yaml"
+    with undone(
+        made, unless=None if begun.exists() else begun
+    ):  # a run of another list has no use for this one
         yield
 
 

@@ -51,17 +51,17 @@ def absent(path: Path) -> list[Path]:
 
 
 @contextmanager
-def undone(made: Iterable[Path], unless: Path) -> Iterator[None]:
+def undone(made: Iterable[Path], unless: Path | None) -> Iterator[None]:
     """Removes what a block made where it fails, unless a file exists by then.
 
     Args:
         made: Files and folders, inner ones first; a folder in which others write stays, and those above it.
-        unless: That file.
+        unless: That file; None for no such exception.
     """
     try:
         yield
     except BaseException:
-        if not unless.exists():
+        if unless is None or not unless.exists():
             with suppress(OSError):
                 for path in made:
                     path.rmdir() if path.is_dir() else path.unlink()

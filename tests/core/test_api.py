@@ -113,3 +113,15 @@ def test_bad_input_is_refused(given, message, tmp_path):
     with pytest.raises(UserError, match=message):
         lf.train(**given, out=tmp_path / "run", settings={"tracking": "off"}, quiet=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_list_that_the_run_in_the_folder_refuses_is_not_left_behind(tmp_path):
+    run = tmp_path / "outputs" / "run"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("rounds: 1")
+    images = [str(tmp_path / name) for name in ("a.png", "b.png", "c.png")]
+    for place, path in enumerate(images):
+        Image.fromarray(np.full((32, 32, 3), 9 * place, np.uint8)).save(path)
+    with pytest.raises(UserError, match="not the configuration of a run"):
+        lf.train("federated_bank", normal=images, out=run, quiet=True)
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
