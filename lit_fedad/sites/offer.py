@@ -16,6 +16,7 @@ from lit_fedad.core.config import Config, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.federation.chained_log import ChainedLog
+from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.sites.overrides import compose_offered, packaged
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import Policy, SiteSettings, not_allowed
@@ -127,7 +128,7 @@ class Taken:
 
 
 def taken_by(
-    exchanges: Exchanges, client: Client, config: Config, smallest: int, hidden: bool
+    exchanges: Exchanges, client: Client, config: Config, smallest: int, hidden: bool = True
 ) -> list[Taken]:
     """Lists what the exchanges of a method take of a client's images.
 
@@ -141,8 +142,8 @@ def taken_by(
     up = build(config["federation"]["channel"]).up
 
     def of(exchange: Exchange, round: int, index: int) -> Iterator[Taken]:
-        for disclosed in disclosed_by(exchange, client):
-            disclosed = replace(disclosed, noised=disclosed.noised and hidden)
+        told = exchange.inner if isinstance(exchange, Noised) and not hidden else exchange
+        for disclosed in disclosed_by(told, client):
             if disclosed.by_product:
                 disclosed = replace(disclosed, images=smallest)
             yield Taken(round, index, exchange.name, disclosed, up.largest(exchange.upload_spec(client)))

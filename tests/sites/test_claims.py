@@ -75,7 +75,9 @@ def together(images):
 
 def apart(images):
     """Five products, whose sums are told apart."""
-    return Trained({product: [image for image in images if int(image) % 5 == product] for product in range(5)})
+    return Trained(
+        {product: [image for image in images if int(image) % 5 == product] for product in range(5)}
+    )
 
 
 @pytest.mark.parametrize(
