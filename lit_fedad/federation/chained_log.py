@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -53,18 +54,20 @@ class ChainedLog:
         Raises:
             UserError: If an earlier line was changed, or nothing can be written.
         """
-        before = self.entries()
-        line: dict[str, Any] = {
-            "entry": len(before) + 1,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            **content,
-        }
-        line["before"] = before[-1]["hash"] if before else _BEGIN
-        line["hash"] = _hash(line)
+        self.entries()  # a pipe in the place of the file would not open
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
             with os.fdopen(handle, "ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # two operators may approve at once
+                before = self.entries()
+                line: dict[str, Any] = {
+                    "entry": len(before) + 1,
+                    "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    **content,
+                }
+                line["before"] = before[-1]["hash"] if before else _BEGIN
+                line["hash"] = _hash(line)
                 if self._whole < self._read[0]:
                     file.truncate(self._whole)
                 file.write(json.dumps(line).encode() + b"\n")

@@ -27,6 +27,7 @@ from lit_fedad.sites.key_registry import PUBLIC, KeyRegistry, write_sum_key
 from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.settings import Policy, SiteSettings
 from lit_fedad.sites.site import AUDIT, Site
+from lit_fedad.sites.states import FILES
 
 KEY = "key"
 _ENDS_S = 60.0
@@ -165,7 +166,7 @@ class SiteFolder(SettingsFolder):
         """Returns the last step of every run that left a state here."""
         found = {}
         for folder in sorted((self.path / "states").glob("*")):
-            steps = [int(path.stem) for path in folder.glob("*.pt")]
+            steps = [int(path.stem) for path in folder.glob(FILES)]
             found[folder.name] = max(steps, default=0)
         return found
 

@@ -21,7 +21,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.federation.client_runner import Train, resume_optimizer
-from lit_fedad.privacy.image_privacy import HIDING, Course, terms
+from lit_fedad.privacy.image_privacy import Course, terms
 from lit_fedad.privacy.secure_aggregation import sending
 
 
@@ -237,12 +237,6 @@ class TrainingPlan:
     sizes: Mapping[int, int]
     epochs: int
     releases: int
-
-    @property
-    def hides(self) -> bool:
-        """Whether the noise hides single images; see `Plan.hides`."""
-        epsilon, delta = HIDING
-        return (self.settings.epsilon or math.inf) <= epsilon and self.settings.delta <= delta
 
     def steps(self, images: int) -> Steps:
         """Computes the steps of a client with so many images, and the least noise that its budget asks for."""

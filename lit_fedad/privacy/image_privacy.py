@@ -19,9 +19,6 @@ from lit_fedad.privacy.accounting import epsilon_of, mu_of
 from lit_fedad.privacy.noised_sums import Noise, noised
 from lit_fedad.privacy.secure_aggregation import SecureSum, sending
 
-HIDING = 10.0, 1e-5
-"""Largest epsilon, at its delta, of a run whose noise hides single images."""
-
 KEY_FILE = "noise.key"
 """Name of the file of a run's folder with the secret that its noise is drawn from."""
 
@@ -153,12 +150,7 @@ class Plan:
         """The noise of every sum."""
         settings = self.settings
         carriers = self.carriers if settings.where == "distributed" else None
-        return Noise(settings.clip, self.sigma * settings.clip * settings.unit_images, carriers, self.hides)
-
-    @property
-    def hides(self) -> bool:
-        """Whether it hides single images, and is not so little that the sums are hardly changed."""
-        return math.sqrt(self.releases) / self.sigma <= mu_of(*HIDING)
+        return Noise(settings.clip, self.sigma * settings.clip * settings.unit_images, carriers)
 
     def epsilon(self, releases: int) -> float:
         """Computes the epsilon of so many noised sums."""

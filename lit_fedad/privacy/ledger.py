@@ -12,7 +12,8 @@ from lit_fedad.federation.chained_log import ChainedLog
 LEDGER = "ledger.jsonl"
 """File of a site's ledger, in its folder."""
 
-_ROUNDING = 1 + 1e-6
+ROUNDING = 1 + 1e-6
+"""How much more than a limit still keeps it."""
 
 
 class BudgetError(UserError):
@@ -89,6 +90,10 @@ class Ledger:
             if (line.get("run"), line.get("mechanism")) == (run, mechanism)
         ]
 
+    def others(self, run: str, mechanism: str) -> float:
+        """Returns the epsilon of all releases but those of one run with one noise."""
+        return sum(price for key, (price, _) in self.spent.items() if key != (run, mechanism))
+
     def check(self, run: str, mechanism: str, epsilon: float) -> None:
         """Refuses a run that would spend more than is left.
 
@@ -97,10 +102,9 @@ class Ledger:
         """
         if self.most is None:
             return
-        spent = self.spent
-        left = self.most - sum(price for key, (price, _) in spent.items() if key != (run, mechanism))
-        if epsilon > left * _ROUNDING:
-            raise BudgetError(left, epsilon, self.most, len({other for other, _ in spent} - {run}))
+        left = self.most - self.others(run, mechanism)
+        if epsilon > left * ROUNDING:
+            raise BudgetError(left, epsilon, self.most, len({other for other, _ in self.spent} - {run}))
 
     def spend(
         self, run: str, mechanism: str, epsilon: float, delta: float, answer: str = "", images: str = ""

@@ -47,13 +47,11 @@ class Noise:
         clip: Largest norm B of what one image adds.
         deviation: Standard deviation of the noise of every element.
         carriers: Clients whose shares make up the whole noise; None where the server adds it.
-        hides: Whether it hides single images, and is not so little that the sums are hardly changed.
     """
 
     clip: float
     deviation: float
     carriers: int | None = None
-    hides: bool = True
 
     @property
     def share(self) -> float:
@@ -137,7 +135,7 @@ class Noised(Exchange[Any, Any]):
         self.sums = Sums(self._message_sums, self._sums)
         self.discloses = tuple(
             Disclosure(Kind.SUMS, f"{part.what}, under noise", noised=True)
-            if noise.carriers is not None and noise.hides
+            if noise.carriers is not None
             else part
             for part in disclosed_by(inner, client)
         )

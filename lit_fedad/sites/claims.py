@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.sites.refusals import Code, RefusalError
@@ -23,31 +24,25 @@ class Trained:
     """The images that a run trains with.
 
     Attributes:
-        images: Hashes of their contents.
-        products: Products of images by hash, where sums are of each product's.
+        images: Hashes of the contents of images that are summed together, by stage and, where sums are of each
+            product's, by product.
         groups: Hash of what decides which of them a mean image is of; empty where none leaves the site.
     """
 
-    images: Collection[str] = ()
-    products: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, Collection[str]] = field(default_factory=dict)
     groups: str = ""
 
-    def fewest_apart(self, before: Sequence[Collection[str]], least: int) -> int:
+    def fewest_apart(self, before: Sequence[Mapping[str, Collection[str]]], least: int) -> int:
         """Returns of how few images sums over these and over earlier runs' tell, if of fewer than `least`; else that.
 
-        Whatever sums are added and subtracted, images that were in the same runs count alike. So sums tell of each set
-        of such images, and of none smaller. A set that a run sums by itself is told by that already.
+        Whatever sums are added and subtracted, images that were in the same sums count alike. So sums tell of each set
+        of such images, and of none smaller. A set that is summed by itself is told by that already.
         """
-        runs = [*map(frozenset, before), frozenset(self.images)]
-        together, summed = defaultdict[object, set[str]](set), set[frozenset[str]]()
-        for run in runs:
-            parts = defaultdict[str, set[str]](set)
-            for image in run:
-                product = self.products.get(image, "")
-                parts[product].add(image)
-                together[product, tuple(image in other for other in runs)].add(image)
-            summed |= set(map(frozenset, parts.values()))
-        return min([least, *(len(part) for part in together.values() if part not in summed)])
+        sums = {frozenset(images) for run in (*before, self.images) for images in run.values()}
+        together = defaultdict[frozenset[frozenset[str]], set[str]](set)
+        for image in frozenset().union(*sums):
+            together[frozenset(own for own in sums if image in own)].add(image)
+        return min([least, *(len(part) for part in together.values() if part not in sums)])
 
 
 class Claims:
@@ -96,32 +91,30 @@ class Claims:
             least: Fewest images behind a sum.
 
         Raises:
-            RefusalError: If it is known under another configuration, there were so many, sums of all runs together
-                would tell of too few images, or mean images would be of other groups than an earlier run's.
+            RefusalError: If it is known under another configuration or with other images, there were so many, sums of
+                all runs together would tell of too few images, or mean images would be of other groups than an earlier
+                run's.
         """
         self.check_run(run, configuration)
         begun = [line for line in self.log.entries() if "configuration" in line]
-        if any(line.get("run") == run for line in begun):
-            return
         plain = [line for line in begun if not line.get("noised")]
-        if not noised and len(plain) >= most:
-            raise RefusalError(Code.RUNS, len(plain))
-        images = sorted(training.images)
+        summed = {name: sorted(images) for name, images in training.images.items()}
+        # Noise that hid nothing more when the run went on is none: it is counted from then on.
+        if known := [line for line in (begun if noised else plain) if line.get("run") == run]:
+            if any(line.get("trained", summed) != summed for line in known):
+                raise RefusalError(Code.IMAGES)
+            return
         if not noised:
-            fewest = training.fewest_apart([line.get("trained", ()) for line in plain], least)
+            if len(plain) >= most:
+                raise RefusalError(Code.RUNS, len(plain))
+            fewest = training.fewest_apart([line.get("trained", {}) for line in plain], least)
             if fewest < least:
                 raise RefusalError(Code.SUBSET, fewest, least)
-        grouped = [
-            line for line in plain if line.get("groups") and not set(images).isdisjoint(line["trained"])
-        ]
-        if (
-            training.groups
-            and least > 1
-            and any((line["groups"], line["trained"]) != (training.groups, images) for line in grouped)
-        ):
+        trained = {"trained": summed, "groups": training.groups}
+        grouped = [line for line in plain if line.get("groups") and _images(line) & _images(trained)]
+        if training.groups and least > 1 and any(not trained.items() <= line.items() for line in grouped):
             raise RefusalError(Code.GROUPS)
-        trained = {} if noised else {"trained": images, "groups": training.groups}
-        self.log.append(run=run, configuration=configuration, noised=noised, **trained)
+        self.log.append(run=run, configuration=configuration, noised=noised, **({} if noised else trained))
 
     def answer(self, run: str, place: tuple[int, int, str], message: str) -> None:
         """Notes what is asked before it is answered: each answer to something else tells more of the images.
@@ -173,7 +166,7 @@ class Claims:
                 sites.
         """
         value, names, lines = list(place), sorted(sites), self.log.entries()
-        trained = {line["run"]: set(line["trained"]) for line in lines if "trained" in line}
+        trained = {line["run"]: _images(line) for line in lines if "trained" in line}
         earlier = [line for line in lines if "sites" in line]
         own = [line for line in earlier if line["run"] == run and line["place"] == value]
         differs = any(line["sites"] != names for line in own)
@@ -187,3 +180,7 @@ class Claims:
             raise RefusalError(Code.CLAIMED, place[0])
         if not own:
             self.log.append(run=run, place=value, sites=names, noised=noised)
+
+
+def _images(line: Mapping[str, Any]) -> set[str]:
+    return {image for own in line.get("trained", {}).values() for image in own}

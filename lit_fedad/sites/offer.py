@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from lit_fedad.core.config import Config, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.federation.chained_log import ChainedLog
+from lit_fedad.privacy.noised_sums import Noised
+from lit_fedad.sites.overrides import compose_offered, packaged
 from lit_fedad.sites.refusals import Code, RefusalError
-from lit_fedad.sites.settings import Policy, not_allowed
+from lit_fedad.sites.settings import Policy, SiteSettings, not_allowed
 
 APPROVED = "approved.jsonl"
 """File of a site's approvals, in its folder."""
@@ -52,6 +54,25 @@ class Offer:
         content = {"overrides": list(self.overrides), "classes": list(self.classes)}
         with atomic(file) as partial:
             partial.write_text(json.dumps(content, indent=1))
+
+    def composed(self, settings: SiteSettings) -> tuple[Config, str]:
+        """Composes the configuration at a site, with the hash that an approval binds.
+
+        The hash is of all settings but those that may vary, and the machine's own.
+
+        Raises:
+            RefusalError: If the configuration is none, or a setting is beyond its bounds.
+        """
+        policy, config = settings.policy, compose_offered(self.overrides, settings.own)
+        policy.check_bounds(config, packaged(self.overrides))
+        flat = {
+            key: value
+            for key, value in flatten(config).items()
+            if key.split(".")[0] not in _VARIES and key not in policy.vary
+        }
+        text = json.dumps([flat, list(self.classes), config.get("data")], sort_keys=True, default=str)
+        # Of half as many digits two can be made that agree.
+        return config, hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @classmethod
     def read(cls, file: Path) -> Offer:
@@ -106,7 +127,9 @@ class Taken:
         )
 
 
-def taken_by(exchanges: Exchanges, client: Client, config: Config, smallest: int) -> list[Taken]:
+def taken_by(
+    exchanges: Exchanges, client: Client, config: Config, smallest: int, hidden: bool = True
+) -> list[Taken]:
     """Lists what the exchanges of a method take of a client's images.
 
     Args:
@@ -114,11 +137,13 @@ def taken_by(exchanges: Exchanges, client: Client, config: Config, smallest: int
         client: The client.
         config: The run's configuration.
         smallest: Images of the product of which the client has fewest.
+        hidden: Whether the client's noise, where it adds some, hides single images.
     """
     up = build(config["federation"]["channel"]).up
 
     def of(exchange: Exchange, round: int, index: int) -> Iterator[Taken]:
-        for disclosed in disclosed_by(exchange, client):
+        told = exchange.inner if isinstance(exchange, Noised) and not hidden else exchange
+        for disclosed in disclosed_by(told, client):
             if disclosed.by_product:
                 disclosed = replace(disclosed, images=smallest)
             yield Taken(round, index, exchange.name, disclosed, up.largest(exchange.upload_spec(client)))
@@ -130,17 +155,6 @@ def taken_by(exchanges: Exchanges, client: Client, config: Config, smallest: int
     ]
     rounds = [part for place, one in enumerate(exchanges.rounds) for part in of(one, 1, place)]
     return setup + rounds
-
-
-def digest_of_offer(config: Mapping[str, Any], classes: Sequence[str], vary: Sequence[str]) -> str:
-    """Computes the hash that an approval binds: all settings but those that may vary, and the machine's own."""
-    flat = {
-        key: value
-        for key, value in flatten(config).items()
-        if key.split(".")[0] not in _VARIES and key not in vary
-    }
-    text = json.dumps([flat, list(classes), config.get("data")], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]  # of half as many digits two can be made that agree
 
 
 class Approvals:

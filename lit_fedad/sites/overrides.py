@@ -74,10 +74,10 @@ def check_overrides(overrides: Sequence[str]) -> None:
             f"the federation's configuration has {len(overrides)} overrides; at most {_MOST} are taken"
         )
     groups = config_groups()
-    for override in overrides:
+    for number, override in enumerate(overrides, start=1):
         if len(override) > _LONGEST or (found := _WORD.fullmatch(override)) is None:
             taken = "only group=choice and key=scalar are, no _target_, +, ~, ${}, list or path"
-            raise _not_taken(override[:100], taken)
+            raise _not_taken(override[:100], taken, number)
         key, value = found.groups()
         if key in NORMALISATION:
             low, high = NORMALISATION[key]
@@ -86,17 +86,25 @@ def check_overrides(overrides: Sequence[str]) -> None:
             except ValueError:
                 within = False
             if not within:
-                raise _not_taken(override, f"it is no number in [{low:g}, {high:g}]")
+                raise _not_taken(override, f"it is no number in [{low:g}, {high:g}]", number)
         elif re.split("[./]", key)[0] in OWN or key in OPERATORS + _CALLED:
-            raise _not_taken(override, f"each site sets {key} for itself")
+            raise _not_taken(override, f"each site sets {key} for itself", number)
         elif key in groups and value not in (*choices(key), "null"):
-            raise _not_taken(override, f"{key} has no choice {value} here")
+            raise _not_taken(override, f"{key} has no choice {value} here", number)
         elif "/" in key and key not in groups:
-            raise _not_taken(override, f"there is no group {key} here")
+            raise _not_taken(override, f"there is no group {key} here", number)
 
 
-def _not_taken(override: str, why: str) -> UserError:
-    return UserError(f"'{override}' is not taken from a federation: {why}")
+class OverrideError(UserError):
+    """An override is not taken; `number` is its place among the federation's, from 1."""
+
+    number = 0
+
+
+def _not_taken(override: str, why: str, number: int = 0) -> UserError:
+    error = OverrideError(f"'{override}' is not taken from a federation: {why}")
+    error.number = number
+    return error
 
 
 def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordinator: bool = False) -> Config:
@@ -170,14 +178,11 @@ def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
     Raises:
         RefusalError: If an override is refused, or the configuration is none.
     """
-    for number, override in enumerate(overrides[: _MOST + 1], start=1):
-        try:
-            check_overrides([override])
-        except UserError as error:
-            raise RefusalError(Code.OVERRIDE, number, detail=str(error)) from error
     try:
         return compose_overrides(overrides, own)
     except UserError as error:
+        if number := getattr(error, "number", 0):
+            raise RefusalError(Code.OVERRIDE, number, detail=str(error)) from error
         raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
 
 

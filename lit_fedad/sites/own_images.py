@@ -160,11 +160,6 @@ def by_product(
     return {**dict.fromkeys(products, 0), **Counter(images[index].category for index in indices)}
 
 
-def fewest_of_a_product(counts: Iterable[Mapping[str, float]]) -> int:
-    """Returns how many images there are of the product with fewest, over the stages in which they come."""
-    return int(min((number for own in counts for number in own.values() if number), default=0))
-
-
 def products_of(images: Images) -> list[str]:
     """Lists the products or classes, without the sets of semantic anomalies."""
     anomalies = images.anomalies if isinstance(images, SemanticSet) else ()

@@ -13,12 +13,13 @@ from lit_fedad.core.config import Config
 from lit_fedad.experiment.build import Model
 from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
 from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, noise_key
-from lit_fedad.privacy.ledger import Ledger
+from lit_fedad.privacy.ledger import ROUNDING, Ledger
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.sites.refusals import Code, RefusalError
 
-_DELTA = 1e-5
-"""Largest delta of a budget that a site's operator gives: at a larger one the same noise has a smaller epsilon."""
+_HIDING, _DELTA = 10.0, 1e-5
+"""Largest epsilon, of all runs together, of noise that hides single images, and the largest delta that it holds at: at
+a larger one the same noise has a smaller epsilon."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,15 @@ class OwnNoise:
         folder: The site's folder of this run.
         images: Hash of the site's images.
         ledger: What the site has spent in all its runs.
+
+    Attributes:
+        mechanism: Hash of the noise: releases under another one are paid for apart.
     """
 
     def __init__(self, plan: Plan | TrainingPlan, folder: Path, images: str, ledger: Ledger) -> None:
         self.plan, self._folder, self._images, self._ledger = plan, folder, images, ledger
+        # Before the run's sites are known (`share`): a site that is started again comes to the same.
+        self.mechanism = blake2b(repr(plan).encode(), digest_size=8).hexdigest()
 
     def check(self) -> None:
         """Checks that the site has left what the whole run asks for.
@@ -67,14 +73,17 @@ class OwnNoise:
             self._ledger.check(self._folder.name, self.mechanism, self.plan.epsilon(self.plan.releases))
 
     @property
-    def mechanism(self) -> str:
-        """Hash of the noise: releases under another one are paid for apart."""
-        return blake2b(repr(self.plan).encode(), digest_size=8).hexdigest()
-
-    @property
     def drawn_here(self) -> bool:
         """Whether this site draws the noise, and not the coordinator."""
         return drawn_here(self.plan)
+
+    @property
+    def hides(self) -> bool:
+        """Whether it hides single images, with all that other runs have released under theirs."""
+        if not self.drawn_here or self.plan.settings.delta > _DELTA:
+            return False
+        others = self._ledger.others(self._folder.name, self.mechanism)
+        return others + self.plan.epsilon(self.plan.releases) <= _HIDING * ROUNDING
 
     def share(self, secure: SecureSum, sites: int) -> None:
         """Sets the share of the noise that this site adds, where all sites together add it."""

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
-from lit_fedad.core.config import Config, compose
+from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, summed
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
-from lit_fedad.experiment.build import build_images, build_model
-from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.naming import human_bytes
-from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
-from lit_fedad.sites.overrides import compose_offered, packaged
-from lit_fedad.sites.own_images import facts_of, fewest_of_a_product, own_images, own_partition, told_apart
-from lit_fedad.sites.own_noise import drawn_here, planned
+from lit_fedad.sites.offer import Offer, Taken, judge
+from lit_fedad.sites.own_part import OwnPart
 from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
 
 MEANINGS = {
@@ -57,7 +53,7 @@ class Review:
         digest: The hash that an approval binds.
         method: Name of the method.
         taken: What its exchanges take.
-        images: Training images of the site.
+        images: Fewest training images that are summed together.
     """
 
     lines: list[str]
@@ -83,21 +79,12 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         UserError: If the site's images cannot be read.
     """
     policy = settings.policy
-    config = compose_offered(offer.overrides, settings.own)
-    policy.check_bounds(config, packaged(offer.overrides))
-    digest = digest_of_offer(config, offer.classes, policy.vary)
-    form, config["data"] = config["data"], compose([*settings.data])["data"]
-    read = build_images(config)
-    images = own_images(read, form, offer.classes, settings)
-    model = build_model(config, told_apart(offer.classes, (), images))
-    whole = own_partition(config, read, settings, 0)
-    partition = with_calibration(config, images, whole, model.method)
-    facts = facts_of(images, partition, whole, 0)
-    size, exchanges, noise = facts.size, model.method.exchanges, ""
-    kept = len(partition.calibration[0]) if partition.calibration else 0
-    if (plan := planned(config, model, 0, size)) is not None:
-        exchanges, noise = plan.noised(model.method, b"declared"), in_words(plan.summary(plan.releases))
-    taken = taken_by(exchanges, model.client, config, fewest_of_a_product(facts.stages))
+    config, digest = offer.composed(settings)
+    part = OwnPart(config, settings, 0, offer.classes)
+    facts, model, least = part.facts, part.model, part.fewest()
+    size, kept = facts.size, len(part.partition.calibration[0]) if part.partition.calibration else 0
+    noise = part.noise(Path(), "")
+    taken = part.taken(noise)
     kinds = {Kind.COUNTS, Kind.SUMS, *(part.disclosed.kind for part in taken)}
     lines = [
         f"Method {config['method']['name']} ({config['method']['paper'].replace('none: ', 'of no paper: ')}),"
@@ -110,18 +97,13 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
         f"- Once, at the beginning: numbers of its images by product or class, with these names, which the coordinator"
         f" tells all other sites: {', '.join({**facts.held, **facts.tested})}; versions and hashes of its software."
         f" {_said(policy, Kind.COUNTS)}",
-        *(f"- {described(part, config['rounds'], size)} {verdict(policy, part, size)}." for part in taken),
-        *_queries(
-            config,
-            policy,
-            bool(exchanges.setup),
-            images.kind == "classification",
-            len(images.test),
-            kept or size,
-        ),
+        *(f"- {described(one, config['rounds'], least)} {verdict(policy, one, least)}." for one in taken),
+        *_queries(part),
     ]
-    if not drawn_here(plan) and any(weight.requires_grad for weight in model.client.task.parameters()):
-        told = policy.allows(summed("its loss"), size)
+    if not (noise and noise.drawn_here) and any(
+        weight.requires_grad for weight in model.client.task.parameters()
+    ):
+        told = policy.allows(summed("its loss"), least)
         end = "Allowed" if told else "Left out, unless you approve"
         lines.append(f"- With each training: its loss and other means over all images. {end}.")
     lines += [
@@ -139,14 +121,14 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     if config["federation"].get("secure_sum"):
         lines.append("Messages are masked: the coordinator sees the sum over all sites alone.")
     if noise:
-        lines.append(f"Noise: {noise}.")
+        lines.append(f"Noise: {in_words(noise.plan.summary(noise.plan.releases))}.")
     if kinds & {Kind.WEIGHTS, Kind.CLASS_STATISTICS, Kind.SYNTHETIC_IMAGES}:
         lines.append(
             "Training images: a coordinator that does not keep to the method can send a model so that what comes back"
             " tells more of single images; noise bounds that (federation/privacy)."
         )
     lines.append(f"Hash of all this: {digest}")
-    return Review(lines, digest, config["method"]["name"], taken, size)
+    return Review(lines, digest, config["method"]["name"], taken, least)
 
 
 def described(part: Taken, rounds: int, images: int) -> str:
@@ -175,24 +157,29 @@ def verdict(policy: Policy, part: Taken, images: int) -> str:
     return f"NEEDS YOUR APPROVAL{few}"
 
 
-def _queries(
-    config: Config, policy: Policy, setup: bool, classes: bool, tested: int, calibrated: int
-) -> list[str]:
-    """Says what a site is asked of so many test images, and of those that it calibrates with."""
-    every = config["evaluation"]["every"]
+def _queries(part: OwnPart) -> list[str]:
+    """Says what a site is asked of its test images, and of those that it calibrates with."""
+    policy, every, setup = (
+        part.settings.policy,
+        part.config["evaluation"]["every"],
+        part.model.method.exchanges.setup,
+    )
     rounds = "after each round" if every == 1 else f"after every {every} rounds, and after the last"
     when = f"At the beginning, and {rounds}" if setup else rounds.capitalize()
-    scores = AccuracyEvaluator.discloses if classes else AnomalyEvaluator.discloses
-    told = [(when, part, tested) for part in scores]
-    if not classes:
-        told += [("After the last round", part, calibrated) for part in CalibrationQuery.discloses]
-        told += [("After the last round", part, tested) for part in DecisionsQuery.discloses]
+    asked: list[tuple[str, str, Disclosures]] = [(when, "scores", AccuracyEvaluator.discloses)]
+    if part.images.kind != "classification":
+        asked = [
+            (when, "scores", AnomalyEvaluator.discloses),
+            ("After the last round", "calibration", CalibrationQuery.discloses),
+            ("After the last round", "decisions", DecisionsQuery.discloses),
+        ]
 
-    def end(part: Disclosure, images: int) -> str:
+    def end(question: str, disclosed: Disclosure) -> str:
+        images = part.fewest_scored(question)
         few = 0 < images < policy.images
-        return f"NEEDS YOUR APPROVAL: {images} images are few." if few else _said(policy, part.kind)
+        return f"NEEDS YOUR APPROVAL: {images} images are few." if few else _said(policy, disclosed.kind)
 
-    return [f"- {when}: {part.what}. {end(part, images)}" for when, part, images in told]
+    return [f"- {when}: {one.what}. {end(question, one)}" for when, question, told in asked for one in told]
 
 
 def _said(policy: Policy, kind: Kind) -> str:

@@ -18,13 +18,12 @@ from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predict import Predicted
-from lit_fedad.experiment.build import build_data, build_images, build_model, tells_products
-from lit_fedad.experiment.calibration import calibration_scores, with_calibration
+from lit_fedad.experiment.build import build_data, tells_products
+from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.evaluators import build_evaluator
@@ -34,25 +33,17 @@ from lit_fedad.federation.client_runner import ClientRunner, pose_client
 from lit_fedad.federation.evaluator import ClientQuery
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.privacy.image_privacy import in_words
-from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.privacy.messages import read_survivors
 from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims, Trained
 from lit_fedad.sites.messages import Reply, Request, digest
-from lit_fedad.sites.offer import APPROVED, Approvals, digest_of_offer, judge, taken_by
-from lit_fedad.sites.overrides import agreed, compose_offered, packaged
+from lit_fedad.sites.offer import APPROVED, Approvals, Offer, judge
+from lit_fedad.sites.overrides import agreed
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
-from lit_fedad.sites.own_images import (
-    content_of,
-    facts_of,
-    fewest_of_a_product,
-    own_images,
-    own_partition,
-    told_apart,
-)
-from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise, planned
+from lit_fedad.sites.own_noise import Asked, check_promise
+from lit_fedad.sites.own_part import OwnPart
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings, not_allowed
 from lit_fedad.sites.states import States, digest_of
@@ -79,27 +70,19 @@ class Session:
         self.settings, self.display = settings, display
         self._check((ENROLMENT,), request)  # a site that does not say who it is takes part in nothing
         self.run, self.number, self.classes = request.run, number, request.classes
-        config = compose_offered(request.overrides, settings.own)
-        policy.check_bounds(config, packaged(request.overrides))
-        offered = digest_of_offer(config, request.classes, policy.vary)
+        config, offered = Offer(request.overrides, request.classes).composed(settings)
         self.approved = Approvals(settings.folder / APPROVED).check(offered)
         check_promise(config, settings.epsilon)
         self.secure = build(config["federation"].get("secure_sum"))
         if (self.secure is not None) != (settings.key_registry is not None):
             raise RefusalError(Code.SECURE if self.secure is None else Code.REGISTRY)
-        self.form, config["data"] = config["data"], compose([*settings.data])["data"]
-        self.config, self.claims = config, Claims(settings.folder / CLAIMS)
+        self.claims = Claims(settings.folder / CLAIMS)
         self.fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
-        read = build_images(config)
-        images = self.own_images = own_images(read, self.form, request.classes, settings)
-        self.apart = told_apart(request.classes, request.products, images)
-        self.model = model = build_model(config, self.apart)
-        self.contents = content_of(read, hashes_file(config))
-        whole = own_partition(config, read, settings, number)
-        self.partition = with_calibration(config, images, whole, model.method)
+        self.part = part = OwnPart(config, settings, number, request.classes, request.products)
+        self.config, model = part.config, part.model
         initial = state_of(model.client)
         begins = digest_of([initial, learned_state(model.task)])
-        self.digest = data_digest(images, self.partition, hashes_file(config))
+        self.digest = data_digest(part.images, part.partition, hashes_file(self.config))
         self.states = States(
             settings.folder / "states" / request.run,
             initial,
@@ -110,14 +93,14 @@ class Session:
         self.message = b""
         self.place, self.sites = (0, 0, ""), list[str]()
         self.facts = replace(
-            facts_of(images, self.partition, whole, number),
+            part.facts,
             version=lit_fedad.__version__,
             torch=torch.__version__,
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
             initial=begins,
         )
-        self.least = min(self.facts.stage_sizes, default=0)
+        self.least = part.fewest()
         self.told_scalars = self.approved is not None or (
             Kind.SUMS.value in policy.allow and self.least >= policy.images
         )
@@ -134,37 +117,27 @@ class Session:
         """
         if products == self.products:
             return
-        config, images, settings = self.config, self.own_images, self.settings
-        told = tells_products(config)
-        self.known = bool(products) or not told
-        self.configuration = _hash([agreed(config), self.form, self.classes, products, self.number])
+        config, part, settings = self.config, self.part, self.settings
+        self.known = bool(products) or not tells_products(config)
+        self.configuration = _hash([agreed(config), part.form, self.classes, products, self.number])
         if self.known:
             self.claims.check_run(self.run, self.configuration)
-        apart = told_apart(self.classes, products, images)
-        if told and apart != self.apart:
-            self.model, self.apart = build_model(config, apart, backbone=self.model.backbone), apart
-        self.method, self.client = self.model.method, self.model.client
+        part.tell_apart(products)
+        self.method, self.client = part.model.method, part.model.client
         client, channel = self.client, build(config["federation"]["channel"])
         self.runner = ClientRunner(client, channel, self.fabric)
-        self.data = build_data(config, images, self.partition, self.model, self.fabric, self.display)
-        exchanges = self.method.exchanges
-        self.noise: OwnNoise | None = None
-        if (plan := planned(config, self.model, self.number, self.facts.size)) is not None:
-            ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
-            self.noise = OwnNoise(plan, self.states.folder, self.digest, ledger)
-            self.noise.check()
-            self.display.note(f"run {self.run}: {in_words(plan.summary(plan.releases))}")
-            exchanges = plan.noised(self.method, b"declared")
-        taken = taken_by(exchanges, client, config, fewest_of_a_product(self.facts.stages))
+        self.data = build_data(config, part.images, part.partition, part.model, self.fabric, self.display)
+        if (noise := part.noise(self.states.folder, self.digest)) is not None:
+            noise.check()
+            self.display.note(f"run {self.run}: {in_words(noise.plan.summary(noise.plan.releases))}")
+        self.noise, taken = noise, part.taken(noise)
         judge(settings.policy, taken, self.least, self.approved)
-        kinds = {part.disclosed.kind for part in taken}
-        by_product = any(part.disclosed.by_product for part in taken)
-        categories = [image.category for image in images.train]
+        kinds = {one.disclosed.kind for one in taken}
         self.trained = Trained(
-            [self.contents[index] for index in self.partition.clients[self.number]],
-            dict(zip(self.contents, categories, strict=True)) if by_product else {},
+            part.summed(any(one.disclosed.by_product for one in taken)),
             _hash([config["seed"], config["method"]["client"]]) if Kind.MEAN_IMAGES in kinds else "",
         )
+        exchanges = self.method.exchanges if noise is None else noise.plan.noised(self.method, b"declared")
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
         most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
@@ -179,11 +152,11 @@ class Session:
             self.detector = OwnDetector(
                 settings.folder / "detectors" / self.run,
                 config,
-                type(self.model.task).__name__,
+                type(part.model.task).__name__,
                 settings.name,
                 self.number,
                 {name: self.facts.of_product(name) for name in self.classes or products or self.facts.held},
-                self.model.provenance,
+                part.model.provenance,
             )
         self.products = products
 
@@ -237,6 +210,9 @@ class Session:
             return Reply(scalars=scalars, payload=result.blob), _told(disclosed_by(exchange, self.client))
         query = self._query(request)
         self._check(query.discloses, request)
+        scored = self.part.fewest_scored(request.question)
+        if 0 < scored < policy.images and self.approved is None:
+            raise RefusalError(Code.FEW, scored, policy.images)
         pose_client(self.client, "own", {}, data)
         if request.keep:
             state = state_of(self.client)
@@ -246,12 +222,8 @@ class Session:
         found = query(self.client, request.client)
         if request.question == "scores":
             self.predicted = (request.round, digest(blob)), self.evaluator.predicted(found)
-        scored = len(self.data.images.test)
         if request.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
-            scored = sum(own.total for own in found.values())
-        if 0 < scored < policy.images and self.approved is None:
-            raise RefusalError(Code.FEW, scored, policy.images)
         message = query.pack(found)
         payload = Link(Plain()).pack(message, query.spec(), context, "the client")
         return Reply(payload=payload), _told(query.discloses)
@@ -265,7 +237,7 @@ class Session:
     @property
     def _noised(self) -> bool:
         """Whether all that leaves the site holds noise that the site draws, and that hides single images."""
-        return self.noise is not None and self.noise.drawn_here and self.noise.plan.hides
+        return self.noise is not None and self.noise.hides
 
     def _message(self, request: Request) -> bytes:
         """Returns the server's message: that of the request, or of the one before where it is the same."""

@@ -44,7 +44,8 @@ one batch's gradient, and no more what all images taught. A site with a floor of
 
 _FURTHEST = 100.0
 """Most times that another number of a task or client may be as large or as small as in its package: a weight of a
-loss, a temperature or a share of outliers multiplies gradients as a rate does. One that is 0 there may be 1."""
+loss, a temperature or a share of outliers multiplies gradients as a rate does. One that is 0 there may be 1, and one
+that is left out counts as 1."""
 
 COUNTED = (Kind.SUMS, Kind.WEIGHTS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
 """Kinds whose values have images behind them, which can be counted."""
@@ -137,8 +138,10 @@ class Policy:
             if rate * abs(pull := numbers.get(key, 0.0)) > _MOST_PULL:
                 raise RefusalError(Code.CEILING, _MOST_PULL / rate, pull, detail=key)
         for key, usual in flatten(packaged).items():
-            if key.startswith(_LEARNT) and key not in rates and isinstance(usual, float):
-                _check_near(usual, numbers.get(key, usual), key)
+            value = numbers.get(key, usual)
+            left_out = usual is None and isinstance(value, float)
+            if key.startswith(_LEARNT) and key not in rates and (left_out or isinstance(usual, float)):
+                _check_near(1.0 if left_out else usual, value, key)
 
     def allows(self, disclosed: Disclosure, images: int) -> bool:
         """Tells whether something may leave the site without an approval."""

@@ -18,6 +18,9 @@ from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.client_pool import State
 from lit_fedad.sites.refusals import Code, RefusalError
 
+FILES = "[0-9]" * 12 + ".pt"
+"""Names of the files of states, as a pattern."""
+
 _MOST = 64
 """Most states of a run that are kept: a round leaves as many as it has exchanges, and then settles them."""
 
@@ -81,7 +84,7 @@ class States:
         Raises:
             UserError: If there are so many that only a coordinator that never settles can have asked for them.
         """
-        if len(list(self.folder.glob("*.pt"))) >= _MOST and not self._path(step).exists():
+        if len(list(self.folder.glob(FILES))) >= _MOST and not self._path(step).exists():
             raise UserError(
                 f"{self.folder}: holds {_MOST} states, and the coordinator has settled none of them"
             )
@@ -90,7 +93,7 @@ class States:
 
     def settle(self, settled: int, base: int) -> None:
         """Removes the states before a step, but for the one that a request starts from."""
-        for path in self.folder.glob("*.pt"):
+        for path in self.folder.glob(FILES):
             if int(path.stem) < settled and int(path.stem) != base:
                 path.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ ROUND = (0, 0, "moments")
 def claims(tmp_path):
     claims = Claims(tmp_path / "runs.jsonl")
     for run, images in (("a", ["one", "two"]), ("b", ["two", "three"]), ("c", ["four"])):
-        claims.begin(run, "configuration", False, 20, Trained(images))
+        claims.begin(run, "configuration", False, 20, Trained({"": images}))
     claims.claim("a", ROUND, ALL)
     return Claims(tmp_path / "runs.jsonl")  # the site was started anew
 
@@ -67,27 +67,59 @@ def test_a_run_has_one_configuration_and_runs_without_noise_are_few(tmp_path):
 
 
 IMAGES = [f"{number:02d}" for number in range(70)]
-PRODUCTS = {image: str(int(image) % 5) for image in IMAGES}
+
+
+def together(images):
+    return Trained({"": images})
+
+
+def apart(images):
+    """Five products, whose sums are told apart."""
+    return Trained(
+        {product: [image for image in images if int(image) % 5 == product] for product in range(5)}
+    )
 
 
 @pytest.mark.parametrize(
-    ("training", "products", "few"),
+    ("training", "sets", "few"),
     [
-        (IMAGES[:60], {}, 0), (IMAGES[:50], {}, 0), (IMAGES[:65], {}, 0), (IMAGES[60:], {}, 0),
-        (IMAGES[:59], {}, 1), (IMAGES[:57], {}, 3), (IMAGES[1:61], {}, 1), (IMAGES[:61], {}, 1),
-        (IMAGES[:50], PRODUCTS, 2), (IMAGES[5:60], PRODUCTS, 1), (IMAGES[:35], PRODUCTS, 0),
+        (IMAGES[:60], together, 0), (IMAGES[:50], together, 0), (IMAGES[:65], together, 0),
+        (IMAGES[60:], together, 0), (IMAGES[:59], together, 1), (IMAGES[:57], together, 3),
+        (IMAGES[1:61], together, 1), (IMAGES[:61], together, 1),
+        (IMAGES[:50], apart, 2), (IMAGES[5:60], apart, 1), (IMAGES[:35], apart, 0),
     ],
 )  # fmt: skip
-def test_sums_of_two_runs_differ_by_many_images_or_none(tmp_path, training, products, few):
-    """Whatever share, seed and new images tell them apart, the difference would be that of the images between them."""
+def test_sums_of_two_runs_differ_by_many_images_or_none(tmp_path, training, sets, few):
+    """Whatever share, seed and new images tell them apart, the difference would be that of the images between them.
+
+    Of images that were removed since, the log knows the products.
+    """
     claims = Claims(tmp_path / "runs.jsonl")
-    claims.begin("a", "one", False, 20, Trained(IMAGES[:60]), 5)
-    claims.begin("noised", "two", True, 20, Trained(training), 5)
+    claims.begin("a", "one", False, 20, sets(IMAGES[:60]), 5)
+    claims.begin("noised", "two", True, 20, together(training), 5)
     if not few:
-        claims.begin("b", "four", False, 20, Trained(training, products), 5)
+        claims.begin("b", "four", False, 20, sets(training), 5)
         return
     with pytest.raises(RefusalError, match=f"would be of {few} images, and its policy asks for 5"):
-        claims.begin("b", "four", False, 20, Trained(training, products), 5)
+        claims.begin("b", "four", False, 20, sets(training), 5)
+
+
+def test_a_run_goes_on_with_the_images_that_it_began_with(tmp_path):
+    """Also where its states were cleaned away."""
+    claims = Claims(tmp_path / "runs.jsonl")
+    for _ in range(2):
+        claims.begin("a", "one", False, 20, together(IMAGES[:60]), 5)
+    with pytest.raises(RefusalError) as refused:
+        claims.begin("a", "one", False, 20, together(IMAGES[:59]), 5)
+    assert refused.value.code is Code.IMAGES
+
+
+def test_a_run_whose_noise_hides_nothing_any_more_is_counted(tmp_path):
+    claims = Claims(tmp_path / "runs.jsonl")
+    claims.begin("a", "one", True, 0, together(IMAGES[:60]), 5)
+    with pytest.raises(RefusalError) as refused:
+        claims.begin("a", "one", False, 0, together(IMAGES[:60]), 5)
+    assert refused.value.code is Code.RUNS
 
 
 @pytest.mark.parametrize(
@@ -96,8 +128,8 @@ def test_sums_of_two_runs_differ_by_many_images_or_none(tmp_path, training, prod
 def test_sums_of_many_runs_tell_of_many_images_together(tmp_path, last, few):
     """Any two of all, all but 0 to 10, 0 to 4 and 5 to 9 differ by five or more; all four together tell image 10."""
     claims = Claims(tmp_path / "runs.jsonl")
-    apart = [range(0), range(11), range(5), last]
-    trained = [Trained([image for place, image in enumerate(IMAGES) if place not in out]) for out in apart]
+    without = [range(0), range(11), range(5), last]
+    trained = [together([image for place, image in enumerate(IMAGES) if place not in out]) for out in without]
     for number, own in enumerate(trained[:3]):
         claims.begin(str(number), "one", False, 20, own, 5)
     if not few:
@@ -109,10 +141,10 @@ def test_sums_of_many_runs_tell_of_many_images_together(tmp_path, last, few):
 
 def test_mean_images_are_of_the_same_groups_in_all_runs(tmp_path):
     claims = Claims(tmp_path / "runs.jsonl")
-    claims.begin("a", "one", False, 20, Trained(IMAGES[:20], groups="seed 0"), 5)
-    claims.begin("b", "two", False, 20, Trained(IMAGES[:20], groups="seed 0"), 5)
-    claims.begin("c", "three", False, 20, Trained(IMAGES[30:], groups="seed 1"), 5)  # of other images
-    for training in (Trained(IMAGES[:20], groups="seed 1"), Trained(IMAGES[:30], groups="seed 0")):
+    claims.begin("a", "one", False, 20, Trained({"": IMAGES[:20]}, "seed 0"), 5)
+    claims.begin("b", "two", False, 20, Trained({"": IMAGES[:20]}, "seed 0"), 5)
+    claims.begin("c", "three", False, 20, Trained({"": IMAGES[30:]}, "seed 1"), 5)  # of other images
+    for training in (Trained({"": IMAGES[:20]}, "seed 1"), Trained({"": IMAGES[:30]}, "seed 0")):
         with pytest.raises(RefusalError) as refused:
             claims.begin("d", "four", False, 20, training, 5)
         assert refused.value.code is Code.GROUPS

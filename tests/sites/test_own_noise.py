@@ -133,6 +133,26 @@ def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
         noise.check_sum([0, 1])
 
 
+def test_a_run_that_takes_the_whole_budget_goes_on_where_its_site_is_started_again(tmp_path):
+    plan = plan_of(where="distributed")
+    ledger = Ledger(tmp_path / LEDGER, plan.epsilon(plan.releases))
+    noise = OwnNoise(plan, tmp_path, "images", ledger)
+    noise.share(SecureSum(), 5)
+    noise.pay(OneSum, None, Asked("configuration", 1, 0, "message", "state"))
+    OwnNoise(plan, tmp_path, "images", ledger).check()
+
+
+@pytest.mark.parametrize(("runs", "hides"), [(0, True), (1, True), (2, False)])
+def test_noise_of_many_runs_together_hides_nothing(tmp_path, runs, hides):
+    """Each of epsilon 4: an operator who gives no budget has sums of three runs taken for sums without noise."""
+    ledger = Ledger(tmp_path / LEDGER)
+    for run in range(runs):
+        ledger.spend(str(run), "noise", 4.0, 1e-5)
+    plan = replace(plan_of(where="distributed"), sigma=1.5)
+    assert 3 < plan.epsilon(plan.releases) < 6
+    assert OwnNoise(plan, tmp_path / "own", "images", ledger).hides is hides
+
+
 def test_the_secret_stays_in_the_sites_folder(tmp_path):
     asked = Asked("configuration", 1, 0, "message", "state")
     OwnNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER)).pay(OneSum, None, asked)

@@ -291,6 +291,7 @@ def test_a_file_that_holds_no_offer_is_refused(tmp_path, classes):
     [
         ("nu", 0.5, 1e-9, Code.FLOOR), ("weight", 10.0, 1e9, Code.CEILING), ("kappa", -1.0, 1e3, Code.CEILING),
         ("ewc", 0.0, 2.0, Code.CEILING), ("bias", 0.3, 4.0, Code.CEILING),
+        ("base_temperature", None, 1e-9, Code.FLOOR), ("base_temperature", None, 0.07, None),
         ("nu", 0.5, 0.005, None), ("weight", 10.0, 0, None), ("ewc", 0.0, 1.0, None), ("epochs", 1, 9000, None),
     ],
 )  # fmt: skip
