@@ -136,6 +136,17 @@ def check_stored(path: Path) -> None:
     )
 
 
+def check_own(path: Path) -> Path:
+    """Refuses a place that is taken by something other than a file of the folder itself; returns it.
+
+    Raises:
+        UserError: If it is taken by a link, pipe, socket, device or folder.
+    """
+    if os.path.lexists(path):
+        check_stored(path)
+    return path
+
+
 def stored_bytes(path: Path) -> bytes:
     """Reads a file of text.
 

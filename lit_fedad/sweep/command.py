@@ -25,7 +25,7 @@ from optuna.visualization import matplotlib as drawn
 
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
+from lit_fedad.core.files import atomic, check_own, stored_text
 from lit_fedad.core.options import read, separate
 from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display, each_warning_once
@@ -101,7 +101,7 @@ def _work(plan: Plan, options: SweepOptions, play: Play | None, display: Display
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out={out}: cannot be written ({error.strerror})") from error
-    lock = FileLock(out / "claim.lock")
+    lock = FileLock(check_own(out / "claim.lock"))
     with lock:
         # Under the lock, because two workers that create a database's tables at once would fail.
         storage = open_storage(options.storage, out, options.patience)
@@ -141,17 +141,17 @@ def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: 
         directions=list(plan.objectives.values()),
         load_if_exists=True,
     )
-    folder_id, known = out / "study.id", study.user_attrs
+    folder_id, known = check_own(out / "study.id"), study.user_attrs
     if not known.get(_PLAN):
         if not folder_id.exists():
             folder_id.write_text(uuid.uuid4().hex)
-        study.set_user_attr(_FOLDER, folder_id.read_text())
+        study.set_user_attr(_FOLDER, stored_text(folder_id))
         study.set_user_attr(_HOST, socket.gethostname())
         _begin(study, plan, out, display)
         # Last, so that if this worker is killed before it, the next one begins the study anew.
         study.set_user_attr(_PLAN, plan.fingerprint())
         return study
-    if not folder_id.exists() or folder_id.read_text() != known[_FOLDER]:
+    if not folder_id.exists() or stored_text(folder_id) != known[_FOLDER]:
         raise UserError(
             f"out={out}: the storage holds a study '{study.study_name}' that works in another folder;"
             " all workers of a study share one, and another study needs an out of another name"

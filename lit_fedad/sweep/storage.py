@@ -16,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import check_own
 from lit_fedad.core.text import redact
 
 RETRIES = 3
@@ -39,13 +40,11 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
     Raises:
         UserError: If it is none of these, does not answer, or its driver is missing. Passwords are not repeated.
     """
+    if text == "journal":
+        return _journal(out)
     scheme, separator, address = text.partition("://")
     kind = scheme.partition("+")[0]
     try:
-        if text == "journal":
-            # Unlike Optuna's own locks, this one goes with a killed worker.
-            lock = FileLock(out / "journal.lock")
-            return JournalStorage(JournalFileBackend(str(out / "journal.log"), lock))
         if separator and kind == "grpc":
             host, _, port = address.rstrip("/").rpartition(":")
             proxy = GrpcStorageProxy(host=host, port=int(port))
@@ -66,6 +65,17 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
             f"storage={scheme}://... cannot be opened: {redact(cause[0].replace(address, '...'), text)}"
         ) from None  # its cause may name the password
     raise UserError(f"storage={redact(scheme)}: give one of {_FORMS}")
+
+
+def _journal(out: Path) -> JournalStorage:
+    log, lock = (check_own(out / name) for name in ("journal.log", "journal.lock"))
+    try:
+        # Unlike Optuna's own locks, this one goes with a killed worker.
+        storage = JournalStorage(JournalFileBackend(str(log), FileLock(lock)))
+        storage.get_all_studies()  # reads it
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{log}: cannot be read as a study's journal ({type(error).__name__})") from error
+    return storage
 
 
 def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:

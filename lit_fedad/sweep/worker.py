@@ -22,6 +22,7 @@ from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import check_own, stored_text
 from lit_fedad.core.text import redact
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
@@ -73,7 +74,7 @@ class Registry:
         folder.mkdir(parents=True, exist_ok=True)
         self.number = len(list(folder.glob("*.json")))  # under the study's lock; files are never removed
         me = {"host": socket.gethostname(), "pid": os.getpid(), "began": psutil.Process().create_time()}
-        self._file(self.number).write_text(json.dumps(me))
+        check_own(self._file(self.number)).write_text(json.dumps(me))
 
     def beat(self) -> None:
         """Touches this worker's file."""
@@ -81,7 +82,7 @@ class Registry:
 
     def lives(self, number: int) -> bool:
         """Tells whether a worker still runs."""
-        who = json.loads(self._file(number).read_text())
+        who = json.loads(stored_text(self._file(number)))
         if who["host"] == socket.gethostname():
             try:  # another process may have the number by now, and a dead one waits for its parent
                 process = psutil.Process(who["pid"])

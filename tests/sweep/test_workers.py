@@ -241,6 +241,23 @@ def test_bad_options_end_in_a_line(options, option, message, monkeypatch):
 PLAN = command.Plan([], {"pro": "maximize"}, {}, {"_target_": "optuna.samplers.RandomSampler"}, 3)
 
 
+@pytest.mark.parametrize("name", ["journal.log", "study.id", "claim.lock", "workers/1.json"])
+def test_nothing_is_written_through_a_link_in_the_study_s_folder(options, tmp_path, name):
+    taken, victim = tmp_path / "study" / name, tmp_path / "victim"
+    taken.parent.mkdir(parents=True)
+    taken.symlink_to(victim)
+    with pytest.raises(UserError, match="is a link and no file"):
+        sweep(options, Display(quiet=True), neighbours)
+    assert not victim.exists()
+
+
+def test_a_journal_of_something_else_is_named(options, tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "journal.log").write_text("notes\nof something else\n")
+    with pytest.raises(UserError, match=r"journal\.log: cannot be read as a study's journal"):
+        sweep(options, Display(quiet=True), neighbours)
+
+
 def test_password_is_not_repeated(tmp_path):
     with pytest.raises(UserError) as error:
         open_storage("postgresql://me:secret@127.0.0.1:9/db", tmp_path, 60)
