@@ -138,7 +138,7 @@ class PooledThreshold(Exchange[Any, Any]):
     neighbours: int
     name = "threshold"
     joining = "skip"
-    discloses = (counted("quantiles of the distances between patches and the bank"),)
+    discloses = (counted("quantiles of how far image parts lie from the shared memory"),)
 
     def broadcast_spec(self, client: Any) -> MessageSpec:
         """Declares statistics and memory."""
