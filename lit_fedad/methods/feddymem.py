@@ -147,7 +147,10 @@ class FedDyMemClient(MomentsClient):
     def discloses(self) -> Disclosures:  # type: ignore[override]
         """A memory, and where the task measures them moments of the features of images since the last round."""
         moments = self.moments_disclosed if self.task.measures else ()
-        return (MEMORY, *(replace(part, what=f"{part.what}, of images since the last round") for part in moments))
+        return (
+            MEMORY,
+            *(replace(part, what=f"{part.what}, of images since the last round") for part in moments),
+        )
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
