@@ -5,8 +5,8 @@ import torch
 from helpers.pairs import PAIRS, TASKS
 
 from lit_fedad.core.config import choices
-from lit_fedad.evaluation import accuracy, accuracy_stream, predictions
-from lit_fedad.evaluation.predict import ImageScorer, predict_batch
+from lit_fedad.evaluation import accuracy, accuracy_stream, predict
+from lit_fedad.evaluation.predict import predict_batch
 
 CLIENT, SERVER = "method.client", "method.server"
 FEDAVG = ("method=fedavg",)  # in place of the method: what it does beyond averages is left out
@@ -99,20 +99,15 @@ def played():
 
 @pytest.fixture
 def predicted(lab, pair_overrides, monkeypatch, tmp_path, played):
-    """What the clients of a small run predict of images, first and last [n]."""
-    seen, batches = {}, ImageScorer.batches
+    """What the clients of a small run predict of images, first and last [n], of those that calibrate too."""
+    seen = {}
 
     def note(client, prediction):
         numbers = prediction.image_score if prediction.logits is None else prediction.logits.softmax(-1)
         seen.setdefault(client.context.round, []).append(numbers.detach().cpu().flatten())
         return prediction
 
-    def noting(scorer, client):
-        for batch, embedding, prediction in batches(scorer, client):
-            yield batch, embedding, note(client, prediction)
-
-    monkeypatch.setattr(ImageScorer, "batches", noting)
-    for module in (accuracy, accuracy_stream, predictions):  # these evaluate; others calibrate by it too
+    for module in (accuracy, accuracy_stream, predict):
         monkeypatch.setattr(
             module, "predict_batch", lambda client, *given: note(client, predict_batch(client, *given))
         )
