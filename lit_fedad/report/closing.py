@@ -58,11 +58,11 @@ of a client's own products 82, a client alone 78
     if _known(alarms) and misses != 1:
         shipped = _shipped(result)
         ends, promised = shipped.get("false_alarm_interval"), shipped.get("promised")
-        finds = (
-            _known(misses) and f"finds {_of_100(1 - misses)} of 100 defects of a client's own products at "
-        )
+        finds = ""
+        if _known(misses):
+            finds = f"finds {_of_100(1 - misses)} of 100 defects of a client's own products at "
         lines.append(
-            f"as shipped, {finds or ''}{_alarms(alarms)}"
+            f"as shipped, {finds}{_alarms(alarms)}"
             + (f" (95 % interval {_of_100(ends[0])} to {_of_100(ends[1])})" if ends else "")
             + (f", at most {100 * promised['mean']:.2g} promised" if promised else "")
         )

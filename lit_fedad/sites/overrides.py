@@ -77,7 +77,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     for number, override in enumerate(overrides, start=1):
         if len(override) > _LONGEST or (found := _WORD.fullmatch(override)) is None:
             taken = "only group=choice and key=scalar are, no _target_, +, ~, ${}, list or path"
-            raise _not_taken(override[:100], taken, number)
+            raise OverrideError(override[:100], taken, number)
         key, value = found.groups()
         if key in NORMALISATION:
             low, high = NORMALISATION[key]
@@ -86,25 +86,27 @@ def check_overrides(overrides: Sequence[str]) -> None:
             except ValueError:
                 within = False
             if not within:
-                raise _not_taken(override, f"it is no number in [{low:g}, {high:g}]", number)
+                raise OverrideError(override, f"it is no number in [{low:g}, {high:g}]", number)
         elif re.split("[./]", key)[0] in OWN or key in OPERATORS + _CALLED:
-            raise _not_taken(override, f"each site sets {key} for itself", number)
+            raise OverrideError(override, f"each site sets {key} for itself", number)
         elif key in groups and value not in (*choices(key), "null"):
-            raise _not_taken(override, f"{key} has no choice {value} here", number)
+            raise OverrideError(override, f"{key} has no choice {value} here", number)
         elif "/" in key and key not in groups:
-            raise _not_taken(override, f"there is no group {key} here", number)
+            raise OverrideError(override, f"there is no group {key} here", number)
 
 
 class OverrideError(UserError):
-    """An override is not taken; `number` is its place among the federation's, from 1."""
+    """An override that is not taken from a federation.
 
-    number = 0
+    Args:
+        override: The override.
+        why: Why not.
+        number: Its place among the federation's, from 1; 0 where it is not known.
+    """
 
-
-def _not_taken(override: str, why: str, number: int = 0) -> UserError:
-    error = OverrideError(f"'{override}' is not taken from a federation: {why}")
-    error.number = number
-    return error
+    def __init__(self, override: str, why: str, number: int = 0) -> None:
+        super().__init__(f"'{override}' is not taken from a federation: {why}")
+        self.number = number
 
 
 def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordinator: bool = False) -> Config:
@@ -181,8 +183,8 @@ def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
     try:
         return compose_overrides(overrides, own)
     except UserError as error:
-        if number := getattr(error, "number", 0):
-            raise RefusalError(Code.OVERRIDE, number, detail=str(error)) from error
+        if isinstance(error, OverrideError) and error.number:
+            raise RefusalError(Code.OVERRIDE, error.number, detail=str(error)) from error
         raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
 
 
@@ -202,7 +204,7 @@ def _check_text(override: str, config: Config) -> None:
         section = section.get(name) if isinstance(section, Mapping) else None
     value = section.get(last) if isinstance(section, Mapping) else None
     if isinstance(value, float) and not math.isfinite(value):
-        raise _not_taken(override, "it is no number")
+        raise OverrideError(override, "it is no number")
     if not isinstance(value, str) or key in config_groups():
         return
     listed = _LISTED.get(key, ())
@@ -212,7 +214,9 @@ def _check_text(override: str, config: Config) -> None:
         if target is create_backbone:
             listed = {"name": _packaged_backbones(), "weights": _WEIGHTS}.get(last, ())
     if value not in listed:
-        raise _not_taken(override, f"{key} takes no text" + (f" but {', '.join(listed)}" if listed else ""))
+        raise OverrideError(
+            override, f"{key} takes no text" + (f" but {', '.join(listed)}" if listed else "")
+        )
 
 
 @functools.cache

@@ -82,11 +82,16 @@ class Registry:
 
     def lives(self, number: int) -> bool:
         """Tells whether a worker still runs."""
-        who = json.loads(stored_text(self._file(number)))
-        if who["host"] == socket.gethostname():
+        file = self._file(number)
+        try:
+            who = json.loads(stored_text(file))
+            host, pid, began = who["host"], int(who["pid"]), who["began"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{file}: is not what a worker writes; give another out=DIR") from error
+        if host == socket.gethostname():
             try:  # another process may have the number by now, and a dead one waits for its parent
-                process = psutil.Process(who["pid"])
-                return process.create_time() == who["began"] and process.status() != psutil.STATUS_ZOMBIE
+                process = psutil.Process(pid)
+                return process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE
             except psutil.NoSuchProcess:
                 return False
         self.beat()  # both times are the file server's, whose clock need not be this host's

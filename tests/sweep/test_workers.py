@@ -216,6 +216,14 @@ def test_worker_of_another_host_lives_by_its_file(tmp_path, monkeypatch):
     assert second.lives(registry.number)
 
 
+@pytest.mark.parametrize("content", ["notes", "[]", "{}", '{"host": "here", "pid": "one", "began": 0}'])
+def test_a_worker_s_file_of_something_else_is_named(tmp_path, content):
+    registry = worker.Registry(tmp_path, 60)
+    (tmp_path / "0.json").write_text(content)
+    with pytest.raises(UserError, match=r"0\.json: is not what a worker writes"):
+        registry.lives(0)
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
