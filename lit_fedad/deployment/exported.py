@@ -180,10 +180,6 @@ def register(
         client: Whose exported detector is registered; may be left out where only one was exported.
         version: Number of the detector's version in the run: 0 as it was trained, None for the default.
 
-    Args:
-        options: Options of the command.
-        display: Shows the version and how it is fetched.
-
     Raises:
         UserError: If there is no such exported detector, a file of it was changed, or the server refuses.
     """

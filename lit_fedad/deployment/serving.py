@@ -250,10 +250,6 @@ def serve(
         max_pixels: Largest image, width times height.
         patience: Longest time in seconds that an upload may take to arrive.
 
-    Args:
-        options: Options of the command.
-        display: Shows the address.
-
     Raises:
         UserError: If there is no such exported detector, a file of it was changed, or the address cannot be used.
     """

@@ -124,4 +124,4 @@ def without_value(metrics: Mapping[str, Any]) -> str | None:
     lacking = [product for product, value in values.items() if value is None or math.isnan(value)]
     if not lacking:
         return None
-    return f"Not in the mean over products, for want of a normal or an anomalous test image: {', '.join(lacking)}."
+    return f"Left out of the mean (it needs normal and anomalous test images of a product): {', '.join(lacking)}."

@@ -40,10 +40,6 @@ def ui(
         host: Address to listen on.
         port: Port to listen on.
 
-    Args:
-        options: Options of the command.
-        display: Shows the address.
-
     Raises:
         UserError: If there is no such run, or the address cannot be used.
     """
