@@ -20,16 +20,34 @@ def tasks_of(method, refused=False):
     return [task for task in TASKS if bool(PAIRS[method, task]) == refused]
 
 
+def others_of(method):
+    return [task for task in tasks_of(method)[1:] if task not in DEAR]
+
+
 # Played under FedAvg alone: a round of them takes many times as long as one of the others.
 DEAR = {"reverse_distillation", "efficient_ad", "dinomaly"}
-# Of each method its own task and one other, dealt in turn; each task under FedAvg, or alone if it has no weights.
+# Of these another task is played too: each handles weights in a way of its own.
+TWICE = (
+    "apfl",
+    "apple",
+    "dbe",
+    "ditto",
+    "fedadam",
+    "feddyn",
+    "fednova",
+    "fedphp",
+    "moon",
+    "pfedme",
+    "scaffold",
+)
+# Of each method its own task; each task under FedAvg, or alone if it has no weights.
 PLAYED = {
     *QUICK,
     *((method, tasks_of(method)[0]) for method in choices("method")),
     *(
         (method, others[turn % len(others)])
-        for turn, method in enumerate(choices("method"))
-        if (others := [task for task in tasks_of(method)[1:] if task not in DEAR])
+        for turn, method in enumerate(TWICE)
+        if (others := others_of(method))
     ),
     *(("local" if PAIRS["fedavg", task] else "fedavg", task) for task in TASKS),
 }

@@ -98,38 +98,11 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, make_classifier, make_
     exactly(outcome(play(make_classifier(), data, folder="parts", **settings)), outcome(whole))
 
 
-@pytest.mark.parametrize("play", HEADLESS, indirect=True)
-@pytest.mark.slow
-def test_interrupted_runs_on_memory_banks_too(play, make_task, make_loader, exactly):
-    data = {client: make_loader(3 + client, seed=client, batch_size=3) for client in range(3)}
-    settings = {"fraction": 0.67, "shuffle": True}
-
-    def task():
-        return make_task(standardise=True, patches_per_image=8)
-
-    whole = play(task(), data, **settings)
-    for last in (-1, 1):
-        with pytest.raises(Stop):
-            play(task(), data, folder="parts", after_round=stop_after(last), **settings)
-    exactly(outcome(play(task(), data, folder="parts", **settings)), outcome(whole))
-
-
 # --------------------------------------------------------------------------------- measuring is looking
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("play", HEADLESS, indirect=True)
-def test_evaluation_changes_nothing(play, make_task, make_loader, exactly):
-    data = {client: make_loader(3 + client, seed=client) for client in range(3)}
-    settings = {"fraction": 0.67, "shuffle": True}
-    often = play(make_task(), data, evaluate_every=1, **settings)
-    seldom = play(make_task(), data, evaluate_every=3, **settings)
-    exactly(outcome(often)[:2], outcome(seldom)[:2])
-    exactly(often.history[-1].metrics, seldom.history[-1].metrics)
-
-
-@pytest.mark.slow
-def test_evaluation_changes_nothing_of_a_classifier(play, make_classifier, make_points, exactly):
+def test_evaluation_changes_nothing(play, make_classifier, make_points, exactly):
     data = {client: make_points(4 + 2 * client, seed=client) for client in range(3)}
     settings = {"fraction": 0.67, "shuffle": True}
     often = play(make_classifier(), data, evaluate_every=1, **settings)
