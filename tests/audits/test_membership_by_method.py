@@ -35,20 +35,6 @@ def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
-@pytest.mark.parametrize(
-    ("method", "sent"),
-    [("federated_subspace", "moments"), ("federated_patchcore", "bank"), ("federated_bank", "bank")],
-)
-def test_methods_that_share_banks_or_moments(tmp_path, method, sent):
-    overrides = [f"method={method}", "debug=seconds", "tracking=off", "cache.enabled=false"]
-    overrides += ["calibration.share=0"]  # a client needs two images of a product
-    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content["findings"]
-    assert f"{sent}: together" in {found["statistic"] for found in findings if found["side"] == "sent"}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def test_of_summed_uploads_the_sum_is_attacked(tmp_path):
     overrides = ["method=federated_subspace", "debug=seconds", "tracking=off", "cache.enabled=false"]
     overrides += ["federation=secure", "partition=iid", "partition.clients=3"]
