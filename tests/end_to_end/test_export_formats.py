@@ -33,8 +33,6 @@ STREAM = (
 )  # fmt: skip
 RUNS = {
     "federated_bank": ("method=federated_bank",),
-    "feddymem_literal": ("method=feddymem_literal",),
-    "federated_patchcore": ("method=federated_patchcore",),
     "dbe": ("method=dbe",),
     "autoencoder": ("method=fedavg", "task=autoencoder", "cache.enabled=false"),
     "padim": ("method=federated_padim", "task.channels=5"),

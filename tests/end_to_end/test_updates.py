@@ -104,8 +104,6 @@ BOTH, ONE = {0: [15, 16], 1: [17, 18, 19]}, {1: [15, 19]}
     ("method", "new"),
     [
         pytest.param(SUBSPACE, BOTH, id="subspace, both", marks=pytest.mark.slow),
-        pytest.param(SUBSPACE, ONE, id="subspace, one", marks=pytest.mark.slow),
-        pytest.param(BANK, BOTH, id="bank, both", marks=pytest.mark.slow),
         pytest.param(BANK, ONE, id="bank, one", marks=pytest.mark.slow),
     ],
 )

@@ -39,13 +39,12 @@ SEMANTIC = [
         if PAIRS[m, "contrastive"] is None and m not in {*STAY, *LEARN_CLASSES}
     ),
     ("fedavg", "contrastive"),
-    ("apfl", "contrastive"),
     *((m, m) for m in ("deep_svdd", "panda", "elsa")),
     ("fedavg", "csi"),
     ("local", "one_class_svm"),
     ("local", "feature_neighbours"),
 ]
-"""Methods that learn no classes, and weights that are shared, personal or stay."""
+"""Methods that learn no classes, and weights that are shared or stay."""
 
 _PER_CLASS = {"train": 6, "test": 3}
 _TOGETHER = "all"
