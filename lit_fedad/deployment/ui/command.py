@@ -18,8 +18,10 @@ from lit_fedad.report.naming import p_value_text
 
 _MOST_BYTES, _MOST_PIXELS = 20_000_000, 25_000_000
 
-# On a phone, wide tables scroll sideways; Gradio breaks words between any two letters, and its heatmaps get too small.
+# A decision is written over the top of its heatmap, whose lowest line is the p-value. On a phone, wide tables scroll
+# sideways; Gradio breaks words between any two letters, and its heatmaps get too small.
 _STYLE = """
+.thumbnail-item .caption-label { top: var(--spacing-sm) !important; bottom: auto !important }
 .table-wrap :is(th, td, span) { overflow-wrap: normal !important; word-break: normal !important }
 @media (max-width: 600px) {
   .table-wrap :is(th, td, span) { font-size: .75rem; padding: 0 2px !important }
