@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*RANDOM weights"),
 ]
 
-PRODUCTS = ("mvtec/bottle", "mvtec/screw", "other_ad/magnetic_tile")
+PRODUCTS = ("mvtec/bottle", "other_ad/magnetic_tile")
 IMAGENET = "weights/resnet18_imagenet1k_v1_bnfolded_stem_to_layer3.pth"
 
 
