@@ -140,6 +140,8 @@ def make_task():
             "reduce": SlotReduce(),
             "grid": 4,
             "image_size": 32,
+            "standardise": False,
+            "average_pool": False,
         }
         return MemoryBank(**{**parts, **overrides})
 

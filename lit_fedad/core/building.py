@@ -1,6 +1,7 @@
 """Builds objects from sections of the configuration.
 
-``_target_`` names a class or function, whose signature is the schema of its section.
+``_target_`` names a class or function, whose signature is the schema of its section. A class whose constructor hands
+keywords on (``**options``) takes those of the class above it, too.
 """
 
 import difflib
@@ -56,7 +57,7 @@ def build(node: Any, **given: Any) -> Any:
 
 def takes(node: Mapping[str, Any], argument: str) -> bool:
     """Tells whether the target of a configuration node takes an argument of this name."""
-    return argument in inspect.signature(locate(node["_target_"])).parameters
+    return argument in _parameters(locate(node["_target_"]))
 
 
 def targets(node: Any) -> Iterator[Any]:
@@ -112,7 +113,7 @@ def check_arguments(
     Raises:
         UserError: As `build`.
     """
-    parameters = inspect.signature(target).parameters
+    parameters = _parameters(target)
     check_keys(arguments, set(parameters) - set(given), name)
     for key, value in arguments.items():
         check_type(value, _annotation(target, key), f"{name}.{key}")
@@ -126,12 +127,34 @@ def check_arguments(
             raise UserError(f"{name} needs '{missing[0]}'")
 
 
+def _takers(target: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yields a function or class, and the classes above it as far as constructors hand keywords on."""
+    takers: list[Callable[..., Any]] = [target]
+    if inspect.isclass(target):
+        takers += [kind for kind in target.__mro__ if "__init__" in vars(kind)][1:]
+    for taker in takers:
+        yield taker
+        if all(one.kind is not one.VAR_KEYWORD for one in inspect.signature(taker).parameters.values()):
+            return
+
+
+def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Returns the parameters of a function or class that have names, with those of the classes above."""
+    found: dict[str, inspect.Parameter] = {}
+    for taker in _takers(target):
+        found = {**inspect.signature(taker).parameters, **found}
+    return {name: one for name, one in found.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+
+
 def _annotation(target: Callable[..., Any], key: str) -> Any:
-    function = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
-    try:
-        return typing.get_type_hints(function).get(key, Any)
-    except (NameError, TypeError):
-        return Any
+    for taker in _takers(target):
+        try:
+            hints = typing.get_type_hints(taker.__init__ if inspect.isclass(taker) else taker)  # type: ignore[misc]
+        except (NameError, TypeError):
+            return Any
+        if key in hints:
+            return hints[key]
+    return Any
 
 
 def options_of(target: Callable[..., Any], argument: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from lit_fedad.contracts.disclosure import DisclosedBy
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
-from lit_fedad.methods.feddm import FedDMClient, OwnImages
+from lit_fedad.methods.feddm import CondensingClient, OwnImages
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
 from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights
 from lit_fedad.models.encoders import refuse_frozen
@@ -33,33 +33,14 @@ from lit_fedad.tasks.classifier import Classifier
 ANCHORS, LABELS, LOGITS = "anchors", "anchor_labels", "anchor_logits"
 
 
-class AnchorCondenser(FedDMClient):
+class AnchorCondenser(CondensingClient):
     """Condenses a client's images as FedDM does, but under the features of networks with new random weights each step.
 
-    Args:
-        task: A `Classifier`, whose encoder lends its form.
-        condensation: Steps, batches and learning rate.
-        mean: As in `FedDMClient`.
-        std: As in `FedDMClient`.
-        anchors: Images of a class.
-        least: Fewest images with which a client owns a class.
+    The networks have the form of the task's encoder.
     """
 
-    def __init__(
-        self,
-        task: Classifier,
-        condensation: Condensation,
-        mean: Sequence[float],
-        std: Sequence[float],
-        anchors: int,
-        least: int,
-    ) -> None:
-        super().__init__(
-            task, condensation, mean, std, minimum=anchors, least=least, init="noise", radius=0.0
-        )
-
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Condenses under copies of the encoder; see `FedDMClient.condense`."""
+        """Condenses under copies of the encoder; see `CondensingClient.condense`."""
         self._random = deepcopy(self.task.encoder).to(fabric.device).requires_grad_(False)
         report = super().condense(loader, fabric)
         del self._random  # not a part of the client
@@ -140,7 +121,7 @@ class DESAClient(FedAvgClient):
         above("method.client", 0, temperature=temperature, contrast_temperature=contrast_temperature)
         within("method.client", 0, 1, soft=soft)
         refuse_frozen(task.encoder, "method desa condenses images")
-        self.condenser = AnchorCondenser(task, condensation, mean, std, anchors, least)
+        self.condenser = AnchorCondenser(task, condensation, mean, std, minimum=anchors, least=least)
         self.anchors_per_class, self.least, self.batch_size = anchors, least, batch_size
         self.own, self.distillation, self.contrast = own, distillation, contrast
         self.temperature, self.soft, self.contrast_temperature = temperature, soft, contrast_temperature

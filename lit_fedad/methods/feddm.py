@@ -5,7 +5,7 @@ Clients send no weights and nothing is averaged. ``fedvck.py`` extends this meth
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -50,13 +50,11 @@ class OwnImages(NamedTuple):
     sizes: list[int]
 
 
-class FedDMClient(CondensedClient):
+class CondensingClient(CondensedClient):
     """A client that condenses its images class by class, and sends the condensed images.
 
-    Synthetic images are optimised so that the mean feature and the mean logits of each class match those of the real
-    images, under the received weights plus noise drawn for each step. Real and synthetic batches are normalised by
-    their own statistics. A class with fewer than ``least`` images at a client is left out; a client that owns no class
-    sends no image. The differentially private variant is not implemented.
+    Synthetic images are optimised to lie near the real ones of their class by `class_distance`. A class with fewer than
+    ``least`` images at a client is left out; a client that owns no class sends no image.
 
     Args:
         condensation: Steps, batches and learning rate.
@@ -66,7 +64,6 @@ class FedDMClient(CondensedClient):
         minimum: Fewest synthetic images of a class.
         least: Fewest images with which a client owns a class.
         init: Whether synthetic images are initialised as ``noise``, N(0, 1), or as the client's ``real`` images.
-        radius: Largest norm rho of the noise over all weights; 0 for none.
         quantize: Whether images are sent as bytes, clipped to the range of pixels, or as float32, not clipped.
 
     Raises:
@@ -83,18 +80,17 @@ class FedDMClient(CondensedClient):
         minimum: int = 10,
         least: int = 10,
         init: Literal["noise", "real"] = "real",
-        radius: float = 5.0,
         quantize: bool = True,
     ) -> None:
         super().__init__(task, mean, std, quantize)
         within("method.client", 0, 1, share=share)
-        at_least("method.client", 0, minimum=minimum, radius=radius)
+        at_least("method.client", 0, minimum=minimum)
         at_least("method.client", 1, least=least)
         if share == minimum == 0:
             raise UserError("method.client.share=0 minimum=0 sends no image; raise one of them")
         self.condensation = condensation
         self.share, self.minimum, self.least = share, minimum, least
-        self.init, self.radius = init, radius
+        self.init = init
         self.synthetic = torch.empty(0)
         """The images of the last condensation, normalised and not clipped."""
         self._upload: Message = {}
@@ -192,6 +188,30 @@ class FedDMClient(CondensedClient):
 
     def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the loss between the real images of each class and its ``counts`` synthetic ones."""
+        raise NotImplementedError
+
+
+class FedDMClient(CondensingClient):
+    """A client whose synthetic images have the mean feature and the mean logits of each class of the real ones.
+
+    They have them under the received weights plus noise drawn for each step. Real and synthetic batches are normalised
+    by their own statistics. The differentially private variant is not implemented.
+
+    Args:
+        radius: Largest norm rho of the noise over all weights; 0 for none.
+        **condensing: See `CondensingClient`.
+
+    Raises:
+        UserError: If a setting is out of range.
+    """
+
+    def __init__(self, task: Classifier, radius: float = 5.0, **condensing: Any) -> None:
+        super().__init__(task, **condensing)
+        at_least("method.client", 0, radius=radius)
+        self.radius = radius
+
+    def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
+        """Computes the loss between the real images of each class and its ``counts`` synthetic ones."""
         weights = self._disturbed() if self.radius else {}
 
         def moments(features: Tensor) -> Tensor:
@@ -225,7 +245,7 @@ class FedDMServer(CondensedServer):
 
     merges_sums = False
 
-    def __init__(self, client: FedDMClient, training: CondensedTraining) -> None:
+    def __init__(self, client: CondensingClient, training: CondensedTraining) -> None:
         super().__init__(client, training)
         self.least, self.share, self.minimum = client.least, client.share, client.minimum
 
@@ -269,11 +289,11 @@ class FedDMServer(CondensedServer):
 class Condense(Train):
     """The exchange of a round, in which clients condense their images under the received weights."""
 
-    def train(self, client: FedDMClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
-        """Condenses the client's images by `FedDMClient.condense`."""
+    def train(self, client: CondensingClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
+        """Condenses the client's images by `CondensingClient.condense`."""
         return client.condense(loader, fabric)
 
 
-def exchanges(client: FedDMClient) -> Exchanges:
+def exchanges(client: CondensingClient) -> Exchanges:
     """One exchange a round: weights to the clients, condensed images to the server."""
     return with_exchanges(client, rounds=(Condense(),), evidence=CONDENSED)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.condensation.batch_statistics import apply, check_encoder, record, unconstrained
-from lit_fedad.condensation.condense import Condensation, RealBatch
+from lit_fedad.condensation.condense import RealBatch
 from lit_fedad.condensation.kernels import Kernel, class_mmd
 from lit_fedad.condensation.relations import (
     RelationalContrast,
@@ -29,7 +29,7 @@ from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
 from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
+from lit_fedad.methods.feddm import CondensingClient, FedDMServer, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES
 from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights, with_weights
 from lit_fedad.tasks.classifier import Classifier
@@ -39,21 +39,13 @@ PROTOTYPES, SIZES = "prototypes", "sizes"
 Constraints = Literal["batch", "running", "own"]
 
 
-class FedVCKClient(FedDMClient):
+class FedVCKClient(CondensingClient):
     """A client that condenses images by importance, and sends the mean logits of each class (FedVCK Eq. 11).
 
     The previous model is the one that the client received in its last round; initially the current one.
 
     Args:
         task: A `Classifier` whose encoder has batch normalisation.
-        condensation: Steps, batches and learning rate.
-        mean: As in `FedDMClient`.
-        std: As in `FedDMClient`.
-        share: Ratio p of synthetic to real images of a class.
-        minimum: Fewest synthetic images of a class.
-        least: Fewest images with which a client owns a class.
-        init: As in `FedDMClient`.
-        quantize: As in `FedDMClient`.
         kernel: Kernel of the maximum mean discrepancy of features (FedVCK Eq. 3). ``linear`` is that of FedVCK Eq. 2,
             which compares means only.
         constraints: Statistics that normalise synthetic images: those of the step's ``batch`` of real images
@@ -70,6 +62,7 @@ class FedVCKClient(FedDMClient):
         softmax: Whether images are drawn by the softmax of their importance, likewise; otherwise in proportion to it.
         own_first_model: Whether the client condenses under random weights of its own in round 1, likewise, which are
             also its previous model in round 2.
+        **condensing: See `CondensingClient`.
 
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
@@ -80,14 +73,6 @@ class FedVCKClient(FedDMClient):
     def __init__(
         self,
         task: Classifier,
-        condensation: Condensation,
-        mean: Sequence[float] = (0.5, 0.5, 0.5),
-        std: Sequence[float] = (0.5, 0.5, 0.5),
-        share: float = 0.01,
-        minimum: int = 5,
-        least: int = 10,
-        init: Literal["noise", "real"] = "noise",
-        quantize: bool = True,
         kernel: Kernel = "linear",
         constraints: Constraints = "batch",
         selection: bool = True,
@@ -98,10 +83,9 @@ class FedVCKClient(FedDMClient):
         go_on: bool = False,
         softmax: bool = False,
         own_first_model: bool = False,
+        **condensing: Any,
     ) -> None:
-        super().__init__(
-            task, condensation, mean, std, share, minimum, least, init, radius=0.0, quantize=quantize
-        )
+        super().__init__(task, **condensing)
         at_least("method.client", 1, prototype_images=prototype_images)
         within("method.client", 0, 1, alpha=alpha)
         check_encoder(task.encoder)

@@ -21,8 +21,8 @@ class FeatureAutoencoder(PatchTask):
 
     Args:
         backbone: Frozen feature extractor.
-        grid: See `PatchTask`, also for the other arguments that are not listed here.
-        image_size: See `PatchTask`.
+        grid: See `PatchTask`.
+        rim: See `PatchTask`; a grid of one patch has none.
         size: Side to which whole images are scaled, in pixels; patches are of images as they are.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations by which images were normalised.
@@ -30,6 +30,7 @@ class FeatureAutoencoder(PatchTask):
         bottleneck: Numbers that features are reconstructed from.
         patches_per_image: Random patches of an image that a training step looks at.
         learning_rate: Learning rate of Adam.
+        **patches: See `PatchTask`.
 
     Raises:
         UserError: If a number is out of range.
@@ -41,7 +42,7 @@ class FeatureAutoencoder(PatchTask):
         self,
         backbone: FeaturePyramid,
         grid: int = 56,
-        image_size: int | Sequence[int] = 224,
+        rim: int = 0,
         size: int = 64,
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
@@ -49,18 +50,9 @@ class FeatureAutoencoder(PatchTask):
         bottleneck: int = 32,
         patches_per_image: int = 64,
         learning_rate: float = 1e-3,
-        standardise: bool = True,
-        shrinkage: float = 1.0,
-        average_pool: bool | str = True,
-        sigma: float = 4.0,
-        rim: int = 1,
-        top: float = 0.0,
-        tile: int | None = None,
+        **patches: Any,
     ) -> None:
-        rim = rim if grid > 1 else 0
-        super().__init__(
-            backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top, tile
-        )
+        super().__init__(backbone, grid, rim=rim if grid > 1 else 0, **patches)
         at_least("task", 1, hidden=hidden, bottleneck=bottleneck, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate)
         self.encoder = FrozenEncoder(backbone, size, hidden=0, mean=mean, std=std) if grid == 1 else None

@@ -1,7 +1,7 @@
 """Anomaly detection by densities in a contrastive representation."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,6 @@ from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
-from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 from lit_fedad.tasks.representation import Representation
@@ -27,14 +26,11 @@ class Contrastive(Representation):
     of its own images; FADngs replaces these by the densities of all clients.
 
     Args:
-        encoder: Maps images [B, 3, S, S] by f to features [B, C], with C as its attribute ``num_features``: a
-            network that is trained on pixels, or a `FrozenEncoder`.
+        encoder: See `Representation`.
         loss: Loss of the rounds after the warm-up.
         warmup_loss: Loss of the first rounds.
         warmup: Number of rounds that train ``warmup_loss``.
         rounds: Number of all rounds; over those after the warm-up the learning rate falls as a cosine.
-        views: Draws augmented images.
-        projection: Dimensions D of z.
         clusters: Number K_c of densities per client.
         shrinkage: Shrinkage rho of FADngs Eq. 3.
         score_from: What densities are estimated in: the ``projection`` z, as in the paper, or the features f(x) of the
@@ -42,12 +38,11 @@ class Contrastive(Representation):
             where it is frozen, and the projection otherwise.
         normal_share: Share of a client's images that are predicted normal: delta of FADngs Eq. 8 is this quantile of
             the client's own scores.
-        mean: Channel means by which images were normalised.
-        std: Channel standard deviations by which images were normalised.
         learning_rate: Initial learning rate of SGD.
         final_learning_rate: Final learning rate of SGD.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
+        **representation: See `Representation`.
 
     Raises:
         UserError: If a share or the number of clusters is out of range, or the loss needs pixels that are not there.
@@ -66,20 +61,18 @@ class Contrastive(Representation):
         warmup_loss: RepresentationLoss,
         warmup: int,
         rounds: int,
-        views: ContrastiveViews,
-        projection: int = 128,
         clusters: int = 1,
         shrinkage: float = 0.1,
         score_from: Literal["auto", "projection", "encoder"] = "auto",
         normal_share: float = 0.95,
-        mean: Sequence[float] = (0.0, 0.0, 0.0),
-        std: Sequence[float] = (1.0, 1.0, 1.0),
         learning_rate: float = 0.01,
         final_learning_rate: float = 1e-5,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
+        **representation: Any,
     ) -> None:
-        super().__init__(encoder, views, projection, mean, std)
+        super().__init__(encoder, **representation)
+        frozen = isinstance(encoder, FrozenEncoder)
         if clusters < 1 or not 0 <= shrinkage <= 1 or not 0 < normal_share <= 1:
             raise UserError(
                 f"task clusters={clusters}, shrinkage={shrinkage}, normal_share={normal_share}:"
@@ -89,16 +82,16 @@ class Contrastive(Representation):
             "task", 0, warmup=warmup, learning_rate=learning_rate, final_learning_rate=final_learning_rate
         )
         at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
-        if loss.needs_pixels and isinstance(encoder, FrozenEncoder):
+        if loss.needs_pixels and frozen:
             raise UserError(
                 "contrastive_loss=reconstruction decodes pixels, and features are no images: give features=train"
             )
         self.loss, self.warmup_loss = loss, warmup_loss
         self.warmup, self.rounds = warmup, rounds
         if score_from == "auto":
-            score_from = "encoder" if isinstance(encoder, FrozenEncoder) else "projection"
+            score_from = "encoder" if frozen else "projection"
         self.score_from = score_from
-        self.densities = DensitySet(projection if score_from == "projection" else self.num_features)
+        self.densities = DensitySet(self.projected if score_from == "projection" else self.num_features)
         self.clusters, self.shrinkage, self.normal_share = clusters, shrinkage, normal_share
         self.learning_rate, self.final_learning_rate = learning_rate, final_learning_rate
         self.momentum, self.weight_decay = momentum, weight_decay

@@ -1,7 +1,7 @@
 """CSI: contrast in which rotations repel, and a classifier of rotations; both score (Tack et al., NeurIPS 2020)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.contrastive_views import ContrastiveViews, crop_resize, draw_boxes
+from lit_fedad.models.contrastive_views import crop_resize, draw_boxes
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks import contrastive_losses
 from lit_fedad.tasks.deep_svdd import off_zero
@@ -45,9 +45,7 @@ class CSI(Representation):
     logits may be negative: the score's second part is then noise.
 
     Args:
-        encoder: See `Representation`, also for ``projection``, ``mean`` and ``std``. Of a `FrozenEncoder`, kept views
-            are never mirrored, and scores look at images as they are.
-        views: Draws augmented images, without mirroring.
+        encoder: See `Representation`.
         rounds: Number of all rounds.
         image_size: Side S of the images in pixels.
         mirror: Probability of exchanging left and right before turning.
@@ -58,6 +56,8 @@ class CSI(Representation):
         ramp: Rounds over which it rises from a tenth; then it falls to 0 as a cosine.
         momentum: Momentum of LARS.
         weight_decay: Weight decay of LARS.
+        **representation: See `Representation`; ``views`` are not mirrored. Of a `FrozenEncoder`, kept views are never
+            mirrored, and scores look at images as they are.
 
     Raises:
         UserError: If views are mirrored, crops are asked of frozen features, or a number is out of range.
@@ -79,25 +79,22 @@ class CSI(Representation):
     def __init__(
         self,
         encoder: nn.Module,
-        views: ContrastiveViews,
         rounds: int,
         image_size: int,
-        projection: int = 128,
         mirror: float = 0.5,
         samples: int | None = None,
         temperature: float = 0.5,
-        mean: Sequence[float] = (0.0, 0.0, 0.0),
-        std: Sequence[float] = (1.0, 1.0, 1.0),
         learning_rate: float = 1.0,
         ramp: int = 10,
         momentum: float = 0.9,
         weight_decay: float = 1e-6,
+        **representation: Any,
     ) -> None:
-        super().__init__(encoder, views, projection, mean, std)
+        super().__init__(encoder, **representation)
         frozen = isinstance(encoder, FrozenEncoder)
-        if views.flip:
+        if self.draw.flip:
             raise UserError(
-                f"task.views.flip={views.flip}: mirrored after turning, 90 and 270 degrees are one; give"
+                f"task.views.flip={self.draw.flip}: mirrored after turning, 90 and 270 degrees are one; give"
                 " task.views.flip=0, and task.mirror"
             )
         if frozen and samples:
@@ -116,7 +113,7 @@ class CSI(Representation):
             mirrored = torch.rand(samples) < mirror
         self.register_buffer("boxes", boxes, persistent=False)
         self.register_buffer("mirrored", mirrored, persistent=False)
-        self.register_buffer("bank", torch.empty(_TURNS, 0, projection))
+        self.register_buffer("bank", torch.empty(_TURNS, 0, self.projected))
         self.register_buffer("norms", torch.ones(_TURNS))
         self.register_buffer("certainty", torch.ones(_TURNS))
 

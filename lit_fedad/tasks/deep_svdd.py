@@ -34,17 +34,20 @@ class Bottleneck(Task):
         std: Channel standard deviations by which images were normalised.
         width: Numbers of the bottleneck D.
         hidden: Hidden units between frozen features and bottleneck, and back.
-        bias: Whether layers on the way to the bottleneck have biases.
         pixels: What [0, 1] means: ``plain`` pixels, or pixels after global ``contrast`` normalisation of each image,
             four mean absolute deviations to either side of its mean.
         learning_rate: Learning rate of Adam.
         weight_decay: Weight decay of Adam.
+
+    Attributes:
+        biases: Whether layers on the way to the bottleneck have biases.
 
     Raises:
         UserError: If a number is out of range.
     """
 
     output_modules: tuple[str, ...] = ("decoder",)
+    biases = True
     mean: Tensor
     std: Tensor
 
@@ -57,7 +60,6 @@ class Bottleneck(Task):
         std: Sequence[float],
         width: int = 128,
         hidden: int = 256,
-        bias: bool = True,
         pixels: Literal["plain", "contrast"] = "plain",
         learning_rate: float = 1e-3,
         weight_decay: float = 0.0,
@@ -69,13 +71,13 @@ class Bottleneck(Task):
         channels: int = encoder.num_features  # type: ignore[assignment]
         self.frozen = isinstance(encoder, FrozenEncoder)
         if isinstance(encoder, FrozenEncoder):
-            into, back = nn.Linear(channels, hidden, bias=bias), nn.Linear(width, hidden)
+            into, back = nn.Linear(channels, hidden, bias=self.biases), nn.Linear(width, hidden)
             self.compress: nn.Module = nn.Sequential(
-                into, nn.LeakyReLU(), nn.Linear(hidden, width, bias=bias)
+                into, nn.LeakyReLU(), nn.Linear(hidden, width, bias=self.biases)
             )
             self.decoder: nn.Module = nn.Sequential(back, nn.LeakyReLU(), nn.Linear(hidden, channels))
         else:
-            self.compress = nn.Linear(channels, width, bias=bias)
+            self.compress = nn.Linear(channels, width, bias=self.biases)
             self.decoder = decoder(width, image_size)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
@@ -113,19 +115,21 @@ class DeepSVDD(Bottleneck):
     the mean of its own images under the initial weights.
 
     Args:
-        encoder: See `Bottleneck`, also for the other arguments that are not listed here.
+        encoder: See `Bottleneck`.
         objective: ``one-class`` or ``soft-boundary``.
         nu: Share of training images that may lie outside the sphere.
         radius_rounds: Rounds before the radius is first set.
         margin: Least distance of each coordinate of the centre to 0, which a network without biases could reach.
         drop: Share of the rounds after which the learning rate falls to a tenth.
         rounds: Number of all rounds.
+        **bottleneck: See `Bottleneck`.
 
     Raises:
         UserError: If a number is out of range.
     """
 
     output_modules: tuple[str, ...] = ()  # the decoder is only pre-trained with
+    biases = False
     prepares = True
     local_buffers = ("centre",)
     scoring_buffers = local_buffers
@@ -135,32 +139,22 @@ class DeepSVDD(Bottleneck):
     def __init__(
         self,
         encoder: nn.Module,
-        decoder: Callable[[int, int], nn.Module],
-        image_size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
         rounds: int,
-        width: int = 128,
-        hidden: int = 256,
         objective: Literal["one-class", "soft-boundary"] = "one-class",
         nu: float = 0.1,
         radius_rounds: int = 10,
         margin: float = 0.1,
         drop: float = 1 / 3,
-        pixels: Literal["plain", "contrast"] = "contrast",
-        learning_rate: float = 1e-4,
-        weight_decay: float = 5e-7,
+        **bottleneck: Any,
     ) -> None:
-        super().__init__(
-            encoder, decoder, image_size, mean, std, width, hidden, False, pixels, learning_rate, weight_decay
-        )
+        super().__init__(encoder, **bottleneck)
         if not 0 < nu <= 1 or not 0 <= drop <= 1:
             raise UserError(f"task.nu={nu}, task.drop={drop}: give shares of one, nu above 0")
         at_least("task", 0, radius_rounds=radius_rounds, margin=margin)
         self.soft, self.nu, self.radius_rounds = objective == "soft-boundary", nu, radius_rounds
         self.margin, self.drop, self.rounds = margin, drop, rounds
         self.pretrains = False
-        self.register_buffer("centre", torch.zeros(width))
+        self.register_buffer("centre", torch.zeros(self.num_features))
         self.register_buffer("radius", torch.zeros(()))
 
     @contextmanager

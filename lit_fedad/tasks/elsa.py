@@ -1,7 +1,7 @@
 """ELSA: a contrastive representation fine-tuned towards prototypes, scored by their energy (Han et al., BMVC 2021)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ class Elsa(Representation):
     The prototypes are a buffer, which the method of the same name shares; under other methods each client has its own.
 
     Args:
-        encoder: See `Representation`, also for ``views``, ``projection``, ``mean`` and ``std``.
+        encoder: See `Representation`.
         warmup_loss: Loss of the first rounds, SimCLR.
         warmup: Number of rounds that train ``warmup_loss``.
         finetuning_views: Draws augmented images after the warm-up.
@@ -48,6 +48,7 @@ class Elsa(Representation):
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
         finetuning_rate: Learning rate of Adam after the warm-up.
+        **representation: See `Representation`.
 
     Raises:
         UserError: If a number is out of range, or prototypes are so few that E can fall to 0.
@@ -63,19 +64,16 @@ class Elsa(Representation):
         encoder: nn.Module,
         warmup_loss: RepresentationLoss,
         warmup: int,
-        views: ContrastiveViews,
         finetuning_views: ContrastiveViews,
-        projection: int = 128,
         prototypes: int = 50,
         temperature: float = 0.5,
-        mean: Sequence[float] = (0.0, 0.0, 0.0),
-        std: Sequence[float] = (1.0, 1.0, 1.0),
         learning_rate: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
         finetuning_rate: float = 1e-4,
+        **representation: Any,
     ) -> None:
-        super().__init__(encoder, views, projection, mean, std)
+        super().__init__(encoder, **representation)
         above("task", 0, temperature=temperature)
         at_least("task", 1, prototypes=prototypes)
         at_least("task", 0, warmup=warmup, learning_rate=learning_rate, momentum=momentum)
@@ -90,7 +88,7 @@ class Elsa(Representation):
         self.finetuning_draw = finetuning_views
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
         self.finetuning_rate = finetuning_rate
-        self.register_buffer("prototypes", torch.zeros(prototypes, projection))
+        self.register_buffer("prototypes", torch.zeros(prototypes, self.projected))
 
     @property
     def current_loss(self) -> RepresentationLoss:

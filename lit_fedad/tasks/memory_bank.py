@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.core.bounds import at_least
+from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.moments import Moments
@@ -62,12 +62,14 @@ class MemoryBank(PatchTask):
             subspace. An image is scored by the one that leaves least of it.
         maps: What anomaly maps are drawn of: distances to the ``"bank"``, or, as image scores are, distances from the
             ``"subspace"`` at their local scale.
-        grid: See `PatchTask`, also for the other arguments that are not listed here.
+        grid: See `PatchTask`.
         slots: Size of the bank; None for grid * grid.
+        whiten: See `PatchTask.whiten`.
         patches_per_image: Random patches of each image per training step; None for all.
         learning_rate: Learning rate of the optimiser.
         weight_decay: Weight decay of the optimiser.
         optimizer: Builds the optimiser of the head, given its parameters, ``lr`` and ``weight_decay``.
+        **patches: See `PatchTask`.
 
     Raises:
         UserError: If a number is out of range, or there are fewer slots than neighbours.
@@ -93,40 +95,23 @@ class MemoryBank(PatchTask):
         image_score: LocalScale | None = None,
         subspace: Share | None = None,
         grid: int = 56,
-        image_size: int | Sequence[int] = 224,
         slots: int | None = None,
-        standardise: bool = False,
-        shrinkage: float = 1.0,
         whiten: float | None = None,
-        average_pool: bool | str = False,
         patches_per_image: int | None = None,
         learning_rate: float = 1e-3,
         weight_decay: float = 5e-4,
         optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
-        sigma: float = 4.0,
-        rim: int = 0,
-        top: float = 0.0,
-        tile: int | None = None,
         distance: Distance = "euclidean",
         maps: Maps = "bank",
         bank_weight: float = 0.0,
         products: Sequence[str] | None = None,
-        image_sigma: float | None = None,
+        **patches: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            grid,
-            image_size,
-            standardise,
-            shrinkage,
-            whiten,
-            average_pool,
-            sigma,
-            rim,
-            top,
-            tile,
-            image_sigma,
-        )
+        super().__init__(backbone, grid, **patches)
+        above("task", 0, whiten=whiten)
+        if whiten is not None:
+            self.whiten, self.whitening = whiten, torch.eye(self.channels)
+            self.mean.fill_(torch.nan)
         at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, bank_weight=bank_weight)
         check_share("task", subspace=subspace)

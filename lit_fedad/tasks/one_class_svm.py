@@ -1,6 +1,6 @@
 """AE-1SVM: a one-class SVM in the bottleneck of an autoencoder (Nguyen and Vien, ECML-PKDD 2018)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ class OneClassSVM(Bottleneck):
     equation lacks, are those of the authors' code.
 
     Args:
-        encoder: See `Bottleneck`, also for the other arguments that are not listed here.
+        encoder: See `Bottleneck`.
         rounds: Number of all rounds.
         alpha: Weight of the reconstruction.
         nu: Twice the share of training images that may lie on the wrong side.
@@ -32,6 +32,7 @@ class OneClassSVM(Bottleneck):
         svm_share: Share of the rounds, the last ones, that train w and rho alone: at least one of several rounds; 0 for
             none.
         svm_learning_rate: Learning rate of Adam in these rounds.
+        **bottleneck: See `Bottleneck`.
 
     Raises:
         UserError: If a number is out of range.
@@ -42,22 +43,16 @@ class OneClassSVM(Bottleneck):
     def __init__(
         self,
         encoder: nn.Module,
-        decoder: Callable[[int, int], nn.Module],
-        image_size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
         rounds: int,
-        width: int = 128,
-        hidden: int = 256,
         alpha: float = 1000.0,
         nu: float = 0.4,
         sigma: float = 3.0,
         fourier: int = 500,
         svm_share: float = 0.09,
-        learning_rate: float = 1e-3,
         svm_learning_rate: float = 1e-4,
+        **bottleneck: Any,
     ) -> None:
-        super().__init__(encoder, decoder, image_size, mean, std, width, hidden, learning_rate=learning_rate)
+        super().__init__(encoder, **bottleneck)
         at_least("task", 0, alpha=alpha, svm_learning_rate=svm_learning_rate)
         at_least("task", 1, fourier=fourier)
         above("task", 0, sigma=sigma, nu=nu)
@@ -65,7 +60,7 @@ class OneClassSVM(Bottleneck):
         self.alpha, self.nu, self.svm_learning_rate = alpha, nu, svm_learning_rate
         last = max(round(svm_share * rounds), 1) if svm_share and rounds > 1 else 0
         self.common_rounds = rounds - last
-        self.register_buffer("directions", torch.randn(fourier, width) / sigma, persistent=False)
+        self.register_buffer("directions", torch.randn(fourier, self.num_features) / sigma, persistent=False)
         self.normal = nn.Parameter(nn.init.trunc_normal_(torch.empty(2 * fourier)))
         self.rho = nn.Parameter(torch.zeros(()))
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, StandardisedTask
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.task import channel_scale
-from lit_fedad.core.bounds import above, at_least, pair, within
+from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, Tally, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
@@ -78,8 +78,6 @@ class PatchTask(StandardisedTask):
         image_size: Side of the images in pixels, or their height and width.
         standardise: Whether channels are standardised over the training patches.
         shrinkage: See `channel_scale`.
-        whiten: Share of the mean variance that is added to the variance of every direction, before standardised
-            features are whitened; None for no whitening.
         average_pool: Which layers are averaged over 3x3 neighbouring positions: True for all, as in CFA and PatchCore;
             ``"last"`` for the last, which keeps small defects sharp in maps; False for none.
         sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
@@ -91,12 +89,17 @@ class PatchTask(StandardisedTask):
             of what the grid lies along. It grows with the grid: the finer that is, the less of a defect does a patch
             see. None for the smoothing of the map.
 
+    Attributes:
+        whiten: Share of the mean variance that is added to the variance of every direction, before standardised
+            features are whitened; None for no whitening.
+
     Raises:
         UserError: If a number is out of range.
     """
 
     local_buffers: tuple[str, ...] = ("mean", "scale", "whitening")
     products: tuple[str, ...] = ()
+    whiten: float | None = None
 
     mean: Tensor
     scale: Tensor
@@ -106,15 +109,14 @@ class PatchTask(StandardisedTask):
     def __init__(
         self,
         backbone: FeaturePyramid,
-        grid: int,
-        image_size: int | Sequence[int],
-        standardise: bool,
-        shrinkage: float,
-        whiten: float | None,
-        average_pool: bool | str,
-        sigma: float,
-        rim: int,
-        top: float,
+        grid: int = 56,
+        image_size: int | Sequence[int] = 224,
+        standardise: bool = True,
+        shrinkage: float = 1.0,
+        average_pool: bool | str = True,
+        sigma: float = 4.0,
+        rim: int = 0,
+        top: float = 0.0,
         tile: int | None = None,
         image_sigma: float | None = None,
     ) -> None:
@@ -122,7 +124,6 @@ class PatchTask(StandardisedTask):
         at_least("task", 1, grid=grid)
         self.size = size = pair("task.image_size", image_size)
         at_least("task", 0, sigma=sigma, rim=rim, shrinkage=shrinkage, image_sigma=image_sigma)
-        above("task", 0, whiten=whiten)
         within("task", 0, 1, top=top)
         if average_pool not in (True, False, "last"):
             raise UserError(f"task.average_pool={average_pool} must be true, false or 'last'")
@@ -136,7 +137,6 @@ class PatchTask(StandardisedTask):
         self.num_features = self.channels = sum(backbone.channels)
         self.vectors_per_image = rows * columns
         self.standardise, self.shrinkage, self.average_pool = standardise, shrinkage, average_pool
-        self.whiten = whiten
         self.rim, self.top = rim, top
         self.draw_map = AnomalyMap(self.grid, size, sigma)
         self.draw_score = self.draw_map
@@ -144,11 +144,9 @@ class PatchTask(StandardisedTask):
             blur = image_sigma * (tile or min(size)) * grid / COARSE
             self.draw_score = AnomalyMap(self.grid, size, blur)
         # Values that are not yet set are NaN.
-        plain = not standardise and whiten is None
-        self.register_buffer("mean", torch.full((self.channels,), 0.0 if plain else torch.nan))
+        self.register_buffer("mean", torch.full((self.channels,), torch.nan if standardise else 0.0))
         self.register_buffer("scale", torch.ones(self.channels))
-        whitening = 0 if whiten is None else self.channels
-        self.register_buffer("whitening", torch.eye(whitening))
+        self.register_buffer("whitening", torch.empty(0, 0))
         sides = [(torch.arange(patches) + 0.5) / patches * 2 - 1 for patches in self.grid]
         y, x = torch.meshgrid(*sides, indexing="ij")
         self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)

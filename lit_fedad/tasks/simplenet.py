@@ -1,6 +1,6 @@
 """SimpleNet: a discriminator tells adapted features of normal patches from noisy ones (Liu et al., CVPR 2023)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ class SimpleNet(PatchTask):
 
     Args:
         backbone: Frozen feature extractor.
-        grid: See `PatchTask`, also for the other arguments that are not listed here.
-        image_size: See `PatchTask`.
         noise: Standard deviation s, in units of the features, standardised or not. The authors' 0.015 is for those of a
             wide ResNet as they are; on others it may be too little to be told from none.
         margin: t.
@@ -29,6 +27,7 @@ class SimpleNet(PatchTask):
         adaptor_rate: Learning rate of the adaptor.
         learning_rate: Learning rate of the discriminator.
         weight_decay: Weight decay of both.
+        **patches: See `PatchTask`.
 
     Raises:
         UserError: If a number is out of range.
@@ -39,25 +38,15 @@ class SimpleNet(PatchTask):
     def __init__(
         self,
         backbone: FeaturePyramid,
-        grid: int = 56,
-        image_size: int | Sequence[int] = 224,
         noise: float = 0.25,
         margin: float = 0.5,
         hidden: int = 1024,
         adaptor_rate: float = 1e-4,
         learning_rate: float = 2e-4,
         weight_decay: float = 1e-5,
-        standardise: bool = True,
-        shrinkage: float = 1.0,
-        average_pool: bool | str = True,
-        sigma: float = 4.0,
-        rim: int = 0,
-        top: float = 0.0,
-        tile: int | None = None,
+        **patches: Any,
     ) -> None:
-        super().__init__(
-            backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top, tile
-        )
+        super().__init__(backbone, **patches)
         above("task", 0, noise=noise, learning_rate=learning_rate)
         at_least("task", 0, margin=margin, adaptor_rate=adaptor_rate, weight_decay=weight_decay)
         at_least("task", 1, hidden=hidden)

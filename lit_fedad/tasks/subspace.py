@@ -40,7 +40,7 @@ class Subspace(PatchTask):
         image_score: Patch score relative to the usual residual of the nearest cluster, for image scores.
         products: Names of the products that have a subspace each, and one more for all other images; None for one
             subspace. An image is scored by the one that leaves least of it.
-        grid: See `PatchTask`, also for the other arguments that are not listed here.
+        **patches: See `PatchTask`.
 
     Raises:
         UserError: If a number is out of range.
@@ -63,32 +63,10 @@ class Subspace(PatchTask):
         share: Share = 0.99,
         clusters: int = 0,
         image_score: LocalScale | None = None,
-        grid: int = 56,
-        image_size: int | Sequence[int] = 224,
-        standardise: bool = True,
-        shrinkage: float = 1.0,
-        average_pool: bool | str = True,
-        sigma: float = 4.0,
-        rim: int = 1,
-        top: float = 0.0,
-        tile: int | None = None,
-        image_sigma: float | None = None,
         products: Sequence[str] | None = None,
+        **patches: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            grid,
-            image_size,
-            standardise,
-            shrinkage,
-            None,
-            average_pool,
-            sigma,
-            rim,
-            top,
-            tile,
-            image_sigma,
-        )
+        super().__init__(backbone, **patches)
         check_share("task", share=share)
         at_least("task", 0, clusters=clusters)
         self.share, self.clusters, self.image_score = share, clusters, image_score

@@ -178,6 +178,9 @@ def test_mistake_is_refused_when_composing(overrides, said):
             ["method=fadngs", "contrastive_loss=simclr", "task.loss.temperature=0"],
             "temperature=0 must be above 0",
         ),
+        # Keys of the class above: `PatchTask`.
+        (["+task.rimm=1"], "MemoryBank has no key 'rimm'; did you mean 'rim'"),
+        (["task.rim=x"], "MemoryBank.rim='x' must be int"),
         (["method=fadngs", "+task.views.flip=2"], "task.views.flip=2 must be in [0, 1]"),
         (
             [

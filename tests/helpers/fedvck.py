@@ -20,7 +20,15 @@ K, WIDTH = 4, Encoder.num_features
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 FABRIC = Fabric(accelerator="cpu", devices=1)
 
-CLIENT = {"condensation": Condensation(2, batch=4), "mean": MEAN, "std": STD, "least": 2, "minimum": 3}
+CLIENT = {
+    "condensation": Condensation(2, batch=4),
+    "mean": MEAN,
+    "std": STD,
+    "share": 0.01,
+    "minimum": 3,
+    "least": 2,
+    "init": "noise",
+}
 
 SERVER = {"training": CondensedTraining(2, 4), "negatives": 2, "head_width": 4}
 

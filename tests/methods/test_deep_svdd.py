@@ -16,8 +16,16 @@ from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 def task(**settings) -> DeepSVDD:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        parts = {"rounds": 9, "width": 3, "hidden": 5, "learning_rate": 0.01, "margin": 0.01, **settings}
-        return DeepSVDD(frozen_encoder(), LeNetDecoder, 16, (0.5,) * 3, (0.5,) * 3, **parts)
+        images = {"decoder": LeNetDecoder, "image_size": 16, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+        parts = {
+            "rounds": 9,
+            "width": 3,
+            "hidden": 5,
+            "learning_rate": 0.01,
+            "weight_decay": 5e-7,
+            "margin": 0.01,
+        }
+        return DeepSVDD(frozen_encoder(), **{**images, **parts, **settings})
 
 
 def images(count: int, seed: int = 0) -> DataLoader:

@@ -332,5 +332,6 @@ def test_known_views_differ_from_draw_to_draw():
 def test_reconstruction_needs_pixels():
     """It is refused when the task is made, not after a warm-up."""
     loss = Reconstruction(lambda width, size: nn.Linear(width, size), 8, 4)
+    encoder = FrozenEncoder(TinyPyramid(), size=32, hidden=4)
     with pytest.raises(UserError, match="features are no images"):
-        Contrastive(FrozenEncoder(TinyPyramid(), size=32, hidden=4), loss, SimCLR(), 1, 2, ContrastiveViews())
+        Contrastive(encoder, loss, SimCLR(), 1, 2, views=ContrastiveViews())
