@@ -202,15 +202,18 @@ def root_mean_squares(totals: Tensor, counts: Tensor, prior: float = 0.0) -> Ten
     return torch.where(weights > 0, mean, typical).sqrt().float()
 
 
-def agreement(memories: Tensor, merged: Tensor) -> float:
+def agreement(memories: Tensor, merged: Tensor) -> float | None:
     """Computes the agreement of the clients: 1 if every upload lies in the merged memory, 0 if unrelated.
 
     It is the mean cosine between uploaded vectors and their nearest merged slots, both minus the merged memory's mean.
+    None where all slots are equal: they have no direction from their mean that an upload could share.
 
     Args:
         memories: Uploaded vectors of all clients [n, C].
         merged: The merged memory [slots, C].
     """
+    if (merged == merged[0]).all():
+        return None
     centre = merged.mean(0)
     _, at = nearest(memories, merged, 1)
     return float(torch.cosine_similarity(memories - centre, merged[at[:, 0]] - centre, dim=1).mean())

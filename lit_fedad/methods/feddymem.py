@@ -303,7 +303,9 @@ class FedDyMemServer(MomentsServer):
         memory = self.aggregation(vectors, counts, self.slots, previous, generator).contiguous()
         spread = float(memory.var(0, correction=0).sum().sqrt())
         self.first_spread = self.first_spread or spread
-        self.latest = {"memory_spread": spread, "client_agreement": agreement(vectors[counts > 0], memory)}
+        self.latest = {"memory_spread": spread}
+        if (agreed := agreement(vectors[counts > 0], memory)) is not None:
+            self.latest["client_agreement"] = agreed
         return memory
 
     def _merge_radii(self, messages: list[Message], memory: Tensor, place: Tensor | None) -> Tensor:

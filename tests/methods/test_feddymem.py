@@ -184,6 +184,7 @@ def test_slots_that_every_client_shares_agree_fully():
     memory = torch.randn(16, 8)
     assert agreement(memory.repeat(3, 1), memory) == pytest.approx(1.0, abs=1e-5)
     assert agreement(torch.randn(3 * 16, 8), memory) < 0.9
+    assert agreement(memory, memory[:1].repeat(2, 1)) is None  # equal slots tell nothing
 
 
 def test_state_of_the_server_is_restored(make_task, make_loader):
