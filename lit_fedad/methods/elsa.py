@@ -12,8 +12,9 @@ from lit_fedad.contracts import Exchanges, Message, MessageSpec, TensorSpec, Upd
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
+from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.methods.fedavg import MEANS, WEIGHTS, LatestMessages, LatestMessagesServer, OneModelClient
-from lit_fedad.tasks.elsa import Elsa, spherical_kmeans
+from lit_fedad.tasks.elsa import STEPS, Elsa
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
 _UNIT = 1.01
@@ -68,7 +69,10 @@ class Centres(LatestMessages):
         """Clusters the centres of all clients, to as many as one sends."""
         draw, number = server.context.generator("prototypes"), len(joined[PROTOTYPES]) // len(server.last)
         weights = joined[COUNTS].double()
-        clusters = spherical_kmeans(joined[PROTOTYPES], number, generator=draw, weights=weights)
+        points = joined[PROTOTYPES]
+        clusters = kmeans(
+            points, number, generator=draw, weights=weights, max_steps=STEPS, tolerance=0, spherical=True
+        )
         return {PROTOTYPES: clusters.centroids.float()}
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 from lit_fedad.tasks.representation import Representation
 
-spherical_kmeans = partial(kmeans, max_steps=10, tolerance=0.0, spherical=True)
-"""The clustering of directions by which clients and server find prototypes."""
+STEPS = 10
+"""Steps of the k-means by which clients and server find prototypes."""
 
 
 class Elsa(Representation):
@@ -119,7 +118,8 @@ class Elsa(Representation):
     def cluster(self, loader: DataLoader, context: Context) -> KMeansResult:
         """Clusters z of local images, which are looked at as they are."""
         z = torch.cat([self.project(features).cpu() for features in map_batches(self, loader, self)])
-        return spherical_kmeans(z, len(self.prototypes), generator=context.generator("prototypes"))
+        draw, number = context.generator("prototypes"), len(self.prototypes)
+        return kmeans(z, number, generator=draw, max_steps=STEPS, tolerance=0, spherical=True)
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Takes the prototypes from local images under the current weights."""

@@ -1,10 +1,14 @@
 """Spherical k-means against an independent loop."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
-from lit_fedad.tasks.elsa import spherical_kmeans
+from lit_fedad.memory.kmeans import kmeans
+
+spherical_kmeans = functools.partial(kmeans, tolerance=0, spherical=True)
 
 
 def draw(seed: int = 0) -> torch.Generator:
