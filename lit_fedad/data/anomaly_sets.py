@@ -69,14 +69,12 @@ def _samples(folder: Path, skipped: LeftOut) -> list[Sample]:
     ]
 
 
+@limited
 def texture_ad(
     root: str | Path,
     material: Literal["wafer", "cloth", "metal"] = "wafer",
     products: Sequence[str | int] | None = None,
     name: str | None = None,
-    train_per_product: int | None = None,
-    test_per_product: int | None = None,
-    seed: int = 0,
 ) -> ImageSet:
     """Reads one material of Texture-AD.
 
@@ -89,9 +87,6 @@ def texture_ad(
         material: What is read.
         products: Numbers such as 3; None takes all. A product is called ``<material>_<number>``.
         name: Name of the image set; by default the material.
-        train_per_product: As in `subset`.
-        test_per_product: As in `subset`.
-        seed: As in `subset`.
 
     Returns:
         The image set, by number.
@@ -101,14 +96,7 @@ def texture_ad(
     """
     root = Path(root).expanduser()
     folder, numbers = _products(root, material)
-    images = mvtec_mixture(
-        folder,
-        choose_products(products, numbers, folder),
-        name or material,
-        train_per_product=train_per_product,
-        test_per_product=test_per_product,
-        seed=seed,
-    )
+    images = mvtec_mixture(folder, choose_products(products, numbers, folder), name or material)
     # A bare number would meet the numbers of the other materials in a mixture.
     return images.renamed(lambda number: f"{material}_{number}")
 
