@@ -1,4 +1,4 @@
-"""Frozen features, computed once per image and kept on disk in half precision: maps an image, pooled ones a set."""
+"""Maps of frozen features, computed once per image and kept on disk in half precision."""
 
 import hashlib
 import json
@@ -11,22 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import safetensors.torch
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import Batch, BatchDataset, Targets
-from lit_fedad.data.labelled import LabelledTargets
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 
@@ -34,7 +30,7 @@ HASHES = "hashes.json"
 """Name of the file of known hashes, in the folder of all caches."""
 
 _FORMAT = 2  # raise it when the same images, transform and backbone begin to give other files
-_ELSEWHERE = "choose another folder (cache.folder=...) or compute features each time (cache.enabled=false)"
+ELSEWHERE = "choose another folder (cache.folder=...) or compute features each time (cache.enabled=false)"
 
 _logger = logging.getLogger(__name__)
 
@@ -207,7 +203,7 @@ class FeatureCache:
                 lock.release()
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise UserError(f"feature cache {self.folder} cannot be used ({reason}): {_ELSEWHERE}") from error
+            raise UserError(f"feature cache {self.folder} cannot be used ({reason}): {ELSEWHERE}") from error
 
     def _check(self, images: Iterable[bytes]) -> None:
         """Reads the files that there are, each once a process; warns of those that are damaged."""
@@ -229,7 +225,7 @@ class FeatureCache:
         room = shutil.disk_usage(self.folder).free
         if needed > room:
             sizes = f"{needed / 1e9:.3g} GB, the disk has {room / 1e9:.3g} GB left"
-            raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
+            raise UserError(f"feature cache {self.folder} needs {sizes}: {ELSEWHERE}")
 
     def _warn(self, file: Path, what: str) -> None:
         warnings.warn(f"feature cache {file} {what}: it is made again", stacklevel=4)
@@ -254,139 +250,3 @@ class FeatureCache:
             for following in [*batches[1:], []]:
                 current, ahead = ahead, submit(following)
                 yield torch.stack([image.result() for image in current])
-
-
-_BATCH = 128
-
-Encode = Callable[[Tensor], Tensor]
-"""Maps images in [0, 1] [B, 3, S, S] to features [B, C]."""
-
-
-class FrozenFeatures(NamedTuple):
-    """Features of images.
-
-    Attributes:
-        plain: Of the images as they are, float16 [N, C].
-        views: Of views of the images, drawn at random or turned, float16 [N, V, C]; None where there are none.
-    """
-
-    plain: Tensor
-    views: Tensor | None = None
-
-
-def frozen_features(
-    number: int,
-    read: Callable[[range], Tensor],
-    encode: Encode,
-    draw: Callable[[Tensor], Tensor],
-    turns: Sequence[int],
-    file: Path | None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> FrozenFeatures:
-    """Computes the features of images, or reads what was computed before.
-
-    Args:
-        number: Number of images N.
-        read: Reads the images at some positions, in [0, 1] [B, 3, S, S].
-        encode: Computes features.
-        draw: Draws a random view of each image of a batch.
-        turns: Rotation of each view in quarter turns [V]; empty for no views. Views belong to the images: they are the
-            same in runs of any seed.
-        file: File that keeps them; None to keep nothing.
-        progress: Called with numbers of images, done and in all.
-
-    Raises:
-        UserError: If the file cannot be written.
-    """
-    if file is not None and (stored := _read_pooled(file, number, len(turns))) is not None:
-        return stored
-    plain, views = torch.empty(0), torch.empty(0)
-    with seeded(0, "frozen views"):
-        for start in range(0, number, _BATCH):
-            places = range(start, min(start + _BATCH, number))
-            pixels = read(places)
-            features = encode(pixels)
-            if start == 0:  # the largest arrays of a run: never held twice
-                plain = torch.empty(number, features.shape[1], dtype=torch.float16)
-                views = torch.empty(number, len(turns), features.shape[1], dtype=torch.float16)
-            plain[start : places.stop] = features
-            for place, turn in enumerate(turns):
-                views[start : places.stop, place] = encode(draw(torch.rot90(pixels, turn, (2, 3))))
-            progress(places.stop, number)
-    computed = FrozenFeatures(plain, views if turns else None)
-    if file is not None:
-        _write_pooled(file, computed)
-    return computed
-
-
-def features_key(images: Tensor | Sequence[bytes], *settings: object) -> str:
-    """Returns the name of the features of images under some settings: a hash of both.
-
-    Args:
-        images: The images [N, 3, S, S], or a digest of each.
-        *settings: What else decides the features.
-    """
-    digest = hashlib.sha256(repr((len(images), settings)).encode())
-    if isinstance(images, Tensor):
-        digest.update(repr(tuple(images.shape)).encode())
-        digest.update(images.contiguous().numpy().data)
-    else:
-        digest.update(b"".join(images))
-    return digest.hexdigest()[:32]
-
-
-class FrozenDataset(BatchDataset):
-    """Features in the place of images, with what else a batch has.
-
-    Args:
-        features: Features of N images.
-        targets: Labels and, where there are any, masks and categories of these images, by a list of positions.
-        turned: Features of the images turned by 90, 180 and 270 degrees, float16 [N, 3, C]; None where no score looks
-            at them.
-    """
-
-    def __init__(
-        self, features: FrozenFeatures, targets: Targets | LabelledTargets, turned: Tensor | None = None
-    ) -> None:
-        self._features, self._targets, self._turned = features, targets, turned
-
-    def __len__(self) -> int:
-        return len(self._features.plain)
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Returns a whole batch; ``views`` and ``turned`` [B, 4, C], all four rotations, only where there are some."""
-        batch = self._targets[indices]
-        batch["image"] = self._features.plain[batch["index"]].float()
-        if self._turned is not None:
-            others = self._turned[batch["index"]].float()
-            batch["turned"] = torch.cat([batch["image"][:, None], others], dim=1)
-        if self._features.views is not None:
-            batch["views"] = self._features.views[batch["index"]]
-        return batch
-
-
-def _read_pooled(file: Path, number: int, views: int) -> FrozenFeatures | None:
-    """Reads features; None where there are none, or the file is damaged."""
-    if not file.exists():
-        return None
-    try:
-        entries = safetensors.torch.load_file(file)
-        features = FrozenFeatures(entries["plain"], entries.get("views"))
-    except (SafetensorError, OSError, KeyError) as error:
-        warnings.warn(f"{file}: damaged ({error}); features are computed again", stacklevel=2)
-        return None
-    drawn = features.views.shape[1] if features.views is not None else 0
-    if len(features.plain) != number or drawn != views or not features.plain.isfinite().all():
-        warnings.warn(f"{file}: damaged (of another form); features are computed again", stacklevel=2)
-        return None
-    return features
-
-
-def _write_pooled(file: Path, features: FrozenFeatures) -> None:
-    entries = {name: entry.contiguous() for name, entry in features._asdict().items() if entry is not None}
-    try:
-        with atomic(file) as partial:
-            safetensors.torch.save_file(entries, partial)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UserError(f"feature cache {file.parent} cannot be used ({reason}): {_ELSEWHERE}") from error

@@ -22,14 +22,8 @@ from lit_fedad.core.config import TILING, Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import ImageDataset, Targets
-from lit_fedad.data.feature_cache import (
-    HASHES,
-    FeatureCache,
-    FrozenDataset,
-    FrozenFeatures,
-    features_key,
-    frozen_features,
-)
+from lit_fedad.data.feature_cache import HASHES, FeatureCache
+from lit_fedad.data.frozen_features import FrozenDataset, FrozenFeatures, features_key, frozen_features
 from lit_fedad.data.image_files import images_in
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet, LabelledTargets
 from lit_fedad.data.partition import Partition

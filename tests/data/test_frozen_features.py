@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.feature_cache import FrozenDataset, features_key, frozen_features
+from lit_fedad.data.frozen_features import FrozenDataset, features_key, frozen_features
 from lit_fedad.data.labelled import LabelledTargets
 
 IMAGES = torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
