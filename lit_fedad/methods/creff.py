@@ -18,7 +18,7 @@ from lit_fedad.contracts.compute import one_thread
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.bounds import at_least
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
-from lit_fedad.methods.parts.functional import with_weights
+from lit_fedad.methods.parts.functional import take_step, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 WEIGHT, BIAS = "retrained.weight", "retrained.bias"
@@ -258,9 +258,8 @@ def match(
     moved = features.clone().requires_grad_()
     optimizer = torch.optim.SGD([moved], lr=learning_rate)
     for _ in range(steps):
-        optimizer.zero_grad()
-        matching_loss(moved, classes, gradients, classifier).backward()
-        optimizer.step()
+        loss = matching_loss(moved, classes, gradients, classifier)
+        take_step(optimizer, loss, "method.server.matching_rate")
     before, after = (matching_loss(z, classes, gradients, classifier) for z in (features, moved.detach()))
     return moved.detach(), float(before), float(after)
 

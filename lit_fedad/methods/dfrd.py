@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from lit_fedad.contracts import Message, Update
 from lit_fedad.contracts.state import detached
 from lit_fedad.core.bounds import above, at_least, within
-from lit_fedad.core.errors import UserError
 from lit_fedad.methods.parts.client_bases import COUNTS, CountingClient, CountingServer
-from lit_fedad.methods.parts.functional import divergence, frozen, with_weights
+from lit_fedad.methods.parts.functional import divergence, frozen, take_step, with_weights
 from lit_fedad.models.conditional_gan import ConditionalGenerator
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
@@ -164,7 +163,7 @@ class DFRDServer(CountingServer):
             distilling = self._train_average(network, earlier, ensemble)
         self.report = {"generator_loss": generating, "distillation_loss": distilling}
         self.generator, state = detached(network.state_dict()), task.to("cpu").state_dict()
-        self.weights = {name: state[name].detach().clone() for name in self.weights}
+        self.weights = detached({name: state[name] for name in self.weights})
         before = self.average or self.generator
         self.average = {
             name: self.memory * before[name] + (1 - self.memory) * entry
@@ -184,8 +183,8 @@ class DFRDServer(CountingServer):
                 + self.spread * diversity(mixed, images)
                 + self.bound * (network.embedding(labels).norm(dim=1) - network.latent**0.5).relu().mean()
             )
-            self._step(optimizer, loss, "generator_rate")
-        return float(loss.detach())
+            last = take_step(optimizer, loss, "method.server.generator_rate")
+        return last
 
     def _train_average(
         self, network: ConditionalGenerator, earlier: ConditionalGenerator, ensemble: Ensemble
@@ -202,9 +201,8 @@ class DFRDServer(CountingServer):
                     images = source(labels, noise)
                     teacher = ensemble(images, labels)
                 losses.append(weight * divergence(self._logits(images), teacher, self.temperature))
-            loss = torch.stack(losses).sum()
-            self._step(optimizer, loss, "learning_rate")
-        return float(loss.detach())
+            last = take_step(optimizer, torch.stack(losses).sum(), "method.server.learning_rate")
+        return last
 
     def _drawn(self, network: ConditionalGenerator, ensemble: Ensemble) -> tuple[Tensor, Tensor]:
         """Draws labels [B] in proportion to the clients' images, and noise [B, N]."""
@@ -217,13 +215,6 @@ class DFRDServer(CountingServer):
         with self.fabric.autocast() if self.fabric else nullcontext():
             logits: Tensor = self.task.classifier(self.task({"image": images}))
         return logits.float()
-
-    def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor, rate: str) -> None:
-        if not torch.isfinite(loss):
-            raise UserError(f"distillation diverged; lower method.server.{rate}")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
 
 
 class Ensemble:

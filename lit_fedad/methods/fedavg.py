@@ -30,6 +30,7 @@ from lit_fedad.contracts import (
     spec_of,
 )
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosures
+from lit_fedad.contracts.state import detached
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
@@ -108,7 +109,8 @@ class FedAvgClient(Client):
     def shared_state(self) -> Message:
         """Returns copies of the shared entries on the CPU, by name."""
         state = self.task.state_dict()
-        return {name: state[name].detach().to("cpu", copy=True) for name in self.shared_keys()}
+        shared: Message = detached({name: state[name] for name in self.shared_keys()})
+        return shared
 
     def shared_spec(self) -> MessageSpec:
         """Declares the shared entries."""

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
 from lit_fedad.contracts.compute import set_up
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
+from lit_fedad.contracts.state import detached
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
@@ -85,8 +86,7 @@ class FedGANClient(FedAvgClient):
 
     def shared_state(self) -> Message:
         """Returns copies of the weights of model, generator and discriminator."""
-        networks = {n: entry.detach().to("cpu", copy=True) for n, entry in self._gan.state_dict().items()}
-        return {**super().shared_state(), **networks}
+        return {**super().shared_state(), **detached(self._gan.state_dict())}
 
     def shared_spec(self) -> MessageSpec:
         """Declares the weights of model, generator and discriminator."""

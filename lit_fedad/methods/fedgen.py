@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Message, MessageSpec, Update, spec_of
+from lit_fedad.contracts.state import detached
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.parts.client_bases import COUNTS, CountingClient, CountingServer
+from lit_fedad.methods.parts.functional import take_step
 from lit_fedad.tasks.classifier import Classifier
 
 GENERATOR = "generator."
@@ -216,12 +218,10 @@ class FedGenServer(CountingServer):
                 features = generator(labels, noise)
                 teacher = generator_loss(features, labels, shares, layers)
                 loss = teacher + self.spread * diversity(noise, features)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        self.generator = {name: entry.detach().cpu() for name, entry in generator.state_dict().items()}
+                last = take_step(optimizer, loss, "method.server.learning_rate")
+        self.generator = detached(generator.state_dict())
         self.optimizer_state = optimizer.state_dict()
-        self.report = {"generator_loss": float(loss.detach()), "generator_teacher": float(teacher.detach())}
+        self.report = {"generator_loss": last, "generator_teacher": float(teacher.detach())}
 
 
 def _named(generator: Mapping[str, Tensor]) -> Message:

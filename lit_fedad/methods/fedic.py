@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Message, Update
+from lit_fedad.contracts.state import detached
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
-from lit_fedad.methods.parts.functional import apply_in_chunks, divergence
+from lit_fedad.methods.parts.functional import apply_in_chunks, divergence, take_step
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -164,7 +165,7 @@ class FEDICServer(FedAvgServer):
             self._batches("teaching images", count, self.labelled_batch),
         )
         state = task.state_dict()
-        self.weights = {name: state[name].detach().to("cpu", copy=True) for name in self.weights}
+        self.weights = detached({name: state[name] for name in self.weights})
         self.report = {
             "fine_tuning_loss": tuning,
             "calibration_loss": calibrating,
@@ -193,14 +194,9 @@ class FEDICServer(FedAvgServer):
         optimizer = torch.optim.Adam(module.parameters(), lr=self.learning_rate)
         module.train()
         for step in zip(*batches, strict=True):
-            value = loss(*step)
-            if not torch.isfinite(value):
-                raise UserError("training on the server diverged; lower method.server.learning_rate")
-            optimizer.zero_grad()
-            value.backward()
-            optimizer.step()
+            last = take_step(optimizer, loss(*step), "method.server.learning_rate")
         module.eval()
-        return float(value.detach())
+        return last
 
 
 class Calibration(nn.Module):

@@ -12,6 +12,7 @@ from lit_fedad.condensation.kernels import mmd
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Client, Evidence, Message, Update
 from lit_fedad.contracts.evidence import SharedModel, Shown
+from lit_fedad.contracts.state import detached
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received
@@ -124,7 +125,7 @@ class CondensedServer(FedAvgServer):
                 extra,
             )
         state = task.to("cpu").state_dict()
-        return {name: state[name].detach().clone() for name in self.weights}, report
+        return detached({name: state[name] for name in self.weights}), report
 
     def _normalised(self, images: Tensor) -> Tensor:
         """Normalises condensed images."""

@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_fedad.contracts import Context, Message
+from lit_fedad.contracts.state import detached
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
+from lit_fedad.methods.parts.functional import take_step
 from lit_fedad.tasks.contrastive import Contrastive
 
 
@@ -295,16 +297,12 @@ class EnsembleDistillation:
                     self.own_key,
                     counts,
                 )
-                if not torch.isfinite(loss):
-                    raise UserError("distillation diverged; lower method.server.distillation.learning_rate")
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                total += take_step(optimizer, loss, "method.server.distillation.learning_rate")
                 queues.push(batch)
-                total, steps = total + float(loss.detach()), steps + 1
+                steps += 1
         task.eval()
         state = task.state_dict()
-        student_weights = {name: state[name].detach().to("cpu", copy=True) for name in start}
+        student_weights = detached({name: state[name] for name in start})
         report = {
             "distillation_loss": total / max(steps, 1),
             "queue_filled": min(1.0, self.epochs * len(images) / self.queue),

@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Task
+from lit_fedad.core.errors import UserError
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -26,6 +27,25 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         log_target=True,
         reduction="batchmean",
     )
+
+
+def take_step(optimizer: torch.optim.Optimizer, loss: Tensor, rate: str) -> float:
+    """Takes a step of an optimiser that computes in single precision, and returns the loss.
+
+    Args:
+        optimizer: The optimiser.
+        loss: The loss.
+        rate: Key of its learning rate, for the message.
+
+    Raises:
+        UserError: If the loss is not finite.
+    """
+    if not torch.isfinite(loss):
+        raise UserError(f"training on the server diverged; lower {rate}")
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return float(loss.detach())
 
 
 T = TypeVar("T")
