@@ -14,6 +14,7 @@ from typing import Any
 from lit_fedad.core.errors import UserError
 
 _BEGIN = "0" * 64
+_GONE = (-1, -1, -1)
 
 
 class ChainedLog:
@@ -24,7 +25,8 @@ class ChainedLog:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._read: tuple[int, list[dict[str, Any]]] = (-1, [])  # the size of the file, and its lines
+        self._lines: list[dict[str, Any]] = []
+        self._seen = _GONE  # the file as it was when these lines were read or written
         self._whole = 0  # bytes of these lines, without what a crash cut off
 
     def entries(self) -> list[dict[str, Any]]:
@@ -35,18 +37,18 @@ class ChainedLog:
         """
         try:
             if not self.file.exists() and not self.file.is_symlink():
-                self._read, self._whole = (0, []), 0
-                return self._read[1]
+                self._lines, self._seen, self._whole = [], _GONE, 0
+                return self._lines
             found = self.file.lstat()
             if not stat.S_ISREG(found.st_mode):
                 raise UserError(f"{self.file}: is no regular file; restore it from a copy")
-            if found.st_size != self._read[0]:
+            if _mark(found) != self._seen:
                 content = self.file.read_bytes()
-                self._read = found.st_size, self._checked(content)
-                self._whole = content.rfind(b"\n") + 1
+                self._lines, self._whole = self._checked(content), content.rfind(b"\n") + 1
+                self._seen = _mark(found)
         except OSError as error:
             raise UserError(f"{self.file}: cannot be read ({error.strerror})") from error
-        return self._read[1]
+        return self._lines
 
     def append(self, **content: Any) -> dict[str, Any]:
         """Writes a line; it is on disk when this returns.
@@ -68,16 +70,15 @@ class ChainedLog:
                 }
                 line["before"] = before[-1]["hash"] if before else _BEGIN
                 line["hash"] = _hash(line)
-                if self._whole < self._read[0]:
+                if self._whole < os.fstat(file.fileno()).st_size:
                     file.truncate(self._whole)
                 file.write(json.dumps(line).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-                self._whole = file.tell()
+                self._whole, self._seen = file.tell(), _mark(os.fstat(file.fileno()))
         except OSError as error:
             raise UserError(f"{self.file}: cannot be written ({error.strerror})") from error
         before.append(line)
-        self._read = self._whole, before
         return line
 
     def _checked(self, content: bytes) -> list[dict[str, Any]]:
@@ -96,6 +97,11 @@ class ChainedLog:
             found.append(line)
             before = line["hash"]
         return found
+
+
+def _mark(found: os.stat_result) -> tuple[int, int, int]:
+    """Returns what differs once a file was written to, whatever time its writer gives it."""
+    return found.st_ino, found.st_size, found.st_ctime_ns
 
 
 def _hash(line: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ messages and answers them itself; code of an app (FAB) is never loaded.
 from __future__ import annotations
 
 import datetime
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
     push_objects,
 )
+from flwr.supercore.logger import FLOWER_LOGGER
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
@@ -56,6 +58,34 @@ _KEPT_S = 60
 
 _LARGEST = 16 << 20
 """Most bytes of one answer of the coordinator; Flower sends messages in chunks of five megabytes."""
+
+
+class _Outage(logging.Filter):
+    """Tells once that the coordinator does not answer, where Flower has a line for each attempt.
+
+    Args:
+        address: The coordinator's host and port.
+        note: Is told when it does not answer, and when it does again.
+    """
+
+    def __init__(self, address: str, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self.address, self.note, self.lasts = address, note, False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Takes Flower's lines of attempts out of its log."""
+        if not str(record.msg).startswith("Connection attempt failed"):
+            return True
+        if not self.lasts:
+            self.note(f"{self.address}: does not answer; trying again")
+        self.lasts = True
+        return False
+
+    def end(self) -> None:
+        """Notes that the coordinator has answered."""
+        if self.lasts:
+            self.note(f"{self.address}: answers again")
+        self.lasts = False
 
 
 class _Bounded(httpx.SyncByteStream):
@@ -131,6 +161,8 @@ def answer_requests(
     """
     if not authority.is_file():
         raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
+    outage = _Outage(address, note)
+    FLOWER_LOGGER.addFilter(outage)
     while True:
         private = _activate(address, authority, key, note)
         keys, lost = (private, private.public_key()), threading.Event()
@@ -145,12 +177,13 @@ def answer_requests(
             fleet_http_connection.http_request_response(address, False, str(authority), keys) as connection,
         ):
             note(f"connected to {address}")
-            _serve(connection, lost, answer, most, note)
+            _serve(connection, lost, outage, answer, most, note)
 
 
 def _serve(
     connection: tuple[Any, ...],
     lost: threading.Event,
+    outage: _Outage,
     answer: Callable[[bytes], bytes],
     most: Callable[[], int],
     note: Callable[[str], None],
@@ -161,7 +194,9 @@ def _serve(
     while not lost.is_set():
         try:
             asked = time.monotonic()
-            if (received := receive()) is None:
+            received = receive()
+            outage.end()
+            if received is None:
                 time.sleep(max(0.0, asked + pause(asked - idle) - time.monotonic()))
                 continue
             message, tree = received

@@ -142,12 +142,17 @@ class SiteFolder(SettingsFolder):
         return Offer.read(Path(file) if file else self.path / OFFERED)
 
     def clean(self, run: str) -> bool:
-        """Removes the states of a run; returns whether there were any."""
+        """Removes the states of a run; returns whether there were any.
+
+        Raises:
+            UserError: If the site is running: it would go on with states that are gone.
+        """
         folder = self.path / "states" / run
-        if run not in self.runs() or folder.is_symlink():
-            return False
-        shutil.rmtree(folder)
-        return True
+        with locked(self.path):
+            if run not in self.runs() or folder.is_symlink():
+                return False
+            shutil.rmtree(folder)
+            return True
 
     @property
     def ledger(self) -> Ledger:

@@ -1,5 +1,7 @@
 """A site's end: which part of a request it pulls, and how its connections are kept."""
 
+import logging
+
 import pytest
 
 pytest.importorskip("flwr")
@@ -101,3 +103,15 @@ def test_a_site_waits_for_a_coordinator_that_is_about_to_start(monkeypatch, tmp_
     told = []
     fleet._activate("coordinator", tmp_path / "ca.crt", tmp_path / "key", told.append)
     assert told == [f"coordinator: HTTP {status}; trying again" for status in (503, 502)]
+
+
+def test_an_outage_is_two_lines():
+    """Flower has one for each attempt, without address or time."""
+    notes = []
+    outage = fleet._Outage("localhost:9443", notes.append)
+    lines = ["Connection attempt failed, retrying in %.2f seconds", "another"]
+    shown = [outage.filter(logging.makeLogRecord({"msg": line})) for line in (*lines, *lines)]
+    outage.end()
+    outage.end()
+    assert shown == [False, True, False, True]
+    assert notes == ["localhost:9443: does not answer; trying again", "localhost:9443: answers again"]

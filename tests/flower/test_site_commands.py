@@ -6,6 +6,7 @@ pytest.importorskip("flwr")
 
 from lit_fedad.cli.sites import clean, log, review
 from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.lock import locked
 from lit_fedad.flower.site_folder import SiteFolder
 
 
@@ -37,6 +38,8 @@ def test_old_states_are_listed_and_removed(folder, capsys):
         (folder.path / "states" / run / f"{7:012d}.pt").write_bytes(b"")
     clean(str(folder.path))
     assert "state after step 7" in " ".join(capsys.readouterr().out.split())
+    with locked(folder.path), pytest.raises(UserError, match="another lit-fedad command"):  # the site runs
+        clean(str(folder.path), ("a" * 16,))
     clean(str(folder.path), ("a" * 16,))
     assert list(folder.runs()) == ["b" * 16]
     with pytest.raises(UserError, match="the site has no states of it"):
