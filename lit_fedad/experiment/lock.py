@@ -36,8 +36,8 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise UserError(
-            f"{folder}: another lit-fedad command is at work in this folder; wait for its end, or end it, or give another"
-            " folder"
+            f"{folder}: another lit-fedad command is at work in this folder; wait for its end, or end it, or give"
+            " another folder"
         ) from None
     except NotImplementedError:
         warnings.warn(f"{folder}: its file system has no locks; start no second command on it", stacklevel=3)
