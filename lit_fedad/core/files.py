@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import math
 import os
 import stat
@@ -163,6 +164,30 @@ def stored_bytes(path: Path) -> bytes:
 def stored_text(path: Path) -> str:
     """Reads a file of text as text; raises as `stored_bytes` does, and `UnicodeDecodeError`."""
     return stored_bytes(path).decode("utf-8")
+
+
+def plain_json(content: str | bytes) -> Any:
+    """Reads JSON that a command wrote: numbers are finite, and whole ones fit 64 bits.
+
+    Raises:
+        ValueError: If it is something else, or nested too deeply.
+    """
+    try:
+        return json.loads(content, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or abs(number := int(text)) >= 1 << 63:
+        raise ValueError(f"the number {text[:20]}... is too large")
+    return number
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
 
 
 class _PlainLoader(yaml.SafeLoader):

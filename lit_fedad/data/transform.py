@@ -53,6 +53,8 @@ class ImageTransform:
 
     def __post_init__(self) -> None:
         height, width = pair("image.size", self.size)
+        within("image", *RANGES["image.size"], size=max(height, width))
+        within("image", *RANGES["image.resize"], resize=self.resize)
         # One spelling makes one fingerprint.
         object.__setattr__(self, "size", height if height == width else (height, width))
         if self.fit not in get_args(Fit):

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
-from lit_fedad.data.input_files import check_regular, read_json
+from lit_fedad.core.files import atomic, check_stored, plain_json, stored_text
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
-from lit_fedad.tracking.registry import SCHEME, fetch_version, register_files
+from lit_fedad.tracking.registry import LARGEST_FILE, SCHEME, fetch_version, register_files
 
 if TYPE_CHECKING:
     from lit_fedad.deployment.model_card import Facts
@@ -68,7 +67,11 @@ class DetectorSheet:
         if name not in self.sha256:
             raise UserError(f"{folder}: holds no {name}; {_EXPORT_AGAIN} format=onnx")
         try:
-            check_regular(path)
+            check_stored(path)
+            if (size := path.stat().st_size) > LARGEST_FILE:
+                raise UserError(
+                    f"{path}: has {size} bytes, and at most {LARGEST_FILE} are read; {_EXPORT_AGAIN}"
+                )
             content = path.read_bytes()
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror}); {_EXPORT_AGAIN}") from error
@@ -137,7 +140,7 @@ def read_sheet(folder: Path) -> DetectorSheet:
     """
     path = folder / SHEET
     try:
-        stored = read_json(path)
+        stored = plain_json(stored_text(path))
         if stored.pop("format") != _FORMAT:
             raise ValueError("another version of lit_fedad wrote it")
         sheet = DetectorSheet(**{**stored, "classes": tuple(stored["classes"])})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +12,7 @@ import onnxruntime
 from PIL import Image
 
 from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.files import plain_json
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.exported import DetectorSheet, read_sheet
 from lit_fedad.report.overlay import colour_ends, overlay
@@ -66,6 +66,7 @@ class ServedDetector:
         self._outputs = [output.name for output in self._session.get_outputs()]
         if not _NEEDED[self.sheet.classifies] <= set(self._outputs):
             raise UserError(f"{folder / _FILE}: is no detector of lit-fedad; export it again")
+        self._try(folder)
 
     @property
     def page(self) -> int | None:
@@ -89,6 +90,22 @@ class ServedDetector:
         shown = self._transform.shown(image).numpy()
         words = self._words(outputs) | {key: image.info[key] for key in ("caution",) if key in image.info}
         return Verdict(words, shown, outputs.get("anomaly_map"))
+
+    def _try(self, folder: Path) -> None:
+        """Scores a black image, so that files that do not fit each other are refused before anybody asks.
+
+        Raises:
+            UserError: If it cannot be scored.
+        """
+        try:
+            verdict = self(Image.new("RGB", (8, 8)))
+            if verdict.anomaly_map is not None:
+                self.heatmap(verdict)
+        except Exception as error:  # of onnxruntime, numpy and Pillow
+            raise UserError(
+                f"{folder / _FILE}: does not score an image as the files beside it say ({first_line(error)[:160]});"
+                " export it again"
+            ) from error
 
     def heatmap(self, verdict: Verdict) -> bytes:
         """Draws a heatmap.
@@ -123,14 +140,17 @@ class ServedDetector:
 def _transform(folder: Path, sheet: DetectorSheet) -> ImageTransform:
     """Reads ``preprocessing.json``: the geometry; normalisation is part of the graph."""
     name = "preprocessing.json"
+    content = sheet.content(folder, name)
     try:
-        how = json.loads(sheet.content(folder, name))
+        how = plain_json(content)
         channels = {"RGB": 3, "L": 1}[how["mode"]]
         return ImageTransform(
             how["size"], how["resize"], how["fit"], (0.0,), (1.0,), channels, how.get("page")
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / name}: cannot be read ({first_line(error)}); export it again") from error
+    except (ValueError, KeyError, TypeError, UserError) as error:
+        raise UserError(
+            f"{folder / name}: cannot be read ({first_line(error)[:160]}); export it again"
+        ) from error
 
 
 def _number(value: Any) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended, atomic, stored_bytes, stored_text
+from lit_fedad.core.files import appended, atomic, plain_json, stored_bytes, stored_text
 from lit_fedad.core.text import csv_cell, printable
 
 COLUMNS = (
@@ -63,9 +63,9 @@ class WatchLog:
         log, path = cls(folder, settings), folder / "watch.json"
         if path.exists():
             try:
-                held = json.loads(stored_text(path))
+                held = plain_json(stored_text(path))
                 log.tracked = int(held.pop("tracked"))
-            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(f"{path}: cannot be read; remove it and images.csv to begin anew") from error
             for name, value in settings.items():
                 if held.get(name) != value:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, stored_bytes, stored_text
+from lit_fedad.core.files import atomic, plain_json, stored_bytes, stored_text
 
 MANIFEST = "manifest.json"
 
@@ -56,12 +56,12 @@ def read_manifest(folder: Path) -> Mapping[str, Sequence[str]] | None:
     """
     path = folder / MANIFEST
     try:
-        listed = json.loads(stored_text(path))
+        listed = plain_json(stored_text(path))
         if not all(isinstance(digests, list) for digests in listed.values()):
             raise ValueError("not a manifest")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path}: cannot be read ({' '.join(str(error).split())}); restore it from a copy, or train anew with"
             " fresh=true"

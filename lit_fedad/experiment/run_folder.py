@@ -18,7 +18,7 @@ import yaml
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import absent, atomic, stored_bytes, stored_yaml, undone
+from lit_fedad.core.files import absent, atomic, plain_json, stored_bytes, stored_yaml, undone
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.data.additions import Addition
 from lit_fedad.experiment.calibration import alphas
@@ -95,12 +95,8 @@ class RunFolder:
                 raise UserError(f"run={run}: no such folder, and no tracked run: {error}") from error
         if not (folder / "config.yaml").exists():
             raise UserError(f"{folder}: not a run's folder (it holds no config.yaml)")
-        for inner in (folder / name for name in _FOLDERS):
-            if inner.is_symlink():
-                raise UserError(
-                    f"{inner}: is a link, and no folder of this run; put the folder itself in its place"
-                )
         found = cls(folder)
+        found._check_folders()
         found.config()
         return found
 
@@ -117,8 +113,9 @@ class RunFolder:
         """Holds the folder for the command that begins or continues a run; one that is refused leaves nothing there.
 
         Raises:
-            UserError: As `locked` and `claim` do.
+            UserError: As `locked` and `claim` do, or if a folder in it is a link.
         """
+        self._check_folders()
         before, made = self._present(), absent(self.path / LOCK)
         with self.locked(), undone(made, unless=self.path / "config.yaml"):
             try:
@@ -254,14 +251,17 @@ class RunFolder:
             number: Its number; None for the default: the run as it was trained, until another is chosen.
 
         Raises:
-            UserError: If there is none of this number, or the file that names the default cannot be read.
+            UserError: If there is none of this number, it is a link or has one for a folder, or the file that names
+                the default cannot be read.
         """
         known = self.versions()
         if number is None:
             number = self.default_version()
         if number not in known:
             raise UserError(f"version={number}: {self.path} has {', '.join(map(str, known))}")
-        return self.version_folder(number)
+        found = self.version_folder(number)
+        found._check_folders(*[found.path] * (number > 0))
+        return found
 
     def choose_version(self, number: int) -> RunFolder:
         """Makes a version the default, and returns its folder.
@@ -286,6 +286,14 @@ class RunFolder:
     def save_json(self, name: str, value: Any) -> Path:
         """Writes a JSON file, in which undefined numbers become null and passwords are hidden; returns its path."""
         return self._write(name, json.dumps(_plain(value), indent=1))
+
+    def _check_folders(self, *beside: Path) -> None:
+        """Refuses links in the place of folders: commands would write where they lead."""
+        for folder in (*beside, *(self.path / name for name in _FOLDERS)):
+            if folder.is_symlink():
+                raise UserError(
+                    f"{folder}: is a link, and no folder of this run; put the folder itself in its place"
+                )
 
     def _present(self) -> list[str]:
         """Names what lies in the folder where a run writes."""
@@ -345,8 +353,8 @@ def _object(path: Path, advice: str) -> tuple[bytes, dict[str, Any]]:
     """Reads a file of JSON that holds an object: its bytes, and what they say."""
     try:
         content = stored_bytes(path)
-        value = json.loads(content)
-    except (OSError, ValueError, RecursionError) as error:
+        value = plain_json(content)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); {advice}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: not an object of JSON; {advice}")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import check_stored, check_unfolded, sha256, stored_text, sync
+from lit_fedad.core.files import check_stored, check_unfolded, plain_json, sha256, stored_text, sync
 from lit_fedad.federation.round_report import RoundReport
 
 _MOST_UNFOLDED = 1 << 30
@@ -254,12 +254,14 @@ def read_meta(path: Path) -> dict[str, Any]:
     """
     advice = "restore it from a copy, or begin anew with fresh=true"
     try:
-        meta = json.loads(stored_text(path / _META))
+        meta = plain_json(stored_text(path / _META))
         round, files, _, _ = meta["round"], meta["files"], meta["identity"], meta["images"]
         named, present = {_META, *files}, {_META} | _names(path)
-        if _name(round) != path.name or _SERVER not in files:
+        if _name(round) != path.name or not isinstance(files, dict) or _SERVER not in files:
             raise ValueError("it is of another checkpoint")
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        for name in files.keys() & present:
+            check_stored(path / name)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path / _META}: cannot be read ({error}); {advice}") from error
     if lost := sorted(named - present):
         raise UserError(f"{path / lost[0]}: is missing; {advice}")

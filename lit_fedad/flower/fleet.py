@@ -41,6 +41,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from google.protobuf.message import DecodeError
 
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.keys import CLOCK, read_private_key
@@ -173,7 +174,7 @@ def answer_requests(
 
         threading.excepthook = heard
         with (
-            suppress(httpx.HTTPError),  # of saying good-bye
+            suppress(httpx.HTTPError, DecodeError),  # of saying good-bye
             fleet_http_connection.http_request_response(address, False, str(authority), keys) as connection,
         ):
             note(f"connected to {address}")
@@ -214,7 +215,7 @@ def _serve(
             continue
         except RunNotRunningException:  # no Exception: the coordinator has ended this run
             cause = "the coordinator has ended its run"
-        except (UserError, httpx.HTTPError, OSError, ValueError) as error:
+        except Exception as error:  # what Flower reads of the coordinator's answers fails in many ways
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
                 return
             # The coordinator sends the request again.
@@ -226,7 +227,7 @@ def _serve(
 
 
 def _payload(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes:
-    """Pulls and builds the payload in a message; an empty one where it has more bytes, packed or unpacked.
+    """Pulls and builds the payload in a message; an empty one where it is too long, unpacked too, or cannot be read.
 
     What is around its record has come with the poll, and is not pulled.
 
@@ -240,10 +241,12 @@ def _payload(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes
     try:
         names = [part.object_id for part in iterate_object_tree(tree)]
         contents = pull_objects(names, within(pull, len, most + BESIDE))
-        if unfolded(contents) > most + BESIDE:
-            raise TooLongError
-        return in_record(inflate_object_from_contents(tree.object_id, contents))
     except TooLongError:
+        return b""
+    try:
+        whole = unfolded(contents) <= most + BESIDE
+        return in_record(inflate_object_from_contents(tree.object_id, contents)) if whole else b""
+    except Exception:  # Flower's readers fail in many ways
         return b""
 
 
@@ -289,7 +292,7 @@ def _activate(
                     f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
                     " coordinator's operator keeps; send key.pub of this site"
                 ) from None
-        except (httpx.RequestError, ValueError) as error:
+        except (httpx.RequestError, ValueError, DecodeError) as error:
             if "CERTIFICATE" in str(error).upper():
                 raise UserError(
                     f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"

@@ -22,7 +22,7 @@ from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import check_own, stored_text
+from lit_fedad.core.files import check_own, plain_json, stored_text
 from lit_fedad.core.text import redact
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
@@ -84,7 +84,7 @@ class Registry:
         """Tells whether a worker still runs."""
         file = self._file(number)
         try:
-            who = json.loads(stored_text(file))
+            who = plain_json(stored_text(file))
             host, pid, began = who["host"], int(who["pid"]), who["began"]
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(f"{file}: is not what a worker writes; give another out=DIR") from error
@@ -92,7 +92,11 @@ class Registry:
             try:  # another process may have the number by now, and a dead one waits for its parent
                 process = psutil.Process(pid)
                 return process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE
-            except psutil.NoSuchProcess:
+            except (
+                psutil.NoSuchProcess,
+                ValueError,
+                OverflowError,
+            ):  # the last two: no process has such a number
                 return False
         self.beat()  # both times are the file server's, whose clock need not be this host's
         age = self._file(self.number).stat().st_mtime - self._file(number).stat().st_mtime

@@ -19,7 +19,7 @@ SCHEME = "models:/"
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@:]+)(?:@(?P<alias>[^/@:]+)|/(?P<version>\d{1,9}))")
 _EXPERIMENT = "registered detectors"
 _FOLDER = "detector"  # of the files among a registering run's artifacts
-_LARGEST = 2**31  # bytes of a file: what ONNX allows
+LARGEST_FILE = 2**31  # bytes of a file: what ONNX allows
 
 
 def register_files(
@@ -100,8 +100,8 @@ def _check(address: str, sizes: Mapping[str, int]) -> None:
     if not sizes:
         raise UserError(f"{address}: holds no detector; register one: lit-fedad register run=RUN name=NAME")
     for name, size in sizes.items():
-        if size > _LARGEST:
-            raise UserError(f"{address}: {name} has {size} bytes, and at most {_LARGEST} are fetched")
+        if size > LARGEST_FILE:
+            raise UserError(f"{address}: {name} has {size} bytes, and at most {LARGEST_FILE} are fetched")
 
 
 def _failure(what: str, cause: Exception, uri: str) -> UserError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import http.client
 import json
 import re
@@ -259,6 +260,8 @@ def test_files_are_checked_before_they_are_used(tmp_path):
         {**sheet, "format": 99},
         {**sheet, "threshold": "high"},
         {**sheet, "more": 1},
+        {**sheet, "colour": 10**400},
+        {**sheet, "alpha": float("nan")},
         {**sheet, "sha256": {}},
         [],
     ):
@@ -266,6 +269,41 @@ def test_files_are_checked_before_they_are_used(tmp_path):
         with pytest.raises(UserError, match="export the detector again") as caught:
             ServedDetector(folder)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("preprocessing.json", {"size": 1 << 62}, r"preprocessing.json: cannot be read \(image.size"),
+        ("preprocessing.json", {"fit": "x" * 100_000}, r"preprocessing.json: cannot be read \(image.fit"),
+        (
+            "preprocessing.json",
+            {"size": 2 * SIDE},
+            "detector.onnx: does not score an image as the files beside it",
+        ),
+        ("detector.json", {"classes": ["a"], "colour": None}, "detector.onnx: is no detector"),
+    ],
+)
+def test_files_that_do_not_fit_each_other_are_refused_before_anybody_asks(tmp_path, name, change, message):
+    folder = tiny_detector(tmp_path)
+    changed = {**json.loads((folder / name).read_text()), **change}
+    (folder / name).write_text(json.dumps(changed))
+    sheet = json.loads((folder / "detector.json").read_text())
+    sheet["sha256"]["preprocessing.json"] = hashlib.sha256(
+        (folder / "preprocessing.json").read_bytes()
+    ).hexdigest()
+    (folder / "detector.json").write_text(json.dumps(sheet))
+    with pytest.raises(UserError, match=message) as caught:
+        ServedDetector(folder)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_file_of_any_size_is_not_read(tmp_path):
+    folder = tiny_detector(tmp_path)
+    with (folder / "detector.onnx").open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="detector.onnx: has 1099511627776 bytes"):
+        ServedDetector(folder)
 
 
 def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):

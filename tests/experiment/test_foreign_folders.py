@@ -8,6 +8,7 @@ import pytest
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import appended, atomic, stored_bytes, within
+from lit_fedad.deployment.watch_log import WatchLog
 from lit_fedad.experiment.manifest import read_manifest
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import read_meta, read_state
@@ -81,6 +82,18 @@ def test_a_file_of_any_size_is_not_read(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(UserError, match="more than any file of its kind"):
         stored_bytes(tmp_path / "result.json")
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "9" * 19, "-" + "9" * 5000, "[" * 100_000])
+@pytest.mark.parametrize(
+    "name", ["result.json", "calibration.json", "manifest.json", "meta.json", "watch.json"]
+)
+def test_a_number_that_no_run_writes_is_one_line(tmp_path, name, value):
+    readers = {**READERS, "watch.json": lambda path: WatchLog.open(path.parent, {})}
+    (tmp_path / name).write_text(f'{{"tracked": {value}}}')
+    with pytest.raises(UserError, match=rf"{name}: cannot be read") as told:
+        readers[name](tmp_path / name)
+    assert len(str(told.value)) < 500
 
 
 class Server:
@@ -161,3 +174,14 @@ def test_a_folder_that_is_a_link_is_refused_in_one_line(tmp_path, name):
     (tmp_path / "run" / name).symlink_to(tmp_path)
     with pytest.raises(UserError, match=f"{name}: is a link, and no folder of this run"):
         RunFolder.find(str(tmp_path / "run"))
+    with pytest.raises(UserError, match=f"{name}: is a link"), RunFolder(tmp_path / "run").begun({}):
+        pass
+
+
+def test_a_version_that_is_a_link_is_refused_in_one_line(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "result.json").write_text("{}")
+    (tmp_path / "run" / "versions").mkdir(parents=True)
+    (tmp_path / "run" / "versions" / "1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="versions/1: is a link"):
+        RunFolder(tmp_path / "run").version(1)

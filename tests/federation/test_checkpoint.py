@@ -14,7 +14,7 @@ from helpers.damage import DAMAGES, Planted, damage
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256
 from lit_fedad.federation import checkpoint as module
-from lit_fedad.federation.checkpoint import Checkpoints, read_state
+from lit_fedad.federation.checkpoint import Checkpoints, read_meta, read_state
 from lit_fedad.federation.client_pool import ClientPool
 
 
@@ -47,6 +47,21 @@ def test_a_file_too_many_is_named(toy, saved):
     shutil.copy(saved / "client_00000.pt", saved / "client_00007.pt")
     with pytest.raises(UserError, match=r"client_00007\.pt: is not part of this checkpoint"):
         toy(rounds=3).run()
+
+
+def test_what_is_no_file_is_neither_read_nor_copied(toy, saved, tmp_path):
+    """A copy of a device would fill the disk."""
+    (saved / "client_00001.pt").unlink()
+    (saved / "client_00001.pt").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"client_00001\.pt: is a link and no file"):
+        Checkpoints(tmp_path / "other").adopt(Checkpoints(saved.parent))
+
+
+def test_a_list_of_files_is_one_of_hashes(saved):
+    meta = json.loads((saved / "meta.json").read_text())
+    (saved / "meta.json").write_text(json.dumps({**meta, "files": list(meta["files"])}))
+    with pytest.raises(UserError, match="it is of another checkpoint"):
+        read_meta(saved)
 
 
 def test_what_file_systems_hide_in_a_folder_is_no_part_of_it(toy, saved):

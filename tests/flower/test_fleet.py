@@ -1,6 +1,7 @@
 """A site's end: which part of a request it pulls, and how its connections are kept."""
 
 import logging
+import threading
 
 import pytest
 
@@ -15,8 +16,10 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import fleet_http_connection
+from google.protobuf.message import DecodeError
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import fleet, proxy
@@ -115,3 +118,38 @@ def test_an_outage_is_two_lines():
     outage.end()
     assert shown == [False, True, False, True]
     assert notes == ["localhost:9443: does not answer; trying again", "localhost:9443: answers again"]
+
+
+@pytest.mark.parametrize(
+    "damage", [bytes, lambda part: part[: len(part) // 2], lambda part: part.replace(b"C", b"X")]
+)
+def test_a_request_that_cannot_be_read_is_an_empty_one(monkeypatch, damage):
+    """Flower's readers fail in many ways, and the site's process goes on."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    request = Message(wrapped(b"a request"), 7, "train.payload")
+    with no_object_id_recompute():
+        objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
+        tree = get_object_tree(request)
+    for name, part in objects.items():
+        read = fleet._payload(tree, {**objects, name: damage(part)}.get, 1000)
+        assert read in (b"", b"a request")  # what is around the record is not read
+
+
+@pytest.mark.parametrize(
+    "failure", [DecodeError("no message"), ObjectPullError("id", "gone"), KeyError("id")]
+)
+def test_an_answer_that_cannot_be_read_does_not_end_a_site(monkeypatch, failure):
+    monkeypatch.setattr(fleet.time, "sleep", lambda seconds: None)
+    lost, notes, polls = threading.Event(), [], []
+
+    def receive():
+        polls.append(1)
+        if len(polls) > 1:
+            lost.set()
+        raise failure
+
+    connection = (0, receive, *[None] * 6)
+    fleet._serve(connection, lost, fleet._Outage("a", notes.append), bytes, lambda: 1, notes.append)
+    assert len(notes) == 1
+    assert notes[0].startswith(f"a request was lost: {type(failure).__name__}")

@@ -93,7 +93,7 @@ def test_what_the_registry_does_not_have_is_one_line(tmp_path, monkeypatch, cach
     stray.write_text("no detector")
     register_files([stray], "notes", "latest_one")
     assert "holds no detector; register one" in refused("models:/notes@latest_one")
-    monkeypatch.setattr(registry, "_LARGEST", 10)
+    monkeypatch.setattr(registry, "LARGEST_FILE", 10)
     assert "detector.onnx has" in refused("models:/caps@old")
     assert not [path for path in cache.iterdir() if path.is_dir()]
 

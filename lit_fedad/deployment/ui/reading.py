@@ -15,7 +15,8 @@ from jinja2 import Template
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.input_files import check_regular, read_json
+from lit_fedad.core.files import plain_json, stored_text
+from lit_fedad.data.input_files import check_regular
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
 from lit_fedad.report.naming import human_bytes, metric_title
@@ -303,7 +304,7 @@ def drift(table: Path) -> Row | None:
     if not path.exists():
         return None
     try:
-        found = read_json(path)
+        found = plain_json(stored_text(path))
         alarms = [int(number) for number in found["alarms"]]
         row = {name: float(found[name]) for name in ("images", "psi", "psi_limit", "ks_p_value")}
     except (OSError, ValueError, TypeError, KeyError) as error:
