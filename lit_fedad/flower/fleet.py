@@ -41,7 +41,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.keys import CLOCK, read_private_key

@@ -138,9 +138,12 @@ class CondensingClient(CondensedClient):
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
         """Synthetic images; those that begin as real ones are taken for these."""
+        share = f", or {100 * self.share:g} % of its images where that is more" if self.share else ""
+        many = f"{self.minimum} of each class that has at least {self.least}{share}"
         if self.init == "real":
-            return (Disclosure(Kind.IMAGES, "images of the site, changed by some steps of an optimiser"),)
-        what = "images made from noise to look, to the model, like those of a class"
+            what = f"images of the site, {many}, changed by some steps of an optimiser"
+            return (Disclosure(Kind.IMAGES, what),)
+        what = f"images made from noise to look, to the model, like those of a class: {many}"
         return (
             Disclosure(Kind.SYNTHETIC_IMAGES, what, self.least),
             counted("numbers of these images by class"),

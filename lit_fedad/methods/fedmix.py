@@ -55,7 +55,7 @@ class FedMixClient(FedAvgClient):
 
     def averages_spec(self) -> MessageSpec:
         """Declares any number of averages."""
-        groups = Free("groups")
+        groups = Free("mean images")
         return {
             IMAGES: TensorSpec((groups, Free("channels", 4), Free("height"), Free("width")), unordered=True),
             LABELS: TensorSpec((groups, self.task.classes), low=0, high=1 + _ROUNDING, unordered=True),
@@ -101,7 +101,8 @@ def _disclosed(client: FedMixClient) -> Disclosures:
     """Says what averages tell; a mean of one image is that image."""
     if client.group == 1:
         return (Disclosure(Kind.IMAGES, "all training images, as they are, with their labels"),)
-    what = "mean images of groups of the training images, with their mean labels, which all sites receive as they are"
+    many = f"one for every {client.group} training images" if client.group else "one of all training images"
+    what = f"mean images, {many}, with their mean labels, which all sites receive as they are"
     return (Disclosure(Kind.MEAN_IMAGES, what, client.group),)
 
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.contracts import Client, Exchange, Exchanges, disclosed_by
+from lit_fedad.contracts import Client, Exchange, Exchanges, Free, MessageSpec, disclosed_by
 from lit_fedad.contracts.disclosure import Disclosure
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.federation.chained_log import ChainedLog
+from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.sites.overrides import compose_offered, packaged
 from lit_fedad.sites.refusals import Code, RefusalError
@@ -105,7 +106,8 @@ class Taken:
         index: Its index in the round.
         exchange: Its name.
         disclosed: What its message tells.
-        largest: Most bytes of the message.
+        largest: Most bytes of the message, or of a message with one of `each`.
+        each: What the message may hold any number of, such as images; empty where its size is bounded.
     """
 
     round: int
@@ -113,6 +115,7 @@ class Taken:
     exchange: str
     disclosed: Disclosure
     largest: int
+    each: str = ""
 
     @property
     def key(self) -> list[Any]:
@@ -128,7 +131,12 @@ class Taken:
 
 
 def taken_by(
-    exchanges: Exchanges, client: Client, config: Config, smallest: int, hidden: bool = True
+    exchanges: Exchanges,
+    client: Client,
+    config: Config,
+    smallest: int,
+    hidden: bool = True,
+    picture: Sequence[int] = (),
 ) -> list[Taken]:
     """Lists what the exchanges of a method take of a client's images.
 
@@ -138,6 +146,7 @@ def taken_by(
         config: The run's configuration.
         smallest: Images of the product of which the client has fewest.
         hidden: Whether the client's noise, where it adds some, hides single images.
+        picture: Channels, height and width of the client's images.
     """
     up = build(config["federation"]["channel"]).up
 
@@ -146,7 +155,11 @@ def taken_by(
         for disclosed in disclosed_by(told, client):
             if disclosed.by_product:
                 disclosed = replace(disclosed, images=smallest)
-            yield Taken(round, index, exchange.name, disclosed, up.largest(exchange.upload_spec(client)))
+            largest, each = up.largest(spec := exchange.upload_spec(client)), ""
+            if largest == LARGEST_BLOB:
+                one, each = _of_one(spec, picture)
+                largest = up.largest(one)
+            yield Taken(round, index, exchange.name, disclosed, largest, each)
 
     setup = [
         part
@@ -155,6 +168,20 @@ def taken_by(
     ]
     rounds = [part for place, one in enumerate(exchanges.rounds) for part in of(one, 1, place)]
     return setup + rounds
+
+
+def _of_one(spec: MessageSpec, picture: Sequence[int]) -> tuple[MessageSpec, str]:
+    """Returns the form of a message with one of what it may hold any number of, such as one image, and its name."""
+    sides, many = dict(zip(("channels", "height", "width"), picture, strict=False)), list[str]()
+
+    def size(given: int | Free) -> int | Free:
+        if isinstance(given, int) or given.name in sides:
+            return given if isinstance(given, int) else sides[given.name]
+        many.extend([given.name] * (given.at_most is None))
+        return given if given.at_most else 1
+
+    one = {name: replace(form, shape=tuple(map(size, form.shape))) for name, form in spec.items()}
+    return one, next(iter(many), "")
 
 
 class Approvals:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_fedad.core.config import Config, compose
+from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import build_images, build_model, tells_products
 from lit_fedad.experiment.calibration import with_calibration
@@ -86,7 +87,10 @@ class OwnPart:
         method = self.model.method
         exchanges = method.exchanges if noise is None else noise.plan.noised(method, b"declared")
         hidden = noise is not None and noise.hides
-        return taken_by(exchanges, self.model.client, self.config, self.fewest(by_product=True), hidden)
+        picture = self.images.train_images.shape[1:] if isinstance(self.images, LabelledSet) else ()
+        return taken_by(
+            exchanges, self.model.client, self.config, self.fewest(by_product=True), hidden, picture
+        )
 
     def summed(self, by_product: bool) -> dict[str, set[str]]:
         """Returns the contents of the images that are summed together: of a stage, or of one product of it."""

@@ -11,7 +11,6 @@ from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
-from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, judge
@@ -143,8 +142,10 @@ def described(part: Taken, rounds: int, images: int) -> str:
         of = many if behind > 1 else ", a value may be of one image alone"
     noise = "; noise hides single images" if disclosed.noised else ""
     what = f"{disclosed.kind.words}: {disclosed.what}{of}{noise}"
-    open_ended = "as many bytes as the images make, " if part.largest == LARGEST_BLOB else ""
-    return f"{when} ({part.exchange}): {what}; the whole message has {open_ended}at most {human_bytes(part.largest)}."
+    each = f" for each of its {part.each}" if part.each else ""
+    return (
+        f"{when} ({part.exchange}): {what}; the whole message has at most {human_bytes(part.largest)}{each}."
+    )
 
 
 def verdict(policy: Policy, part: Taken, images: int) -> str:

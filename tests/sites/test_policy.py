@@ -214,6 +214,13 @@ def test_no_approval_lets_images_go(classes):
         found.check(classes.policy)
 
 
+@pytest.mark.parametrize(("method", "sent"), [("fedmix", "mean images"), ("fedvck", "images")])
+def test_of_any_number_of_images_the_size_of_one_is_said(classes, method, sent):
+    found = review(classes, Offer([f"method={method}", *SMALL], CLASSES))
+    assert {part.each for part in found.taken} - {""} == {sent}
+    assert "GB" not in " ".join(found.lines)
+
+
 def test_what_is_offered_is_kept_for_review(classes):
     hello(classes, ["method=fedmix"], CLASSES)
     content = json.loads((classes.folder / "offer.json").read_text())
