@@ -24,7 +24,7 @@ from lit_fedad.contracts import Message
 from lit_fedad.core.building import call
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read
+from lit_fedad.core.options import bind
 from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.experiment.run import Run
 from lit_fedad.federation.client_runner import ClientResult, ClientRunner
@@ -258,9 +258,8 @@ if __name__ == "__main__":
     screen = Display()
     with plain_warnings(screen):
         try:
-            chosen, _ = read(Options, sys.argv[1:], Path(__file__).stem, overrides=False)
             rows = []
-            for row in measure(chosen, screen):
+            for row in bind(measure, sys.argv[1:], Path(__file__).stem, screen=screen)():
                 rows.append(row)
                 screen.note("   ".join(row.values()))
             screen.table(rows)

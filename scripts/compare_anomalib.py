@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Client
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read
+from lit_fedad.core.options import bind
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.federation.evaluator import LocalQuery
@@ -242,8 +242,7 @@ if __name__ == "__main__":
         try:
             if importlib.util.find_spec("anomalib") is None:
                 raise UserError("anomalib is not installed: pip install anomalib==2.7.0")
-            chosen, machine = read(Options, sys.argv[1:], "compare_anomalib")
-            screen.table(compare(chosen, machine))
+            screen.table(bind(compare, sys.argv[1:], "compare_anomalib")())
         except UserError as error:
             screen.error(str(error))
             sys.exit(2)

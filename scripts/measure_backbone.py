@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read
+from lit_fedad.core.options import bind
 from lit_fedad.experiment.train import train
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -97,8 +97,7 @@ if __name__ == "__main__":
     screen = Display()
     with plain_warnings(screen):
         try:
-            chosen, _ = read(Options, sys.argv[1:], "measure_backbone", overrides=False)
-            screen.table(measure(chosen))
+            screen.table(bind(measure, sys.argv[1:], "measure_backbone")())
         except UserError as error:
             screen.error(str(error))
             sys.exit(2)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read
+from lit_fedad.core.options import bind
 from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.deployment.live_detector import choose_client
@@ -193,8 +193,7 @@ def main() -> int:
     display = Display()
     with plain_warnings(display):
         try:
-            options, _ = read(Options, sys.argv[1:], "measure_drift", overrides=False)
-            display.table(measure(options))
+            display.table(bind(measure, sys.argv[1:], "measure_drift")())
         except UserError as error:
             display.error(str(error))
             return 2

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read
+from lit_fedad.core.options import bind
 from lit_fedad.evaluation.decisions import EvaluatedImages, decide, summarise_rates
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.run import Run, RunCallback
@@ -203,7 +203,7 @@ if __name__ == "__main__":
     display = Display()
     with plain_warnings(display):
         try:
-            main(read(Options, sys.argv[1:], "measure_promise", overrides=False)[0], display)
+            bind(main, sys.argv[1:], "measure_promise", screen=display)()
         except UserError as problem:
             display.error(str(problem))
             sys.exit(2)

@@ -24,7 +24,7 @@ from torch.nn.functional import max_pool2d
 from lit_fedad.contracts import Client
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read
+from lit_fedad.core.options import bind
 from lit_fedad.data.sample import Sample
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run import Run, RunCallback
@@ -199,8 +199,7 @@ if __name__ == "__main__":
     screen = Display()
     with plain_warnings(screen):
         try:
-            chosen, _ = read(Options, sys.argv[1:], "measure_tiles", overrides=False)
-            screen.table(measure(chosen))
+            screen.table(bind(measure, sys.argv[1:], "measure_tiles")())
         except UserError as error:
             screen.error(str(error))
             sys.exit(2)

@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read
+from lit_fedad.core.options import bind
 from lit_fedad.papers.page import report_runs
 from lit_fedad.report.console import Display
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
@@ -75,8 +75,7 @@ def main(options: Options, display: Display) -> None:
     first, second = two_runs(tracked_runs(experiments))
     mlflow = served("mlflow", "ui", "--port", "{port}", "--workers", "1", ready="health")
     with tempfile.TemporaryDirectory() as folder, mlflow as ui:
-        only = [f"experiment={options.experiment}"] if experiments else []
-        page = report_runs([f"out={folder}", *only], display).resolve().as_uri()
+        page = report_runs(display, tuple(experiments), folder).resolve().as_uri()
         shots = {
             "report.png": (page, 1280, 1600),
             "report_phone.png": (_phone(page, Path(folder)), 500, 1100),
@@ -207,8 +206,7 @@ def _phone(page: str, folder: Path) -> str:
 if __name__ == "__main__":
     console = Display()
     try:
-        chosen, _ = read(Options, sys.argv[1:], "screenshots", overrides=False)
-        main(chosen, console)
+        bind(main, sys.argv[1:], "screenshots", display=console)()
     except UserError as error:
         console.error(str(error))
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""The ``data`` command: lists the data configurations, and checks whether a download is complete."""
+"""The ``data`` command: lists the data configurations, checks a download, and tells how images are laid out."""
 
 from __future__ import annotations
 
@@ -22,24 +22,6 @@ _SHOWN = 20  # problems printed one by one
 _PAGE = "image.page"
 
 
-def data(options: Sequence[str]) -> None:
-    """Lists the data configurations, or checks one of them.
-
-    Raises:
-        UserError: For bad input, or if something is wrong with the data.
-    """
-    match options:
-        case [] | ["list"]:
-            list_data(Display())
-        case ["check", name, *overrides] if "=" not in name:
-            given = dict(split(override.removeprefix("data.")) for override in overrides)
-            check_data(name, given, Display())
-        case ["init", folder]:
-            init_data(Path(folder.removeprefix("root=")).expanduser(), Display())
-        case _:
-            raise UserError("the data command is: data list, data check NAME root=DIR, or data init DIR")
-
-
 def list_data(display: Display) -> None:
     """Prints each data configuration with its title, task, licences and addresses."""
     rows = []
@@ -53,12 +35,19 @@ def list_data(display: Display) -> None:
     display.table(rows)
 
 
-def init_data(folder: Path, display: Display) -> None:
+def init_data(overrides: Sequence[str], display: Display) -> None:
     """Prints how the images of a folder are laid out, their counts, and the command that reads them.
 
+    Args:
+        overrides: The folder alone, which may stand behind ``root=``.
+        display: Prints it.
+
     Raises:
-        UserError: No layout is recognised, or its reader refuses the files.
+        UserError: No folder is given, no layout is recognised, or its reader refuses the files.
     """
+    if len(overrides) != 1:
+        raise UserError("data init takes one folder: data init DIR")
+    folder = Path(overrides[0].removeprefix("root=")).expanduser()
     layout = recognise(folder)
     images = layout.read()
     # One product, or few images: the default deals products unevenly, of which nothing would come here.
@@ -75,22 +64,30 @@ def init_data(folder: Path, display: Display) -> None:
     )
 
 
-def check_data(name: str, overrides: Mapping[str, str], display: Display) -> None:
+def check_data(overrides: Sequence[str], display: Display) -> None:
     """Reads every file of a download, and prints broken images, wrong masks, leaks, what is missing, and its card.
 
     Sets that hold arrays instead of files are only counted: building them has read them completely.
 
+    Args:
+        overrides: The data's name, and values of its keys.
+        display: Prints it.
+
     Raises:
-        UserError: The set cannot be built, or something is wrong with it.
+        UserError: No data are named, the set cannot be built, or something is wrong with it.
     """
-    words = [f"{key if key == _PAGE else f'data.{key}'}={value}" for key, value in overrides.items()]
+    name, *others = overrides or [""]
+    if not name or "=" in name:
+        raise UserError("data check takes the name of data first: data check NAME root=DIR")
+    given = dict(split(word.removeprefix("data.")) for word in others)
+    words = [f"{key if key == _PAGE else f'data.{key}'}={value}" for key, value in given.items()]
     config = compose([f"data={name}", *words])
     images = build(config["data"])
     card = CARDS.get(name)
     problems: list[Problem] = []
     if isinstance(images, ImageSet):
         # Any other key may change which images belong to the set.
-        official = card.counts if card and overrides.keys() <= {"root", "products", _PAGE} else {}
+        official = card.counts if card and given.keys() <= {"root", "products", _PAGE} else {}
         with display.progress("Files") as progress:
             problems = check(images, official, progress, config["image"]["page"])
         troubles = Counter(problem.category for problem in problems)

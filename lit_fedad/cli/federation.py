@@ -5,54 +5,48 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fedad.core.options import read, separate, split
+from lit_fedad.core.options import split
 from lit_fedad.report.console import Display
 
 
-@dataclass(frozen=True)
-class FederationInit:
-    """Options of ``lit-fedad federation init``.
+def init(
+    out: str,
+    host: str,
+    sites: tuple[str, ...],
+    overrides: Sequence[str],
+    port: int = 9443,
+    link: int = 9442,
+    timeout: float = 3600.0,
+    classes: tuple[str, ...] = (),
+) -> None:
+    """Makes the folder of real sites' coordinator: settings, certificates and Flower's configuration.
 
-    Attributes:
+    Args:
         out: The new folder.
         host: Name or address by which sites reach this machine.
         sites: Names of the sites.
+        overrides: Of the configuration.
         port: Port that sites connect to.
         link: Port of Flower's SuperLink, on this machine alone.
         timeout: Longest exchange in seconds.
         classes: Names of the classes that all sites together hold, where the task learns classes.
     """
-
-    out: str
-    host: str
-    sites: tuple[str, ...]
-    port: int = 9443
-    link: int = 9442
-    timeout: float = 3600.0
-    classes: tuple[str, ...] = ()
-
-
-def init(options: Sequence[str]) -> None:
-    """Makes the folder of real sites' coordinator: settings, certificates and Flower's configuration."""
-    declared, others = separate(FederationInit, options, "federation init")
-    chosen, _ = read(FederationInit, declared, "federation init")
     from lit_fedad.flower.federation_folder import FederationFolder
     from lit_fedad.sites.overrides import with_size
 
-    own = [word for word in others if section_of(word) in ("cache", "fabric", "public", "tracking")]
+    own = [word for word in overrides if section_of(word) in ("cache", "fabric", "public", "tracking")]
     folder = FederationFolder.create(
-        Path(chosen.out),
-        host=chosen.host,
-        port=chosen.port,
-        link=chosen.link,
-        sites=list(chosen.sites),
-        overrides=with_size([word for word in others if word not in own]),
+        Path(out),
+        host=host,
+        port=port,
+        link=link,
+        sites=list(sites),
+        overrides=with_size([word for word in overrides if word not in own]),
         own=own,
-        timeout=chosen.timeout,
-        classes=list(chosen.classes),
+        timeout=timeout,
+        classes=list(classes),
     )
     Display().where_next(
         [
@@ -62,7 +56,7 @@ def init(options: Sequence[str]) -> None:
                 f"{folder.path / 'ca.crt'}, offer.json and the address {folder.host}:{folder.port}",
             ),
             ("put here", ", ".join(str(folder.path / "keys" / f"{name}.pub") for name in folder.sites)),
-            ("then", f"lit-fedad federation start fed={chosen.out}"),
+            ("then", f"lit-fedad federation start fed={out}"),
         ]
     )
 

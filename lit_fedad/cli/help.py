@@ -20,57 +20,59 @@ class Form(NamedTuple):
     """One of the things that a command does.
 
     Attributes:
-        told_by: Path of the function in the package whose docstring says what it does.
+        function: Path of its function in the package, whose parameters are its keys (`lit_fedad.core.options.bind`).
         example: All words after the command in an example.
-        declared: Paths of the dataclasses in the package that declare its keys; none: that function does.
         words: Words that it takes besides, such as overrides of the configuration.
     """
 
-    told_by: str
+    function: str
     example: str
-    declared: tuple[str, ...] = ()
     words: str = ""
 
     @property
     def keys(self) -> list[Key]:
-        """Its keys."""
-        return listed_keys(self.declared or (self.told_by,))
+        """Its keys, those first that must be given."""
+        return sorted(keys(f"lit_fedad.{self.function}"), key=lambda key: key.default is not None)
 
 
 class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        forms: What it does, by the first word of each form; the empty word where there is one form alone.
-        function: Path of the function that takes all words of any form, bound by `lit_fedad.core.options.bind`; where
-            there is none, each form's own function takes the words after the first.
+        forms: What it does, by what chooses the form: its first word, a key with a value (``attack=lira``) or with any
+            value (``table=NAME``); the empty word is chosen where no key is given, or there is one form alone.
         continues: Whether the same command continues what was interrupted.
         extra: Key of `EXTRAS`: what must be installed beside the package itself.
     """
 
     forms: Mapping[str, Form]
-    function: str = ""
     continues: bool = False
     extra: str | None = None
 
-    def called(self, name: str, words: Sequence[str]) -> tuple[str, Sequence[str], str]:
-        """Finds the path of the function that some words call, the words that it takes, and its name in errors.
+    def called(self, name: str, words: Sequence[str]) -> tuple[Form, Sequence[str], str]:
+        """Finds the form that some words choose, the words that its function takes, and its name in errors.
 
         Raises:
-            UserError: If the first word names no form.
+            UserError: If they choose none.
         """
-        if self.function or "" in self.forms:
-            return self.function or self.forms[""].told_by, words, name
-        first, *others = words or [""]
-        if first not in self.forms:
-            raise UserError(f"the {name} command is: {', '.join(f'{name} {word}' for word in self.forms)}")
-        return self.forms[first].told_by, others, f"{name} {first}"
+        key, *_ = [word.partition("=")[0] for word in self.forms if "=" in word] or [""]
+        if key and (chosen := [word for word in words if word.startswith(f"{key}=")]):
+            if f"{key}=NAME" in self.forms:
+                return self.forms[f"{key}=NAME"], words, name
+            if chosen[-1] in self.forms:
+                return self.forms[chosen[-1]], [word for word in words if word not in chosen], name
+            known = ", ".join(word.removeprefix(f"{key}=") for word in self.forms)
+            raise UserError(f"{name}: {chosen[-1]} must be one of {known}")
+        if "" in self.forms:
+            return self.forms[""], words, f"{name} without {key}=" if key else name
+        if words and words[0] in self.forms:
+            return self.forms[words[0]], words[1:], f"{name} {words[0]}"
+        raise UserError(f"the {name} command is: {', '.join(f'{name} {word}' for word in self.forms)}")
 
 
-def only(*form: Any, words: str = "", continues: bool = False, extra: str | None = None) -> Command:
+def only(*form: str, continues: bool = False, extra: str | None = None) -> Command:
     """Makes a command that has one form alone."""
-    made = Form(*form)
-    return Command({"": made._replace(words=words or made.words)}, continues=continues, extra=extra)
+    return Command({"": Form(*form)}, continues, extra)
 
 
 def overview(commands: Mapping[str, Command]) -> str:
@@ -78,7 +80,7 @@ def overview(commands: Mapping[str, Command]) -> str:
     lines = ["lit-fedad COMMAND key=value ...", ""]
     for name, command in commands.items():
         for word, form in command.forms.items():
-            lines += _wrapped(summary(f"lit_fedad.{form.told_by}"), f"  {name} {word}".rstrip(), _COLUMN)
+            lines += _wrapped(summary(f"lit_fedad.{form.function}"), f"  {name} {word}".rstrip(), _COLUMN)
     return "\n".join(
         [*lines, "", "Keys, defaults and an example: lit-fedad COMMAND --help. Version: lit-fedad --version"]
     )
@@ -97,19 +99,11 @@ def _form_help(name: str, word: str, form: Form) -> str:
     needed = [key.syntax for key in listed if key.default is None]
     more = ["[key=value ...]"] if len(needed) < len(listed) else []
     usage = " ".join(filter(None, [f"usage: lit-fedad {name}", word, *needed, *more, form.words]))
-    lines = [*_wrapped(usage, "", 0), *_wrapped(summary(f"lit_fedad.{form.told_by}"), "", 2)]
+    lines = [*_wrapped(usage, "", 0), *_wrapped(summary(f"lit_fedad.{form.function}"), "", 2)]
     lines += _key_lines(listed)
     if name == "train":
         lines += _key_lines(configuration_keys())
     return "\n".join([*lines, "", f"example: lit-fedad {name} {form.example}".rstrip()])
-
-
-def listed_keys(paths: Iterable[str]) -> list[Key]:
-    """Lists the keys that several paths in the package declare together, those first that must be given."""
-    listed: dict[str, Key] = {}
-    for path in paths:
-        listed |= {key.name: key for key in keys(f"lit_fedad.{path}")}
-    return sorted(listed.values(), key=lambda key: key.default is not None)
 
 
 def configuration_keys() -> list[Key]:

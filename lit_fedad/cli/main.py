@@ -86,10 +86,10 @@ def _call(name: str, words: Sequence[str], display: Display, explain: bool) -> N
     if explain:
         print(command_help(name, command, words[0] if words else None))  # noqa: T201
         return
-    path, words, title = command.called(name, words)
+    form, words, title = command.called(name, words)
     if command.extra:
         require(command.extra, f"lit-fedad {name}")
-    module, _, function = path.rpartition(".")
+    module, _, function = form.function.rpartition(".")
     bind(getattr(import_module(f"lit_fedad.{module}"), function), words, title, display=display)()
 
 
@@ -162,14 +162,13 @@ def _terminable() -> Iterator[None]:
 
 
 _OVERRIDES = "[any.key=value ...]"
-_SAVED, _SHARED = "[data.root=DIR]", "cli.privacy.PrivacyOptions"
 
 # Functions are imported when they are called: the list of commands must not wait for Lightning.
 COMMANDS = {
     "train": only(
         "cli.train.train",
         "method=federated_bank data=mvtec_mixture data.root=/data/mvtec out=outputs/first",
-        words=_OVERRIDES,
+        _OVERRIDES,
         continues=True,
     ),
     "evaluate": only("deployment.predict.evaluate", "run=outputs/first data.root=/data/mvtec"),
@@ -186,61 +185,34 @@ COMMANDS = {
     "ui": only("deployment.ui.command.ui", "run=outputs/first", extra="ui"),
     "report": Command(
         {
-            "": Form(
-                "papers.page.report_runs",
-                "experiment=textures out=reports/textures",
-                ("papers.page.PageOptions",),
-                "[tracking.uri=URI]",
-            ),
+            "": Form("papers.page.report_runs", "experiment=textures out=reports/textures"),
             "table=NAME": Form(
                 "papers.table.report_table",
                 "table=feddymem_1 root.mpdd=/data/mpdd seeds=0,1,2",
-                ("papers.table.TableOptions",),
                 _OVERRIDES,
             ),
         },
-        function="papers.table.report",
         continues=True,
         extra="train",
     ),
     "privacy": Command(
         {
-            f"attack={attack}": Form(told_by, f"attack={attack} run=outputs/first{more}", declared, _SAVED)
-            for attack, told_by, more, declared in (
-                (
-                    "lira",
-                    "audits.membership.infer",
-                    " shadows=16",
-                    (_SHARED, "audits.membership.LiraOptions"),
-                ),
-                (
-                    "inversion",
-                    "audits.inversion.invert",
-                    " client=0",
-                    (_SHARED, "audits.inversion_attack.InversionOptions"),
-                ),
-                ("dcor", "audits.distance_correlation.correlate", "", (_SHARED,)),
-                ("report", "audits.page.write_page", "", (_SHARED,)),
-            )
+            "attack=lira": Form("cli.privacy.lira", "attack=lira run=outputs/first shadows=16"),
+            "attack=inversion": Form("cli.privacy.inversion", "attack=inversion run=outputs/first client=0"),
+            "attack=dcor": Form("cli.privacy.dcor", "attack=dcor run=outputs/first"),
+            "attack=report": Form("cli.privacy.report", "attack=report run=outputs/first"),
         },
-        function="cli.privacy.privacy",
         continues=True,
         extra="train",
     ),
     "sweep": only(
-        "sweep.command.sweep",
-        "study=feddymem_th n_trials=20",
-        ("sweep.command.SweepOptions",),
-        _OVERRIDES,
-        continues=True,
-        extra="train",
+        "sweep.command.sweep", "study=feddymem_th n_trials=20", _OVERRIDES, continues=True, extra="train"
     ),
     "federation": Command(
         {
             "init": Form(
                 "cli.federation.init",
                 "init out=fed host=fed.example.org sites=north,south method=federated_bank",
-                ("cli.federation.FederationInit",),
                 _OVERRIDES,
             ),
             "start": Form("cli.federation.start", "start fed=fed"),
@@ -255,7 +227,6 @@ COMMANDS = {
             "init": Form(
                 "cli.sites.init",
                 "init out=north name=north address=fed.example.org:9443 ca=ca.crt data=folders data.root=/data/own",
-                ("cli.sites.SiteInit",),
                 "data=NAME data.root=DIR [data.key=value ...]",
             ),
             "start": Form("cli.sites.start", "start site=north"),
@@ -270,19 +241,17 @@ COMMANDS = {
         extra="flower",
     ),
     "sync": only("cli.train.sync", "run=outputs/first"),
-    "options": only("cli.train.list_choices", "method", words="[GROUP ...]"),
+    "options": only("cli.train.list_choices", "method", "[GROUP ...]"),
     "data": Command(
         {
-            "list": Form("cli.data.list_data", "list", ("cli.data.data",)),
+            "list": Form("cli.data.list_data", "list"),
             "check": Form(
                 "cli.data.check_data",
                 "check mvtec_mixture root=/data/mvtec",
-                ("cli.data.data",),
                 "NAME root=DIR [any data key=value ...]",
             ),
-            "init": Form("cli.data.init_data", "init photos", ("cli.data.data",), "DIR"),
+            "init": Form("cli.data.init_data", "init photos", "DIR"),
         },
-        function="cli.data.data",
     ),
     "completion": only("cli.completion.completion", "shell=bash"),
     "doctor": only("cli.doctor.doctor", ""),

@@ -2,79 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
 
+from lit_fedad.audits.distance_correlation import correlate
+from lit_fedad.audits.inversion import invert
+from lit_fedad.audits.inversion_attack import InversionOptions
+from lit_fedad.audits.membership import LiraOptions, infer
+from lit_fedad.audits.page import Outcome, write_page
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read, separate, split
-
-if TYPE_CHECKING:  # what the command needs beyond its options is imported when it runs
-    from lit_fedad.audits.page import Outcome
-    from lit_fedad.experiment.finished_run import FinishedRun
+from lit_fedad.experiment.finished_run import FinishedRun, reopen
+from lit_fedad.experiment.run_folder import RunFolder
 
 
-@dataclass(frozen=True)
-class PrivacyOptions:
-    """Options of ``lit-fedad privacy`` that all attacks share.
-
-    Attributes:
-        run: MLflow run id, or the run's folder.
-        attack: ``lira`` (membership inference), ``inversion`` (images out of what is shared), ``dcor`` (distance
-            correlation of shared densities with images), or ``report``, which attacks nothing and prints the page.
-    """
-
-    run: str
-    attack: Literal["lira", "inversion", "dcor", "report"]
-
-
-def privacy(options: Sequence[str]) -> None:
-    """Attacks a complete run, and writes the outcome and the page to ``privacy`` in its folder.
+def lira(run: str, options: LiraOptions, overrides: Mapping[str, str] | None = None) -> None:
+    """Infers membership from all messages of a run, against those of shadow runs; the same command continues.
 
     Args:
-        options: Those of `PrivacyOptions` and of the attack, and overrides such as ``data.root=DIR``.
+        run: MLflow run id, or the run's folder.
+        options: What is compared, and with how many shadow runs.
+        overrides: Values that differ on this machine, such as ``data.root``.
     """
-    shared, others = separate(PrivacyOptions, options, "privacy")
-    chosen, _ = read(PrivacyOptions, shared, "privacy")
-    attack, overrides = _attack(chosen, others)  # wrong options end the command before any file is looked at
-    from lit_fedad.audits.page import write_page
-    from lit_fedad.experiment.finished_run import reopen
-    from lit_fedad.experiment.run_folder import RunFolder
+    _attack(run, overrides, lambda opened: infer(opened, options))
 
-    with RunFolder.find(chosen.run).locked():
-        run = reopen(chosen.run, overrides)
-        if run.federation.plan is not None and chosen.attack in ("inversion", "dcor"):
-            raise UserError(
-                f"run={chosen.run}: it is noised, and attack={chosen.attack} looks at plain uploads; attack the"
-                " same run without federation/privacy; attack=lira attacks what is released"
-            )
-        if run.federation.summing is not None and chosen.attack == "inversion":
-            raise UserError(
-                f"run={chosen.run}: its uploads were summed securely, and attack=inversion looks at single ones; attack"
-                " the same run without federation=secure; attack=lira attacks the sum"
-            )
-        write_page(run, attack(run))
+
+def inversion(run: str, options: InversionOptions, overrides: Mapping[str, str] | None = None) -> None:
+    """Reconstructs images from what a client sends: out of a memory, out of weights, or as they are.
+
+    Args:
+        run: MLflow run id, or the run's folder.
+        options: Whom to attack and how.
+        overrides: Values that differ on this machine, such as ``data.root``.
+    """
+    _attack(run, overrides, lambda opened: invert(opened, options), plain="inversion", single=True)
+
+
+def dcor(run: str, overrides: Mapping[str, str] | None = None) -> None:
+    """Recomputes the distance correlations of a run's shared densities with images.
+
+    Args:
+        run: MLflow run id, or the run's folder.
+        overrides: Values that differ on this machine, such as ``data.root``.
+    """
+    _attack(run, overrides, correlate, plain="dcor")
+
+
+def report(run: str, overrides: Mapping[str, str] | None = None) -> None:
+    """Writes and prints the page of what is known of a run's privacy, and attacks nothing.
+
+    Args:
+        run: MLflow run id, or the run's folder.
+        overrides: Values that differ on this machine, such as ``data.root``.
+    """
+    _attack(run, overrides, lambda opened: None)
 
 
 def _attack(
-    chosen: PrivacyOptions, others: Sequence[str]
-) -> tuple[Callable[[FinishedRun], Outcome | None], dict[str, str]]:
-    """Returns the attack with its options, and the overrides of the run's configuration."""
-    match chosen.attack:
-        case "lira":
-            from lit_fedad.audits.membership import LiraOptions, infer
+    run: str,
+    overrides: Mapping[str, str] | None,
+    attack: Callable[[FinishedRun], Outcome | None],
+    plain: str = "",
+    single: bool = False,
+) -> None:
+    """Attacks a complete run, and writes the outcome and the page to ``privacy`` in its folder.
 
-            lira, overrides = read(LiraOptions, others, "privacy")
-            return lambda run: infer(run, lira), overrides
-        case "inversion":
-            from lit_fedad.audits.inversion import invert
-            from lit_fedad.audits.inversion_attack import InversionOptions
+    Args:
+        run: MLflow run id, or the run's folder.
+        overrides: Values that differ on this machine.
+        attack: The attack on the opened run.
+        plain: Name of an attack that looks at uploads without noise.
+        single: Whether it looks at single ones.
 
-            inversion, overrides = read(InversionOptions, others, "privacy")
-            return lambda run: invert(run, inversion), overrides
-        case "dcor":
-            from lit_fedad.audits.distance_correlation import correlate
-
-            return correlate, dict(map(split, others))
-        case "report":
-            return lambda run: None, dict(map(split, others))
+    Raises:
+        UserError: If the run's uploads are noised or summed, where the attack looks at others.
+    """
+    with RunFolder.find(run).locked():
+        opened = reopen(run, overrides)
+        if plain and opened.federation.plan is not None:
+            raise UserError(
+                f"run={run}: it is noised, and attack={plain} looks at plain uploads; attack the same run without"
+                " federation/privacy; attack=lira attacks what is released"
+            )
+        if single and opened.federation.summing is not None:
+            raise UserError(
+                f"run={run}: its uploads were summed securely, and attack={plain} looks at single ones; attack the same"
+                " run without federation=secure; attack=lira attacks the sum"
+            )
+        write_page(opened, attack(opened))

@@ -5,36 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.cli.federation import section_of
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read, separate
 from lit_fedad.report.console import Display
-
-
-@dataclass(frozen=True)
-class SiteInit:
-    """Options of ``lit-fedad site init``.
-
-    Attributes:
-        out: The new folder.
-        name: Name of the site.
-        address: The coordinator's host and port.
-        ca: The coordinator's ``ca.crt``.
-        apart: Whether its products are its own, even where another site's have the same name.
-        epsilon: Largest budget of differential privacy of all runs that it takes part in, whose sites draw the noise.
-        stages: Products of each stage in which images come, joined by ``+``; none: all are there from the start.
-    """
-
-    out: str
-    name: str
-    address: str
-    ca: str
-    apart: bool = False
-    epsilon: float | None = None
-    stages: tuple[str, ...] = ()
 
 
 def renew(site: str, sums: bool = False) -> None:
@@ -55,37 +30,58 @@ def renew(site: str, sums: bool = False) -> None:
     Display().where_next(rows)
 
 
-def init(options: Sequence[str]) -> None:
-    """Makes the folder of a real site: its settings and its key."""
-    declared, others = separate(SiteInit, options, "site init")
-    chosen, _ = read(SiteInit, declared, "site init")
+def init(
+    out: str,
+    name: str,
+    address: str,
+    ca: str,
+    overrides: Sequence[str],
+    apart: bool = False,
+    epsilon: float | None = None,
+    stages: tuple[str, ...] = (),
+) -> None:
+    """Makes the folder of a real site: its settings and its key.
+
+    Args:
+        out: The new folder.
+        name: Name of the site.
+        address: The coordinator's host and port.
+        ca: The coordinator's ``ca.crt``.
+        overrides: Of the sections that a site sets.
+        apart: Whether its products are its own, even where another site's have the same name.
+        epsilon: Largest budget of differential privacy of all runs that it takes part in, whose sites draw the noise.
+        stages: Products of each stage in which images come, joined by ``+``; none: all are there from the start.
+
+    Raises:
+        UserError: For an override of another section.
+    """
     from lit_fedad.flower.site_folder import SiteFolder
     from lit_fedad.sites.overrides import OPERATORS
 
-    for word in others:
+    for word in overrides:
         if section_of(word) not in ("data", "cache", "fabric") and word.split("=")[0] not in OPERATORS:
             raise UserError(
                 f"site init has no key '{word}': a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all else"
                 " the coordinator"
             )
     folder, fingerprint = SiteFolder.create(
-        Path(chosen.out),
-        Path(chosen.ca),
-        name=chosen.name,
-        address=chosen.address,
-        data=[word for word in others if section_of(word) == "data"],
-        own=[word for word in others if section_of(word) != "data"],
-        apart=chosen.apart,
-        epsilon=chosen.epsilon,
-        stages=list(chosen.stages),
+        Path(out),
+        Path(ca),
+        name=name,
+        address=address,
+        data=[word for word in overrides if section_of(word) == "data"],
+        own=[word for word in overrides if section_of(word) != "data"],
+        apart=apart,
+        epsilon=epsilon,
+        stages=list(stages),
     )
     Display().where_next(
         [
             ("settings", str(folder.path / "site.yaml")),
             ("send", f"{folder.path / 'key.pub'} to the coordinator's operator; tell it by telephone"),
             ("fingerprint", fingerprint),
-            ("what it would send", f"lit-fedad site review site={chosen.out} offer=offer.json"),
-            ("then", f"lit-fedad site start site={chosen.out}"),
+            ("what it would send", f"lit-fedad site review site={out} offer=offer.json"),
+            ("then", f"lit-fedad site start site={out}"),
         ]
     )
 

@@ -62,14 +62,17 @@ def _refuse_unread_root(config: Config, overrides: Sequence[str]) -> None:
         )
 
 
-def list_choices(groups: Sequence[str]) -> None:
+def list_choices(overrides: Sequence[str]) -> None:
     """Prints the choices of configuration groups.
+
+    Args:
+        overrides: Names of groups; none: all.
 
     Raises:
         UserError: If there is no such group.
     """
     known = [group for group in config_groups() if choices(group)]
-    for group in groups or known:
+    for group in overrides or known:
         if group not in known:
             raise UserError(f"no group '{group}'; one of {', '.join(known)}")
         print(f"{group:<{max(map(len, known))}}  {'  '.join(choices(group))}")  # noqa: T201

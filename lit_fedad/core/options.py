@@ -1,19 +1,18 @@
-"""Reads the ``key=value`` options of a command into the dataclass that declares them."""
+"""Binds the ``key=value`` words of a command to the parameters of its function."""
 
 import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from lit_fedad.core.building import call, check_arguments
+from lit_fedad.core.building import check_keys, check_type
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.usage import Key
-
-T = TypeVar("T")
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _PARSERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: lambda text: _TRUTH[text.lower()]}
@@ -31,83 +30,22 @@ def split(option: str) -> tuple[str, str]:
     return key, value
 
 
-def read(
-    declared: type[T], options: Sequence[str], command: str, overrides: bool = True
-) -> tuple[T, dict[str, str]]:
-    """Reads options into a dataclass; its fields are the keys, their types and defaults.
+def bind(function: Callable[..., Any], words: Sequence[str], command: str, **given: Any) -> Callable[[], Any]:
+    """Binds the words of a command to its function, whose parameters are the keys.
 
     Args:
-        declared: A dataclass with fields of ``str``, ``int``, ``float``, ``bool``, ``Literal``, their union with
-            ``None``, ``tuple[T, ...]`` (given with commas), or ``Mapping[str, str]`` (of the name ``root``: given as
-            ``root.mpdd=DIR root.wafer=DIR``).
-        options: Words of the form ``key=value``; of equal keys the last one counts. Text without a value (``out=``)
-            counts as not given.
-        command: Named in errors.
-        overrides: Whether keys with a dot (``data.root=DIR``) that the dataclass does not declare are overrides of
-            the configuration that the command works with; otherwise they are unknown.
-
-    Returns:
-        The dataclass; and the overrides, value by key.
-
-    Raises:
-        UserError: For an unknown key (naming the nearest one), a value of the wrong type, or one left out (with the
-            usage of the command).
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Attack:
-        ...     run: str
-        ...     steps: int = 500
-        >>> read(Attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")
-        (Attack(run='outputs/a', steps=10), {'data.root': '/images'})
-    """
-    values, others = parse(declared, options, command, overrides)
-    _require_all(declared, values, command)
-    return call(declared, values, command), others
-
-
-def parse(
-    declared: Callable[..., Any],
-    options: Sequence[str],
-    command: str,
-    overrides: bool = True,
-    leave: Collection[str] = (),
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Parses options by the types of what declares them, and checks nothing more."""
-    kinds = {key: kind for key, kind in typing.get_type_hints(declared).items() if key not in leave}
-    typed: dict[str, Any] = {}
-    others: dict[str, str] = {}
-    for key, text in dict(map(split, options)).items():
-        field, _, name = key.partition(".")
-        if _is_mapping(kinds.get(field)):
-            if not name:
-                raise UserError(f"{command}: give {field}.NAME=..., not {key}=...")
-            typed.setdefault(field, {})[name] = text
-        elif key in kinds:
-            if text or kinds[key] is not str:
-                typed[key] = _typed(text, kinds[key], f"{command}.{key}")
-        elif name and overrides:
-            others[key] = text
-        else:
-            typed[key] = text  # refused below, naming the nearest key
-    return typed, others
-
-
-def bind(
-    function: Callable[..., Any], options: Sequence[str], command: str, **given: Any
-) -> Callable[[], None]:
-    """Binds options to the parameters of a command's function.
-
-    Args:
-        function: If its first parameter is a sequence, it takes the options as they are; if it is ``options``, a
-            dataclass that they are read into. Otherwise the parameters are the keys. ``overrides`` takes the others.
-        options: As for `read`.
+        function: Its parameters are of ``str``, ``int``, ``float``, ``bool``, ``Literal``, their union with ``None``,
+            ``tuple[T, ...]`` (given with commas), or ``Mapping[str, str]`` (of the name ``root``: given as
+            ``root.mpdd=DIR root.wafer=DIR``). A dataclass stands for its fields. ``overrides`` takes what is no key: a
+            mapping the values of keys with a dot (``data.root=DIR``), a sequence all words as they are.
+        words: Of the form ``key=value``; of equal keys the last one counts. Text without a value (``out=``) counts as
+            not given.
         command: Named in errors.
         **given: Values of parameters that are no keys, as far as the function takes them.
 
     Raises:
-        UserError: As `read`.
+        UserError: For an unknown key (naming the nearest one), a value of the wrong type, or one left out (with the
+            usage of the command).
 
     Example:
         >>> def attack(run: str, steps: int = 500, overrides: Mapping[str, str] | None = None) -> None:
@@ -116,73 +54,87 @@ def bind(
         outputs/a 10 {'data.root': '/images'}
     """
     hints = typing.get_type_hints(function)
-    first, kind = next(iter(hints.items()))
     given = {key: value for key, value in given.items() if key in hints}
-    takes_overrides = "overrides" in hints
-    if typing.get_origin(kind) is Sequence:
-        return partial(function, options, **given)
-    if first == "options":
-        chosen, others = read(kind, options, command, takes_overrides)
-        given = {**given, "overrides": others} if takes_overrides else given
-        return partial(function, chosen, **given)
-    values, others = parse(function, options, command, takes_overrides, {*given, "overrides", "return"})
-    _require_all(function, values, command, {*given, "overrides"})
-    given = {**given, "overrides": others} if takes_overrides else given
-    check_arguments(function, command, values, given)
+    keys = list(_keys(function, {*given, "overrides"}))
+    kinds = {name: kind for name, kind, _ in keys}
+    dotted, others = "overrides" in hints, list(words)
+    if dotted and typing.get_origin(hints["overrides"]) is Sequence:
+        words, others = _separate(kinds, words, command) if kinds else ([], others)
+        given["overrides"], dotted = others, False
+    values, by_key = _parse(kinds, words, command, dotted)
+    if dotted:
+        given["overrides"] = by_key
+    _require_all(keys, values, command)
+    check_keys(values, set(kinds), command)
+    for key, value in values.items():
+        check_type(value, kinds[key], f"{command}.{key}")
+    for name in inspect.signature(function).parameters.keys() - given.keys():
+        if is_dataclass(kind := hints[name]):
+            fields = {field: values.pop(field) for field, _, _ in _keys(kind) if field in values}
+            given[name] = kind(**fields)  # type: ignore[operator]
     return partial(function, **values, **given)
 
 
-def separate(declared: type, options: Sequence[str], command: str) -> tuple[list[str], list[str]]:
-    """Separates the options that a dataclass declares from all others.
+def _keys(declared: Any, leave: Collection[str] = ()) -> Iterator[tuple[str, Any, bool]]:
+    """Yields name, type and whether it must be given of each key that a function, or a dataclass, declares."""
+    hints = typing.get_type_hints(declared)
+    for name, parameter in inspect.signature(declared).parameters.items():
+        if name in leave:
+            continue
+        if is_dataclass(hints[name]):
+            yield from _keys(hints[name])
+        else:
+            yield name, hints[name], parameter.default is inspect.Parameter.empty
 
-    Args:
-        declared: As for `read`.
-        options: Options in any order; a key that Hydra leaves out (``~start``) is one of the others.
-        command: Named in errors.
 
-    Returns:
-        Options that the dataclass declares, for `read`; and all others as they are, such as overrides for `compose`.
+def _separate(kinds: Mapping[str, Any], words: Sequence[str], command: str) -> tuple[list[str], list[str]]:
+    """Separates the words of declared keys from all others, such as overrides and what Hydra leaves out (``~start``).
 
     Raises:
         UserError: If one of the others is close to a declared key: it is misspelt.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Attack:
-        ...     steps: int = 500
-        >>> separate(Attack, ["rounds=3", "steps=10", "~start"], "attack")
-        (['steps=10'], ['rounds=3', '~start'])
     """
-    kinds = typing.get_type_hints(declared)
     chosen, others = [], []
-    for option in options:
-        key = "" if option.startswith("~") else split(option)[0]
+    for word in words:
+        key = "" if word.startswith("~") else split(word)[0]
         if key in kinds or _is_mapping(kinds.get(key.partition(".")[0])):
-            chosen.append(option)
+            chosen.append(word)
             continue
         if near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8):
             raise UserError(f"{command} has no key '{key}'; did you mean '{near[0]}'?")
-        others.append(option)
+        others.append(word)
     return chosen, others
 
 
-def _require_all(
-    declared: Callable[..., Any], values: Mapping[str, Any], command: str, leave: Collection[str] = ()
-) -> None:
-    """Refuses options in which a key is missing, and says how the command is typed."""
-    parameters = {
-        name: one for name, one in inspect.signature(declared).parameters.items() if name not in leave
-    }
-    needed = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
+def _parse(
+    kinds: Mapping[str, Any], words: Sequence[str], command: str, dotted: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Parses words by the types of their keys: the values, and, where they are taken, those of keys with a dot."""
+    typed: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    for key, text in dict(map(split, words)).items():
+        field, _, name = key.partition(".")
+        if _is_mapping(kinds.get(field)):
+            if not name:
+                raise UserError(f"{command}: give {field}.NAME=..., not {key}=...")
+            typed.setdefault(field, {})[name] = text
+        elif key in kinds:
+            if text or kinds[key] is not str:
+                typed[key] = _typed(text, kinds[key], f"{command}.{key}")
+        elif name and dotted:
+            others[key] = text
+        else:
+            typed[key] = text  # refused later, naming the nearest key
+    return typed, others
+
+
+def _require_all(keys: Sequence[tuple[str, Any, bool]], values: Mapping[str, Any], command: str) -> None:
+    """Refuses words in which a key is missing, and says how the command is typed."""
+    needed = {name: kind for name, kind, must in keys if must}
     missing = [name for name in needed if name not in values]
-    if missing and values.keys() <= parameters.keys():  # a misspelt key is told of instead
-        kinds = typing.get_type_hints(declared)
-        typed = [Key(name, None, "", _choices(kinds[name])).syntax for name in needed]
-        words = " ".join(
-            ["lit-fedad", command, *typed, *["[key=value ...]"][: len(parameters) > len(needed)]]
-        )
-        raise UserError(f"{command} needs '{missing[0]}': {words}; all keys: lit-fedad {command} --help")
+    if missing and values.keys() <= {name for name, _, _ in keys}:  # a misspelt key is told of instead
+        typed = [Key(name, None, "", _choices(kind)).syntax for name, kind in needed.items()]
+        usage = " ".join(["lit-fedad", command, *typed, *["[key=value ...]"][: len(keys) > len(needed)]])
+        raise UserError(f"{command} needs '{missing[0]}': {usage}; all keys: lit-fedad {command} --help")
 
 
 def _choices(kind: Any) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import lit_fedad
 
-_GIVEN = ("display", "overrides")  # parameters of a command's function that are no keys
 _Declared = ast.FunctionDef | ast.ClassDef
 
 
@@ -38,15 +37,13 @@ class Key(NamedTuple):
 
 
 def keys(path: str) -> list[Key]:
-    """Lists the keys of a command: fields of a dataclass, or parameters of a function (`lit_fedad.core.options`).
-
-    There are none of a function that takes a sequence of words as they are.
+    """Lists the keys of a command: the parameters of its function, as `lit_fedad.core.options.bind` reads them.
 
     Args:
-        path: Place of what declares them, such as ``lit_fedad.deployment.watch.watch``.
+        path: Place of the function, such as ``lit_fedad.deployment.watch.watch``.
 
     Raises:
-        ValueError: If there is no such function or class.
+        ValueError: If there is no such function.
 
     Example:
         >>> [key.syntax for key in keys("lit_fedad.cli.completion.completion")]
@@ -54,7 +51,7 @@ def keys(path: str) -> list[Key]:
     """
     module, node = _find(*path.rpartition(".")[::2])
     if not isinstance(node, _Declared):
-        raise ValueError(f"{path}: no function or class of the package")
+        raise ValueError(f"{path}: no function of the package")
     return _keys(module, node)
 
 
@@ -71,32 +68,27 @@ def summary(path: str) -> str:
 
 
 def _keys(module: str, node: _Declared) -> list[Key]:
-    parameters = list(_parameters(module, node))
-    if not parameters:
-        return []
-    first, kind, _ = parameters[0]
-    if isinstance(node, ast.FunctionDef) and _of(kind) == "Sequence":
-        return []
-    meanings = _meanings(node)
-    if first == "options":
-        assert isinstance(kind, ast.Name)
-        options_module, options = _find(module, kind.id)
-        assert isinstance(options, _Declared)
-        listed = _keys(options_module, options)
-    else:
-        listed = [
-            Key(
-                f"{name}.NAME" if _of(kind) == "Mapping" else name,
-                "" if _of(kind) == "Mapping" else _default(module, default),
-                meanings.get(name, ""),
-                _choices(module, kind),
+    meanings, listed, overrides = _meanings(node), list[Key](), list[Key]()
+    for name, kind, default in _parameters(module, node):
+        found = _find(module, kind.id) if isinstance(kind, ast.Name) else (module, kind)
+        mapping = _of(kind) == "Mapping"
+        if name == "overrides":
+            # A sequence takes words as they are: the command's usage says which.
+            overrides += [Key("SECTION.KEY", "", meanings.get(name, ""))] if _of(kind) != "Sequence" else []
+        elif name == "display":
+            continue
+        elif isinstance(found[1], ast.ClassDef):  # stands for its fields
+            listed += _keys(*found)
+        else:
+            listed.append(
+                Key(
+                    f"{name}.NAME" if mapping else name,
+                    "" if mapping else _default(module, default),
+                    meanings.get(name, ""),
+                    _choices(module, kind),
+                )
             )
-            for name, kind, default in parameters
-            if name not in _GIVEN
-        ]
-    if any(name == "overrides" for name, _, _ in parameters):
-        listed.append(Key("SECTION.KEY", "", meanings.get("overrides", "")))
-    return listed
+    return listed + overrides
 
 
 def _parameters(module: str, node: _Declared) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:

@@ -36,11 +36,29 @@ _LEAST = 10
 """New images that a record in MLflow counts at least: two records differ by no single image."""
 
 
-@dataclass(frozen=True)
-class WatchOptions:
-    """Options of ``lit-fedad watch``.
+def watch(
+    run: str,
+    images: str,
+    client: int | str | None = None,
+    product: str | None = None,
+    alpha: float | None = None,
+    run_length: float = 10_000,
+    window: int = 200,
+    interval: float = 10,
+    once: bool = False,
+    version: int | None = None,
+    out: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Scores a folder as it grows, and raises an alarm when images drift; the same command continues.
 
-    Attributes:
+    Drift is tested by `DriftTest`. Images are taken in the order of their last change. Each is scored once: what was
+    scored stands in ``images.csv``. Files that cannot be read are looked at again when they have changed.
+
+    The run's record in MLflow gets counts and statistics, after ten new images at the earliest; neither paths nor
+    scores of single images.
+
+    Args:
         run: MLflow run id, or the run's folder.
         images: The folder, with all folders in it.
         client: Whose detector scores them; None for the client with most training images.
@@ -52,36 +70,6 @@ class WatchOptions:
         once: Whether to look once, and end.
         version: Number of the detector's version: 0 as it was trained, None for the default.
         out: Folder of the log; None for ``watch/client_N`` in the run's folder.
-    """
-
-    run: str
-    images: str
-    client: int | str | None = None
-    product: str | None = None
-    alpha: float | None = None
-    run_length: float = 10_000
-    window: int = 200
-    interval: float = 10
-    once: bool = False
-    version: int | None = None
-    out: str | None = None
-
-    def __post_init__(self) -> None:
-        at_least("watch", 1, run_length=self.run_length, window=self.window)
-        above("watch", 0, interval=self.interval)
-
-
-def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Scores a folder as it grows, and raises an alarm when images drift; the same command continues.
-
-    Drift is tested by `DriftTest`. Images are taken in the order of their last change. Each is scored once: what was
-    scored stands in ``images.csv``. Files that cannot be read are looked at again when they have changed.
-
-    The run's record in MLflow gets counts and statistics, after ten new images at the earliest; neither paths nor
-    scores of single images.
-
-    Args:
-        options: Options of the command.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:
@@ -91,32 +79,34 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         UserError: If there is no such complete run, client, product or folder, the run detects no anomalies or holds no
             calibration scores, or the folder of the log holds another watch.
     """
-    opened = open_client(options.run, options.client, options.version, overrides)
+    at_least("watch", 1, run_length=run_length, window=window)
+    above("watch", 0, interval=interval)
+    opened = open_client(run, client, version, overrides)
     folder, number = opened.folder, opened.number
     if opened.classifies:
         raise UserError(f"{folder.path}: a classifier has no scores of anomalies to watch")
-    rule = opened.rule(options.alpha, options.product)
-    like = opened.calibration.rule(number, _ANY, options.product).scores
+    rule = opened.rule(alpha, product)
+    like = opened.calibration.rule(number, _ANY, product).scores
     if not like.total:
         raise UserError(f"{folder.path}: {opened.title} holds no calibration scores to compare with")
     label = ClientNames.of(opened.result).label(number)
-    name = f"watch/client_{label}" + (f"_{options.product}" if options.product else "").replace("/", "_")
-    destination = Path(options.out) if options.out else folder.path / name
+    name = f"watch/client_{label}" + (f"_{product}" if product else "").replace("/", "_")
+    destination = Path(out) if out else folder.path / name
     with locked(destination):
         settings = {
             "client": number,
-            "product": options.product,
+            "product": product,
             "alpha": rule.alpha,
-            "run_length": options.run_length,
+            "run_length": run_length,
             "calibration": like.to_json(),
         }
         log = WatchLog.open(destination, settings)
-        test = DriftTest(like, options.run_length, opened.config["seed"])
-        stream = _Stream(rule, like, test, options.window)
-        watcher = _Watcher(Path(options.images), log, stream, opened, Display(), name)
+        test = DriftTest(like, run_length, opened.config["seed"])
+        stream = _Stream(rule, like, test, window)
+        watcher = _Watcher(Path(images), log, stream, opened, Display(), name)
         watcher.look(report=True)
-        while not options.once:
-            time.sleep(options.interval)
+        while not once:
+            time.sleep(interval)
             watcher.look()
     return stream.summary()
 
@@ -129,7 +119,7 @@ class _Stream:
         rule: Rule of the decisions about single images.
         like: Calibration scores of images like those of the stream.
         test: Test of drift.
-        window: As in `WatchOptions`.
+        window: As in `watch`.
         scores: Score of each image that could be read.
         steps: What the test said after each of them.
         unreadable: Number of the others.

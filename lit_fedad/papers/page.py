@@ -1,14 +1,12 @@
 """Reports tracked runs (``lit-fedad report``): one HTML page and the same in Markdown."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
-from lit_fedad.core.options import read
 from lit_fedad.core.text import without_user
 from lit_fedad.papers.paper import fill
 from lit_fedad.papers.plan import page_tables
@@ -30,52 +28,47 @@ from lit_fedad.report.html import Block, Page, Section, render_html, render_mark
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 
-_COMMAND = "report without table="
 _PICTURES = ".written"  # lists the pictures of a report
 
 
-@dataclass(frozen=True)
-class PageOptions:
-    """Options of ``lit-fedad report``.
+def report_runs(
+    display: Display,
+    experiment: tuple[str, ...] = (),
+    out: str | None = None,
+    ui: str = "http://127.0.0.1:5000",
+    overrides: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes one page of all tracked runs, or of some experiments, as ``report.html`` and ``report.md``.
 
-    Attributes:
+    Args:
+        display: Says what becomes of it.
         experiment: MLflow experiments to report; all by default.
         out: Folder of the page; ``reports/`` with the experiments' names by default.
         ui: Address of ``mlflow ui``.
+        overrides: Of the configuration only ``tracking.uri``.
 
-    Raises:
-        UserError: If the address is not one of HTTP.
-    """
-
-    experiment: tuple[str, ...] = ()
-    out: str | None = None
-    ui: str = "http://127.0.0.1:5000"
-
-    def __post_init__(self) -> None:
-        if not self.ui.startswith(("http://", "https://")):
-            raise UserError(f"ui={self.ui}: must begin with http:// or https://")
-
-
-def report_runs(options: Sequence[str], display: Display) -> Path:
-    """Writes one page of all tracked runs, or of some experiments, as ``report.html`` and ``report.md``.
+    Returns:
+        The page's file.
 
     Raises:
         UserError: For bad input, or if no complete run is tracked.
     """
-    chosen, overrides = read(PageOptions, options, _COMMAND)
-    uri = overrides.pop("tracking.uri", None)
-    if overrides:
+    if not ui.startswith(("http://", "https://")):
+        raise UserError(f"ui={ui}: must begin with http:// or https://")
+    given = dict(overrides or {})
+    uri = given.pop("tracking.uri", None)
+    if given:
         raise UserError(
-            f"{_COMMAND} has no key '{next(iter(overrides))}', of the configuration only tracking.uri"
+            f"report without table= has no key '{min(given)}', of the configuration only tracking.uri"
         )
-    names = "-".join(chosen.experiment)
-    links = Links(without_user(chosen.ui).rstrip("/"), Path(chosen.out or f"reports/{names or 'all'}"))
-    tracked = tracked_runs(chosen.experiment, uri)
+    names = "-".join(experiment)
+    links = Links(without_user(ui).rstrip("/"), Path(out or f"reports/{names or 'all'}"))
+    tracked = tracked_runs(experiment, uri)
     with tempfile.TemporaryDirectory() as fetched:
         runs = complete_runs(tracked, Path(fetched), uri, display)
         if not runs:
             raise UserError(
-                f"experiment={','.join(chosen.experiment) or '(all)'}: no complete run is tracked;"
+                f"experiment={','.join(experiment) or '(all)'}: no complete run is tracked;"
                 " lit-fedad train makes one"
             )
         with display.progress("The report"):

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read, separate
 from lit_fedad.papers.plan import (
     Column,
     PlannedRun,
@@ -106,11 +106,24 @@ def _cause(status: int, log: Path) -> str | None:
     return errors[-1] if errors else f"{lines[-1].strip() if lines else f'status {status}'}, see {log}"
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """Options of ``lit-fedad report table=NAME``.
+def report_table(
+    overrides: Sequence[str],
+    display: Display,
+    table: str = "",
+    experiment: tuple[str, ...] = (),
+    data: tuple[str, ...] = (),
+    root: Mapping[str, str] = MappingProxyType({}),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    rows: tuple[str, ...] = (),
+    metrics: tuple[str, ...] = (),
+    jobs: int = 1,
+    out: str | None = None,
+) -> None:
+    """Makes a paper's table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
 
-    Attributes:
+    Args:
+        overrides: Of the configuration of all runs.
+        display: Says what becomes of it.
         table: Name of a table of ``conf/table``, or an ending that no other name has; ``list`` for all of the papers.
         experiment: Presets in place of the paper's settings: one column each.
         data: Data sets in place of the paper's: one column each.
@@ -122,83 +135,48 @@ class TableOptions:
         out: Folder of the table; ``reports/`` with its name and columns by default.
 
     Raises:
-        UserError: If there is no seed, or less than one job.
-    """
-
-    table: str = ""  # refused, with the names of the tables
-    experiment: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-    root: Mapping[str, str] = field(default_factory=dict)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    rows: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
-    jobs: int = 1
-    out: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.seeds:
-            raise UserError("seeds= must be whole numbers, separated by commas")
-        if self.jobs < 1:
-            raise UserError(f"jobs={self.jobs} must be at least 1")
-
-
-def report(options: Sequence[str], display: Display) -> None:
-    """Makes a paper's table, or else the page of all tracked runs."""
-    if any(option.startswith("table=") for option in options):
-        report_table(options, display)
-    else:
-        from lit_fedad.papers.page import report_runs
-
-        report_runs(options, display)
-
-
-def report_table(options: Sequence[str], display: Display) -> None:
-    """Makes a paper's table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
-
-    Raises:
         UserError: For bad input, before anything runs; and at the end, if runs failed.
     """
-    if any(option.startswith("seed=") for option in options):
-        raise UserError("a table has several seeds: give seeds=0,1,2")
-    declared, common = separate(TableOptions, options, "report")
-    chosen, _ = read(TableOptions, declared, "report")
-    if chosen.table == "list":
+    if not seeds:
+        raise UserError("seeds= must be whole numbers, separated by commas")
+    if jobs < 1:
+        raise UserError(f"jobs={jobs} must be at least 1")
+    if table == "list":
         display.table(listing())
         return
-    name, table = read_table(chosen.table)
-    if chosen.metrics:
+    name, paper = read_table(table)
+    if metrics:
         # The paper's numbers stand by the table's own metrics.
-        rows = [replace(row, paper={}) for row in table.rows]
-        table = replace(table, metrics=chosen.metrics, rows=rows)
-    rows = choose_rows(name, table, chosen.rows)
-    given_columns = own_columns(chosen.experiment, chosen.data)
+        paper = replace(paper, metrics=metrics, rows=[replace(row, paper={}) for row in paper.rows])
+    shown = choose_rows(name, paper, rows)
+    given_columns = own_columns(experiment, data)
     names = dict.fromkeys(name for column in given_columns for name in column.names)
-    out = Path(chosen.out or "-".join([f"reports/{name}", *names]))
-    if table.cells != "runs":
-        if given_columns or chosen.metrics:
+    folder = Path(out or "-".join([f"reports/{name}", *names]))
+    if paper.cells != "runs":
+        if given_columns or metrics:
             raise UserError(
                 f"table={name}: counts what the paper's settings send; leave experiment=, data= and metrics= out"
             )
-        files = report_forms(name, table, rows, paper_columns(table), common, out, display)
-        _deliver(name, files, compose(common), out, display)
+        files = report_forms(name, paper, shown, paper_columns(paper), overrides, folder, display)
+        _deliver(name, files, compose(overrides), folder, display)
         return
-    columns = add_roots(given_columns or paper_columns(table), chosen.root)
+    columns = add_roots(given_columns or paper_columns(paper), root)
     if not given_columns:
-        columns = _with_data(columns, common, display)
-    runs = plan_runs(rows, columns, common, chosen.seeds)
-    results = TableResults(name, table, runs, out)
+        columns = _with_data(columns, overrides, display)
+    runs = plan_runs(shown, columns, overrides, seeds)
+    results = TableResults(name, paper, runs, folder)
     results.write()
     missing, total = results.missing(), len(results.runs)
-    display.note(f"{total} runs, {total - len(missing)} of them complete: {out}")
-    launch(missing, chosen.jobs, out / "logs", display, results.add)
+    display.note(f"{total} runs, {total - len(missing)} of them complete: {folder}")
+    launch(missing, jobs, folder / "logs", display, results.add)
     if waiting := results.to_attack():
 
         def attack(run: PlannedRun) -> list[str]:
-            return [sys.executable, "-m", "lit_fedad", "privacy", f"run={run.folder.path}", *table.attack]
+            return [sys.executable, "-m", "lit_fedad", "privacy", f"run={run.folder.path}", *paper.attack]
 
-        launch(waiting, chosen.jobs, out / "logs" / "attacks", display, results.add, attack, "attacks")
+        launch(waiting, jobs, folder / "logs" / "attacks", display, results.add, attack, "attacks")
     results.show(display)
-    _deliver(name, results.files, runs[0].config, out, display)
+    _deliver(name, results.files, runs[0].config, folder, display)
     if results.causes:
         failed = len(results.causes)
         raise UserError(f"{failed} of {total} runs failed; the same command tries them again")

@@ -26,12 +26,11 @@ from optuna.visualization import matplotlib as drawn
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, check_own, stored_text
-from lit_fedad.core.options import read, separate
 from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.storage import attempts, open_storage, standing
-from lit_fedad.sweep.worker import DEFAULT, Play, Registry, Worker, play_trial, refuse_failures
+from lit_fedad.sweep.worker import DEFAULT, Registry, Worker, play_trial, refuse_failures
 from lit_fedad.tracking.sender import Delivery, where_compared
 from lit_fedad.tracking.tracker import Tracker
 
@@ -75,27 +74,30 @@ class SweepOptions:
         return Path(self.out or f"outputs/sweeps/{Path(self.study).stem}")
 
 
-def sweep(options: Sequence[str], display: Display, play: Play | None = None) -> None:
+def sweep(options: SweepOptions, overrides: Sequence[str], display: Display) -> None:
     """Joins a study as a worker, or begins it; start as many as you like. ``n_trials=0`` shows it.
+
+    Args:
+        options: The study, and how this worker joins it.
+        overrides: Of the study's base configuration.
+        display: Says what becomes of it.
 
     Raises:
         UserError: For bad input, before anything runs; and if all trials fail.
     """
-    own, overrides = separate(SweepOptions, options, "sweep")
-    chosen, _ = read(SweepOptions, own, "sweep")
-    plan = read_plan(chosen.study, overrides)
-    if chosen.n_trials is None:
-        chosen = replace(chosen, n_trials=plan.trials)
-    if chosen.n_trials == 0 and not (chosen.folder / "claim.lock").exists():
-        raise UserError(f"out={chosen.folder}: there is no study to show")
+    plan = read_plan(options.study, overrides)
+    if options.n_trials is None:
+        options = replace(options, n_trials=plan.trials)
+    if options.n_trials == 0 and not (options.folder / "claim.lock").exists():
+        raise UserError(f"out={options.folder}: there is no study to show")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         warnings.filterwarnings("ignore", "Heartbeat of storage is supposed")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        _work(plan, chosen, play, display)
+        _work(plan, options, display)
 
 
-def _work(plan: Plan, options: SweepOptions, play: Play | None, display: Display) -> None:
+def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
     out, n_trials = options.folder, options.n_trials
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,7 @@ def _work(plan: Plan, options: SweepOptions, play: Play | None, display: Display
             f"worker {registry.number} of study {study.study_name},"
             f" {len(standing(study))} of {n_trials} trials begun: {out}"
         )
-        play = play or partial(play_trial, tracking=_place(study, plan))
+        play = partial(play_trial, tracking=_place(study, plan))
         worker = Worker(study, storage, plan, out, n_trials, registry, lock, play, display)
         with each_warning_once():
             worker.run()

@@ -1,13 +1,13 @@
-"""Options of commands: read into dataclasses, refused in one line."""
+"""Words of commands: bound to the parameters of their functions, refused in one line."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.options import read, separate
+from lit_fedad.core.options import bind
 
 
 @dataclass(frozen=True)
@@ -25,61 +25,71 @@ class Options:
     root: Mapping[str, str] = field(default_factory=dict)
 
 
+def attack(options: Options, overrides: Mapping[str, str]) -> tuple[Options, Mapping[str, str]]:
+    return options, overrides
+
+
+def sweep(options: Options, overrides: Sequence[str]) -> tuple[Options, Sequence[str]]:
+    return options, overrides
+
+
+def sync(client: int | str, mode: Literal["on", "off"]) -> None: ...
+
+
+def read(words, function=attack):
+    return bind(function, words, function.__name__)()
+
+
 def test_types_defaults_and_the_keys_of_the_configuration():
     given = ["run=a=b", "steps=3", "rate=2e-3", "out=null", "names=x, y,", "seeds=0,1", "data.root=/x"]
-    options, overrides = read(Options, [*given, "tracking=off", "client=7"], "attack")
+    options, overrides = read([*given, "tracking=off", "client=7"])
     assert options == Options("a=b", 3, "online", None, 0.002, False, 7, "http://a", ("x", "y"), (0, 1))
     assert overrides == {"data.root": "/x"}
 
 
 def test_a_key_of_two_types_that_is_missing_is_told():
-    @dataclass
-    class Chosen:
-        client: int | str
-        mode: Literal["on", "off"]
-
     with pytest.raises(
-        UserError, match=r"^attack needs 'client': lit-fedad attack client=CLIENT mode=on\|off; all"
+        UserError, match=r"^sync needs 'client': lit-fedad sync client=CLIENT mode=on\|off; all"
     ):
-        read(Chosen, [], "attack")
+        read([], sync)
 
 
 def test_several_keys_of_a_mapping():
-    options, overrides = read(Options, ["run=a", "root.mpdd=/a", "root.x.y=/b=c"], "attack")
+    options, overrides = read(["run=a", "root.mpdd=/a", "root.x.y=/b=c"])
     assert options.root == {"mpdd": "/a", "x.y": "/b=c"}
     assert overrides == {}
 
 
 def test_a_key_without_a_value():
-    options, overrides = read(Options, ["run=a", "out=", "client=", "seeds=", "uri=", "data.root="], "attack")
+    options, overrides = read(["run=a", "out=", "client=", "seeds=", "uri=", "data.root="])
     assert options == Options("a", seeds=())
     assert overrides == {"data.root": ""}
 
 
 def test_of_equal_keys_the_last_one_counts():
-    assert read(Options, ["run=a", "a.b=1", "a.c=2", "run=b", "a.b=3"], "attack") == (
+    assert read(["run=a", "a.b=1", "a.c=2", "run=b", "a.b=3"]) == (
         Options("b"),
         {"a.b": "3", "a.c": "2"},
     )
 
 
-def test_all_that_is_not_declared_can_be_told_from_what_is():
+def test_all_that_is_not_declared_is_told_from_what_is():
     given = ["rounds=3", "run=a", "root.mpdd=/a", "~start", "~run", "data.root=/x", "+gamma=2", "steps=2"]
-    own, overrides = separate(Options, given, "sweep")
-    assert own == ["run=a", "root.mpdd=/a", "steps=2"]
+    options, overrides = read(given, sweep)
+    assert options == Options("a", 2, root={"mpdd": "/a"})
     assert overrides == ["rounds=3", "~start", "~run", "data.root=/x", "+gamma=2"]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("words", "message"),
     [
-        (["rounds"], "'rounds' is not of the form key=value"),
-        (["step=2"], "sweep has no key 'step'; did you mean 'steps'?"),
+        (["run=a", "rounds"], "'rounds' is not of the form key=value"),
+        (["run=a", "step=2"], "sweep has no key 'step'; did you mean 'steps'?"),
     ],
 )
-def test_what_cannot_be_told_apart_is_refused(options, message):
+def test_what_cannot_be_told_apart_is_refused(words, message):
     with pytest.raises(UserError, match=message):
-        separate(Options, options, "sweep")
+        read(words, sweep)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +115,11 @@ def test_what_cannot_be_told_apart_is_refused(options, message):
 )
 def test_what_does_not_fit_is_refused_in_one_line(options, message):
     with pytest.raises(UserError) as error:
-        read(Options, options, "attack")
+        read(options)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
-def test_a_command_without_a_configuration_takes_no_overrides():
+def test_a_command_without_overrides_takes_none():
     with pytest.raises(UserError, match="sync has no key 'data.root'"):
-        read(Options, ["run=a", "data.root=/x"], "sync", overrides=False)
+        read(["client=a", "mode=on", "data.root=/x"], sync)

@@ -13,7 +13,7 @@ from PIL import Image
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment import watch as module
 from lit_fedad.deployment.predict import predict
-from lit_fedad.deployment.watch import WatchOptions, watch
+from lit_fedad.deployment.watch import watch
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.drift import DriftTest
 from lit_fedad.tracking.sender import Delivery
@@ -55,7 +55,7 @@ def exact(monkeypatch):
 
 
 def look(run, images, out, **settings):
-    return watch(WatchOptions(str(run), str(images), client=1, once=True, out=str(out), **settings))
+    return watch(str(run), str(images), client=1, once=True, out=str(out), **settings)
 
 
 def table(out):
@@ -138,9 +138,8 @@ def test_the_folder_is_looked_at_until_the_user_ends_it(tiny_run, camera, tmp_pa
         camera(2)
 
     monkeypatch.setattr(module.time, "sleep", sleep)
-    options = WatchOptions(str(tiny_run), str(camera(0)), interval=7, out=str(tmp_path / "out"))
     with pytest.raises(KeyboardInterrupt):
-        watch(options)
+        watch(str(tiny_run), str(camera(0)), interval=7, out=str(tmp_path / "out"))
     assert waited == [7, 7, 7]
     assert len(table(tmp_path / "out")) == 4
 

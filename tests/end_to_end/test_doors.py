@@ -19,7 +19,7 @@ from lit_fedad.deployment.ui.command import trial
 from lit_fedad.deployment.ui.reading import RunView, read_scored
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.uploads import FORMATS, Limits
-from lit_fedad.deployment.watch import WatchOptions, watch
+from lit_fedad.deployment.watch import watch
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.settings import SiteSettings
@@ -105,7 +105,7 @@ def test_predict_and_watch_give_a_picture_one_score(sides, tmp_path):
     expected = scores(predict(str(plain.run), str(plain.place / "new")))
     assert [len(own) for own in expected.values()] == [1, 1]
     assert scores(predict(str(files.run), str(files.place / "new"))) == expected
-    watch(WatchOptions(str(files.run), str(files.place / "new"), once=True, out=str(tmp_path)))
+    watch(str(files.run), str(files.place / "new"), once=True, out=str(tmp_path))
     assert scores(tmp_path / "images.csv") == expected
 
 

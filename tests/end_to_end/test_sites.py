@@ -24,7 +24,7 @@ from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
-from lit_fedad.deployment.watch import WatchOptions, watch
+from lit_fedad.deployment.watch import watch
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.federation.evaluator import LocalQuery
@@ -78,8 +78,11 @@ def check_new_images(folder, run):
     images = run.local.images.test
     new, there = folder / "all" / images[0].category / "test" / "good", str(folder / "run")
     if not run.model.client.predictors.shared:
-        watched = WatchOptions(there, str(new), once=True)
-        for use in (lambda: predict(there, str(new)), lambda: export(there), lambda: watch(watched)):
+        for use in (
+            lambda: predict(there, str(new)),
+            lambda: export(there),
+            lambda: watch(there, str(new), once=True),
+        ):
             with pytest.raises(
                 UserError, match="each site predicts with a model of its own, which stays at the site"
             ):
@@ -162,7 +165,7 @@ def test_what_a_federation_learnt_is_exported_and_watched(tmp_path):
     size = json.loads((folder / "preprocessing.json").read_text())["size"]
     found = program(torch.zeros(len(rows), 3, size, size))
     assert found["image_score"].shape == (len(rows),)
-    seen = watch(WatchOptions(str(tmp_path / "run"), str(images), client="south", once=True))
+    seen = watch(str(tmp_path / "run"), str(images), client="south", once=True)
     logged = list(csv.DictReader((tmp_path / "run" / "watch" / "client_south" / "images.csv").open()))
     assert {row["score"] for row in logged} == {row["score"] for row in rows}
     assert seen["images"] == len(rows)
@@ -198,7 +201,7 @@ def test_a_site_uses_a_model_that_never_left_it(tmp_path):
     folder = export(str(own), format=["pt2"])
     assert folder == own / "export" / "client_south"
     assert "site south" in (folder / "model_card.md").read_text()
-    assert watch(WatchOptions(str(own), str(images), once=True))["images"] == 4
+    assert watch(str(own), str(images), once=True)["images"] == 4
     assert not list((tmp_path / "run").rglob("client.pt"))
     with pytest.raises(UserError, match="a site's own detector: predict, watch and export take it"):
         reopen(str(own))
@@ -266,6 +269,8 @@ def test_a_federation_is_tracked_and_reported(tmp_path, monkeypatch):
     assert "clients/i_auroc/south" in run.metrics
     assert "clients/i_auroc/2" not in run.metrics
     assert run.metrics["i_auroc/mean"] == result["last"]["i_auroc"]["mean"]
-    page = report_runs([f"out={tmp_path / 'report'}", f"tracking.uri={uri}"], Display(quiet=True)).read_text()
+    page = report_runs(
+        Display(quiet=True), out=str(tmp_path / "report"), overrides={"tracking.uri": uri}
+    ).read_text()
     for text in ("north", "last seen", "did not answer within 5 seconds"):
         assert text in page

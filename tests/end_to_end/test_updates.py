@@ -17,7 +17,7 @@ from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.reviews import add_review
 from lit_fedad.deployment.ui.reading import ScoredFile
 from lit_fedad.deployment.update import UpdateOptions, update
-from lit_fedad.deployment.watch import WatchOptions, watch
+from lit_fedad.deployment.watch import watch
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.tracking.sender import Delivery
 
@@ -161,7 +161,7 @@ def test_commands_use_the_chosen_version_and_all_others_remain(lab, desk, tmp_pa
     title = next(line for line in card.splitlines() if line.startswith("# "))
     assert title.endswith(", version 1")
     assert (version / "export").is_dir()
-    watch(WatchOptions(str(run), str(photos), client=1, once=True))
+    watch(str(run), str(photos), client=1, once=True)
     assert (version / "watch" / "client_1" / "images.csv").is_file()
     for number in (2, -1):
         with pytest.raises(UserError, match=rf"version={number}: .* has 0, 1"):

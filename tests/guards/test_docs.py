@@ -6,9 +6,7 @@ import pkgutil
 import re
 import shlex
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import get_origin, get_type_hints
 
 import pytest
 
@@ -130,21 +128,9 @@ def test_choices_of_configuration_groups_exist(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_take_the_keys_that_they_are_given(page):
     for name, *words in calls(page):
-        command = COMMANDS[name]
-        path, words, _ = command.called(name, words)
-        function = pkgutil.resolve_name(f"lit_fedad.{path}")
-        if get_origin(next(iter(get_type_hints(function).values()), None)) is not Sequence:
-            bind(function, words, name, display=None)  # checks keys, types and what must be given
-            continue
-        form = next((f for f in command.forms.values() if f.told_by == path), None) or next(
-            (f for word, f in command.forms.items() if word and word.replace("NAME", "") in " ".join(words)),
-            command.forms.get(""),
-        )
-        keys = {key.name.removesuffix(".NAME"): key.default for key in form.keys}
-        given = {word.partition("=")[0] for word in words if "=" in word}
-        assert not {key for key, default in keys.items() if default is None} - given, words
-        others = {key for key in given if key.partition(".")[0] not in keys and f"{key}=" not in form.words}
-        assert form.words or not others, words
+        form, words, title = COMMANDS[name].called(name, words)
+        function = pkgutil.resolve_name(f"lit_fedad.{form.function}")
+        bind(function, words, title, display=None)  # checks keys, types and what must be given
 
 
 @pytest.mark.parametrize(

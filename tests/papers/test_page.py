@@ -10,6 +10,7 @@ from PIL import Image
 
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import bind
 from lit_fedad.papers import page as module
 from lit_fedad.papers.page import build_page, report_runs, write_page
 from lit_fedad.papers.runs import Links, complete_runs
@@ -278,7 +279,7 @@ def test_a_run_with_a_damaged_result_is_left_out_with_a_warning(make_run, tmp_pa
 )
 def test_bad_input_is_refused(options, says):
     with pytest.raises(UserError, match=re.escape(says)):
-        report_runs(options, Display(quiet=True))
+        bind(report_runs, options, "report", display=Display(quiet=True))()
 
 
 @pytest.mark.slow
@@ -297,7 +298,7 @@ def test_the_page_of_real_runs_in_a_browser(tmp_path, monkeypatch, capfd):
     shutil.rmtree(runs[1].folder)
     with pytest.raises(UserError, match="none of this name"):
         tracked_runs(["elsewhere"])
-    page = report_runs(["experiment=textures", "out=page"], Display(quiet=True))
+    page = report_runs(Display(quiet=True), ("textures",), "page")
     text = page.read_text()
     for run in runs:
         assert f"{UI}/#/experiments/{run.experiment_id}/runs/{run.run_id}" in text

@@ -10,6 +10,7 @@ import pytest
 
 from lit_fedad.cli import main as cli
 from lit_fedad.core.config import compose
+from lit_fedad.core.options import bind
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers import table as module
 from lit_fedad.papers.plan import Column, plan_runs, read_table
@@ -79,12 +80,17 @@ def options(*more):
     return ["table=feddymem_1", "data=textures", "tracking=off", "seeds=0", "rows=Local,FedDyMem", *more]
 
 
+def make(words, display):
+    """Makes a table as the command does."""
+    bind(report_table, words, "report", display=display)()
+
+
 def frame(name="feddymem_1", out="reports/feddymem_1-textures"):
     return pd.read_csv(Path(out) / f"{name}.csv")
 
 
 def test_other_metrics_than_the_tables(quick_runs):
-    report_table([*options("rows=Local"), "metrics=aupr"], Display())
+    make([*options("rows=Local"), "metrics=aupr"], Display())
     assert {"aupr_last", "aupr_best"} <= set(frame())
     assert "i_auroc_last" not in set(frame())
 
@@ -98,7 +104,7 @@ def test_other_metrics_than_the_tables(quick_runs):
         (options("rows=FedAgv"), "rows=fedagv: feddymem_1 has no such row; did you mean 'FedAvg'?"),
         (options("rouds=3"), "row Local, column textures: unknown key 'rouds'; did you mean 'rounds'?"),
         (options("rounds"), "'rounds' is not of the form key=value"),
-        (options("seed=1"), "give seeds=0,1,2"),
+        (options("seed=1"), "report has no key 'seed'; did you mean 'seeds'?"),
         (options("seeds=0,x"), "seeds=0,x must be whole numbers"),
         (options("seeds="), "seeds= must be whole numbers"),
         (options("jobs=0"), "jobs=0 must be at least 1"),
@@ -117,9 +123,7 @@ def test_what_is_wrong_is_said_before_anything_runs(given, message, quick_runs, 
 
 
 def test_papers_columns_without_data_are_left_out_in_a_line_each(quick_runs, capsys):
-    report_table(
-        ["table=feddymem_1", "root.mpdd=/images", "seeds=0", "rows=fedavg", "tracking=off"], Display()
-    )
+    make(["table=feddymem_1", "root.mpdd=/images", "seeds=0", "rows=fedavg", "tracking=off"], Display())
     out = capsys.readouterr().out.splitlines()
     assert [line for line in out if line.startswith("left out")] == [
         f"left out: {label}; to take it in, give root.{name}=DIR"
@@ -134,13 +138,13 @@ def test_papers_columns_without_data_are_left_out_in_a_line_each(quick_runs, cap
 
 def test_only_what_is_missing_runs(quick_runs, workdir, capsys):
     titles, _ = quick_runs
-    report_table(options(), Display())
+    make(options(), Display())
     assert titles == ["Local on textures, seed 0", "FedDyMem on textures, seed 0"]
     titles.clear()
-    report_table(options("seeds=0,1", "rows=feddymem,LOCAL"), Display())
+    make(options("seeds=0,1", "rows=feddymem,LOCAL"), Display())
     assert titles == ["Local on textures, seed 1", "FedDyMem on textures, seed 1"]
     titles.clear()
-    report_table(options("fresh=true"), Display())
+    make(options("fresh=true"), Display())
     assert len(titles) == 2
     assert frame()["i_auroc_last"].tolist() == [0.75, 0.75]
     assert r"| Local | **75.00 \[75.00\]** |" in Path("reports/feddymem_1-textures/feddymem_1.md").read_text()
@@ -149,7 +153,7 @@ def test_only_what_is_missing_runs(quick_runs, workdir, capsys):
 def test_a_run_that_was_begun_is_resumed(quick_runs, capsys):
     begun = RunFolder.of(compose(["data=textures", "tracking=off", "method=feddymem", "seed=0"])).path
     (begun / "checkpoints/round_100001").mkdir(parents=True)
-    report_table(options(), Display())
+    make(options(), Display())
     lines = [line.partition(" (")[0] for line in capsys.readouterr().out.splitlines()]
     assert "runs: Local on textures, seed 0" in lines
     assert "resumes: FedDyMem on textures, seed 0" in lines
@@ -179,7 +183,7 @@ GLDP = ["tracking=off", "seeds=0", "rows=fedavg (known classes),fedavg,gldp-lp,g
 
 def test_columns_of_the_same_data_share_its_root(quick_runs, capsys):
     titles, _ = quick_runs
-    report_table(["table=gldp_2", "root.cifar10=/images", *GLDP], Display())
+    make(["table=gldp_2", "root.cifar10=/images", *GLDP], Display())
     out = capsys.readouterr().out.splitlines()
     assert [line for line in out if line.startswith("left out")] == [
         f"left out: {label}; to take it in, give root.{data}=DIR"
@@ -204,7 +208,7 @@ def test_columns_of_the_same_data_share_its_root(quick_runs, capsys):
 
 
 def test_own_experiment_in_place_of_the_papers_settings(quick_runs):
-    report_table(["table=gldp_fig4", "experiment=gldp_small", *GLDP], Display(quiet=True))
+    make(["table=gldp_fig4", "experiment=gldp_small", *GLDP], Display(quiet=True))
     runs = frame("gldp_fig4", "reports/gldp_fig4-gldp_small")
     assert runs["column"].unique().tolist() == ["gldp_small"]
     config = json.loads((Path(runs["folder"][0]) / "result.json").read_text())["config"]
@@ -215,7 +219,7 @@ def test_own_experiment_in_place_of_the_papers_settings(quick_runs):
 
 @pytest.mark.slow
 def test_rows_that_are_the_same_run_are_run_once(quick_runs):
-    report_table(
+    make(
         ["table=feddymem_fig8", "data=textures", "tracking=off", "seeds=0,1", "rows=1,2"], Display(quiet=True)
     )
     assert len(quick_runs[0]) == 4

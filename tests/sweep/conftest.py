@@ -3,9 +3,9 @@
 import multiprocessing
 
 import pytest
+from helpers.studies import sweep
 
 from lit_fedad.report.console import Display
-from lit_fedad.sweep.command import sweep
 
 STUDY = """\
 base: [method=federated_bank, debug=seconds, tracking=off, evaluation.pictures=0]

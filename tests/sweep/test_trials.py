@@ -2,6 +2,7 @@
 
 import optuna
 import pytest
+from helpers.studies import sweep
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
@@ -9,7 +10,7 @@ from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
-from lit_fedad.sweep.command import Plan, sweep
+from lit_fedad.sweep.command import Plan
 from lit_fedad.sweep.plan import objective_value
 from lit_fedad.sweep.storage import open_storage
 from lit_fedad.sweep.worker import PlanError, _Watch, play_trial

@@ -10,12 +10,12 @@ import optuna
 import pandas as pd
 import psutil
 import pytest
+from helpers.studies import sweep
 from optuna.trial import TrialState
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
-from lit_fedad.sweep.command import sweep
 from lit_fedad.sweep.storage import attempts, open_storage, standing
 from lit_fedad.sweep.worker import GivenBackError, PrunedError
 
