@@ -1,19 +1,35 @@
-"""The papers' tables with runs in their cells."""
+"""The papers' tables with runs in their cells: of runs that MLflow lists, or of those that a table asks for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
+from lit_fedad.core.text import csv_cell
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.papers.plan import paper_columns, read_table
+from lit_fedad.papers.plan import PlannedRun, paper_columns, read_table
 from lit_fedad.papers.runs import CompleteRun, Links, differences
 from lit_fedad.report.closing import CONSTANT_LABELS
-from lit_fedad.report.html import Grid
+from lit_fedad.report.console import Display
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.html import Grid, Page, Section, render_markdown
+from lit_fedad.report.table_figures import (
+    rounds_figure,
+    rounds_frame,
+    rows_figure,
+    sheets_figure,
+    tasks_figure,
+)
 from lit_fedad.report.tables import (
     Outcome,
     Row,
@@ -24,6 +40,7 @@ from lit_fedad.report.tables import (
     results_grid,
     runs_frame,
 )
+from lit_fedad.tracking.sender import where_compared
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,40 @@ class FilledTable:
     columns: Mapping[str, str]
     outcomes: Sequence[Outcome]
     complete: Mapping[tuple[str, str], Sequence[CompleteRun]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        table: Table,
+        outcomes: Sequence[tuple[Outcome, Config]],
+        rows: Collection[str] = (),
+        complete: Mapping[tuple[str, str], Sequence[CompleteRun]] = MappingProxyType({}),
+    ) -> FilledTable:
+        """Puts runs into the cells of a table.
+
+        Args:
+            name: The table's name.
+            table: The table, with all of its rows.
+            outcomes: The runs with their configurations; each gets the ending of its row's metrics.
+            rows: Labels of the rows that are shown; none: those that have runs, or numbers of the paper beside them.
+            complete: As in the class.
+        """
+        # The paper's numbers belong to its settings, or to its data whatever preset they were chosen by.
+        columns = {
+            one.column: one.column
+            if isinstance(table.columns.get(one.column), Setting)
+            else config["data"].get("name") or ""
+            for one, config in outcomes
+        }
+        known = (*table.rows, *table.beyond)
+        endings = {row.label: row.ending for row in known}
+        shown = {*rows} or {one.row for one, _ in outcomes} | {
+            row.label for row in known if any(key in row.paper for key in columns.values())
+        }
+        listed, beyond = ([row for row in part if row.label in shown] for part in (table.rows, table.beyond))
+        runs = [replace(one, ending=endings[one.row]) for one, _ in outcomes]
+        return cls(name, replace(table, rows=listed, beyond=beyond), columns, runs, complete)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -129,27 +180,13 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
             runs_by_cell.setdefault(cell, {})[run.seed] = run
     if not runs_by_cell:
         return None
-    with_runs = {row for row, _ in runs_by_cell}
-    of_data = {
-        # The paper's numbers belong to its settings, or to its data whatever the settings.
-        label: label if isinstance(column, Setting) else column
-        for label, column in table.columns.items()
-    }
-    columns = {label: of_data[label] for label in dict.fromkeys(column for _, column in runs_by_cell)}
-
-    def shown(rows: Sequence[Row]) -> list[Row]:
-        keys = columns.values()
-        return [row for row in rows if row.label in with_runs or any(key in row.paper for key in keys)]
-
     complete = {cell: [by_seed[seed] for seed in sorted(by_seed)] for cell, by_seed in runs_by_cell.items()}
-    endings = {row.label: row.ending for row in (*table.rows, *table.beyond)}
     outcomes = [
-        Outcome(row, column, run.seed, str(run.files), run.result, None, endings[row])
+        (Outcome(row, column, run.seed, str(run.files), run.result), run.config)
         for (row, column), cells in complete.items()
         for run in cells
     ]
-    table = replace(table, rows=shown(table.rows), beyond=shown(table.beyond))
-    return FilledTable(name, table, columns, outcomes, complete)
+    return FilledTable.of(name, table, outcomes, complete=complete)
 
 
 def _cells_of(table: Table, run: CompleteRun) -> Iterator[tuple[str, str]]:
@@ -175,3 +212,123 @@ def _composed(overrides: tuple[str, ...], needs_root: bool) -> Config:
         return compose([*overrides, *(["data.root=DIR"] if needs_root else [])])
     except UserError:
         return {}
+
+
+def write_table(page: Page, frame: pd.DataFrame, markdown: Path, csv: Path) -> None:
+    """Writes a table as Markdown, and its frame as CSV, each completely or not at all."""
+    with atomic(markdown) as part:
+        part.write_text(render_markdown(page, "")[0])
+    with atomic(csv) as part:
+        frame.map(csv_cell).to_csv(part, index=False)
+
+
+class TableResults:
+    """A table with the results of its runs so far.
+
+    Attributes:
+        runs: One run for each folder: rows may share runs, since one run may hold several classifiers.
+        files: Paths of the Markdown file, the CSV file and, if the table has one, the figure, and its values by round.
+        causes: Why runs failed, by folder.
+    """
+
+    def __init__(self, name: str, table: Table, runs: Sequence[PlannedRun], out: Path) -> None:
+        self.name, self._table, self._cells = name, table, runs
+        self.files = [out / f"{name}.md", out / f"{name}.csv"]
+        if table.figure != "none":
+            self.files.append(out / f"{name}.png")
+        if table.quantities:
+            self.files.append(out / f"{name}-rounds.csv")
+        self.runs: dict[Path, PlannedRun] = {}
+        for run in runs:
+            self.runs.setdefault(run.folder.path, run)
+        self.causes: dict[Path, str] = {}
+        self._results: dict[Path, dict[str, Any]] = {}
+        for path, run in self.runs.items():
+            if not run.config["fresh"] and (result := self._read(run)):
+                self._results[path] = result
+
+    def missing(self) -> list[PlannedRun]:
+        """Lists the runs that have no result."""
+        return [run for path, run in self.runs.items() if path not in self._results]
+
+    def to_attack(self) -> list[PlannedRun]:
+        """Lists the complete runs that the table's attack has not been made on."""
+        metric = self._table.metrics[0]
+        return [
+            run
+            for path, run in self.runs.items()
+            if self._table.attack and path in self._results and metric not in self._results[path]["last"]
+        ]
+
+    def add(self, run: PlannedRun, cause: str | None) -> None:
+        """Takes in a run that has ended, and writes the files anew."""
+        path = run.folder.path
+        if cause:
+            self.causes[path] = cause
+        elif result := self._read(run):
+            self._results[path] = result
+        self.write()
+
+    def _read(self, run: PlannedRun) -> dict[str, Any] | None:
+        """Reads a run's result; one that cannot be read is the run's failure, not the table's."""
+        try:
+            result = run.folder.result()
+            return with_attack(result, run.folder) if result and self._table.attack else result
+        except UserError as error:
+            self.causes[run.folder.path] = str(error)
+            return None
+
+    @property
+    def filled(self) -> FilledTable:
+        """The table with the results so far."""
+        outcomes = []
+        for run in self._cells:
+            path = run.folder.path
+            result, cause = self._results.get(path), self.causes.get(path)
+            outcomes.append((Outcome(run.row, run.column, run.seed, str(path), result, cause), run.config))
+        return FilledTable.of(self.name, self._table, outcomes, {run.row for run in self._cells})
+
+    def write(self) -> None:
+        """Writes the files with the results so far: an interruption loses no result."""
+        filled = self.filled
+        frames = [filled.frame, *([filled.constants[1]] if filled.constants else [])]
+        page = Page(self._table.title, "", [Section("Results", list(filled.grids()))])
+        write_table(page, pd.concat(frames), *self.files[:2])
+        if self._table.figure != "none" and self._results:  # empty axes say nothing
+            save_figure(self._figure(filled), self.files[2])
+
+    def _figure(self, filled: FilledTable) -> Figure:
+        """Draws the table's figure; that over rounds also as a CSV file."""
+        table, columns, frame = filled.table, list(filled.columns), filled.frame
+        match table.figure:
+            case "rows":
+                return rows_figure(table, columns, frame)
+            case "tasks":
+                return tasks_figure(table, columns, frame)
+            case "sheets":
+                return sheets_figure(
+                    [r.label for r in (*table.rows, *table.beyond)], columns, self._pictures()
+                )
+        values = rounds_frame(table, filled.outcomes)
+        with atomic(self.files[3]) as part:
+            values.map(csv_cell).to_csv(part, index=False)
+        return rounds_figure(table, columns, values)
+
+    def _pictures(self) -> dict[tuple[str, str], Path]:
+        """Finds the picture of each row and column: that of the first seed which has one."""
+        files: dict[tuple[str, str], Path] = {}
+        for run in self._cells:
+            file = run.folder.path / "figures" / f"{self._table.sheet}.png"
+            if run.folder.path in self._results and file.is_file():
+                files.setdefault((run.row, run.column), file)
+        return files
+
+    def show(self, display: Display) -> None:
+        """Prints the table."""
+        display.blocks(self.filled.grids())
+        display.where_next(
+            [
+                *(("file", str(file)) for file in self.files if file.is_file()),
+                *where_compared(run.folder.path for run in self._cells),
+            ]
+        )

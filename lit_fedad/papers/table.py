@@ -12,6 +12,8 @@ from types import MappingProxyType
 
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.papers.forms import report_forms
+from lit_fedad.papers.paper import TableResults
 from lit_fedad.papers.plan import (
     Column,
     PlannedRun,
@@ -23,7 +25,6 @@ from lit_fedad.papers.plan import (
     plan_runs,
     read_table,
 )
-from lit_fedad.papers.results import TableResults, report_forms
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import human_seconds
 from lit_fedad.tracking.tracker import log_files

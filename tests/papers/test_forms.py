@@ -9,8 +9,8 @@ from lit_fedad.contracts import Free, TensorSpec
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.papers.forms import messages, upload_mib
 from lit_fedad.papers.plan import page_tables, paper_columns, read_table, table_names
-from lit_fedad.papers.results import messages, upload_mib
 from lit_fedad.report.tables import Setting
 
 PATH = Setting("pathmnist", ["experiment=fedvck"], images=89_996, classes=9)

@@ -13,8 +13,8 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.options import bind
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers import table as module
+from lit_fedad.papers.paper import TableResults
 from lit_fedad.papers.plan import Column, plan_runs, read_table
-from lit_fedad.papers.results import TableResults
 from lit_fedad.papers.table import launch, report_table
 from lit_fedad.report.console import Display
 from lit_fedad.tracking.tracker import log_files
