@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -104,6 +105,18 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def link(source: Path, target: Path) -> None:
+    """Gives a file a second name; on a file system without hard links it is copied.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def sha256(path: Path) -> str:

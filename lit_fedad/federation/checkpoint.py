@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import check_stored, check_unfolded, plain_json, sha256, stored_text, sync
+from lit_fedad.core.files import check_stored, check_unfolded, link, plain_json, sha256, stored_text, sync
 from lit_fedad.federation.round_report import RoundReport
 
 _MOST_UNFOLDED = 1 << 30
@@ -113,6 +113,8 @@ def _cause(error: Exception) -> str:
 
 
 _SERVER, _META = "server.pt", "meta.json"
+_REPORTS = 50
+"""Reports of training rounds in a file of their own, which is written once."""
 _FIRST = 100_000  # so that names sort as rounds do, also those of set-up
 
 
@@ -120,7 +122,8 @@ class Checkpoints:
     """The checkpoints of one run: one folder a round, the last one kept.
 
     A checkpoint is written under a temporary name and renamed when all its files are on disk, so that the previous one
-    remains if the process is killed at any moment. ``meta.json`` names its files with their SHA-256.
+    remains if the process is killed at any moment. ``meta.json`` names its files with their SHA-256. What
+    does not change any more, such as the reports of earlier rounds, is a link to the file of the previous checkpoint.
 
     Args:
         folder: Folder of the checkpoints.
@@ -158,10 +161,20 @@ class Checkpoints:
             UserError: If the state holds an object that could not be read again.
         """
         partial, final = self.partial(round), self.folder / _name(round)
-        # `asdict` copies every number, and turns what `trained` holds into plain values; few rounds have that.
-        history = [asdict(report) if report.trained else vars(report) for report in state["history"]]
+        previous = self.latest()
+        # Reports of the set-up and of the last round may still change.
+        changing, played = _split(state["history"])
+        whole = (len(played) - 1) // _REPORTS if played else 0
+        for number in range(whole):
+            name = f"history_{number:05d}.pt"
+            if previous is not None and (previous / name).exists():
+                link(previous / name, partial / name)
+            else:
+                reports = played[number * _REPORTS : (number + 1) * _REPORTS]
+                write_state([_plain(report) for report in reports], partial / name)
+        history = [_plain(report) for report in (*changing, *played[whole * _REPORTS :])]
         write_state({**state, "history": history}, partial / _SERVER)
-        linked = _linked(partial, self.latest())
+        linked = _linked(partial, previous)
         files = {name: linked.get(name) or sha256(partial / name) for name in sorted(_names(partial))}
         meta = {"round": round, "identity": self.identity, "images": self.images, "files": files}
         return self._complete(partial, final, meta, linked)
@@ -224,8 +237,12 @@ class Checkpoints:
             )
         self.check_images(path)
         state = read_state(path / _SERVER, meta["files"][_SERVER])
+        names = sorted(name for name in meta["files"] if name.startswith("history_"))
+        parts = [read_state(path / name, meta["files"][name]) for name in names]
         try:
-            return meta["round"], {**state, "history": [RoundReport(**report) for report in state["history"]]}
+            changing, last = _split([RoundReport(**report) for report in state["history"]])
+            earlier = [RoundReport(**report) for part in parts for report in part]
+            return meta["round"], {**state, "history": [*changing, *earlier, *last]}
         except (TypeError, KeyError) as error:
             raise UserError(f"{path / _SERVER}: not the state of a server") from error
 
@@ -268,6 +285,16 @@ def read_meta(path: Path) -> dict[str, Any]:
     if foreign := sorted(present - named):
         raise UserError(f"{path / foreign[0]}: is not part of this checkpoint; remove it")
     return meta
+
+
+def _split(history: Sequence[RoundReport]) -> tuple[list[RoundReport], list[RoundReport]]:
+    """Separates the reports of the set-up from those of training rounds."""
+    return [r for r in history if r.round <= 0], [r for r in history if r.round > 0]
+
+
+def _plain(report: RoundReport) -> dict[str, Any]:
+    # `asdict` copies every number, and turns what `trained` holds into plain values; few rounds have that.
+    return asdict(report) if report.trained else vars(report)
 
 
 def _name(round: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections import OrderedDict
 from collections.abc import Collection
@@ -12,6 +11,7 @@ from typing import Any
 
 from lit_fedad.contracts.state import detached, same, size_of
 from lit_fedad.core.bounds import at_least
+from lit_fedad.core.files import link
 from lit_fedad.federation.checkpoint import read_meta, read_state, write_state
 
 State = dict[str, Any]
@@ -109,10 +109,7 @@ class ClientPool:
         there = {path.name for path in previous.iterdir()} if previous else set()
         for name in sorted({*self._memory, *self._files}):
             if name not in self._unsaved and previous and name in there:
-                try:
-                    os.link(previous / name, folder / name)
-                except OSError:  # the file system knows no hard links
-                    shutil.copyfile(previous / name, folder / name)
+                link(previous / name, folder / name)
             elif name in self._memory:
                 write_state(self._memory[name], folder / name)
             else:

@@ -16,6 +16,7 @@ from lit_fedad.core.files import sha256
 from lit_fedad.federation import checkpoint as module
 from lit_fedad.federation.checkpoint import Checkpoints, read_meta, read_state
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.round_report import RoundReport
 
 
 @dataclasses.dataclass
@@ -149,6 +150,21 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
     assert read == {"server.pt": 3, "client_00000.pt": 3, "client_00001.pt": 1, "client_00002.pt": 1}
     files = json.loads((complete / "meta.json").read_text())["files"]
     assert files == {path.name: sha256(path) for path in complete.glob("*.pt")}
+
+
+def test_reports_of_earlier_rounds_are_written_once_and_those_of_the_set_up_may_change(tmp_path):
+    setup, history = RoundReport(0, "set-up", [0]), [RoundReport(1, "train", [0, 1], {3: "gone"})]
+    files = []
+    for last in range(2, 3 * module._REPORTS):
+        checkpoints = Checkpoints(tmp_path)  # that of a run that was resumed in every round
+        checkpoints.begin(last)
+        history.append(RoundReport(last, "train", [0], per_client={0: {"loss": 1 / last}}))
+        setup.participants.append(last)
+        folder = checkpoints.commit(last, {"server": {}, "history": [setup, *history]})
+        files.append({path.name: path.stat().st_ino for path in folder.glob("history_*")})
+    assert checkpoints.load(folder)[1]["history"] == [setup, *history]
+    assert files[-1].keys() == {"history_00000.pt", "history_00001.pt"}
+    assert len({found["history_00000.pt"] for found in files if found}) == 1
 
 
 def test_a_run_adopts_the_checkpoint_of_another_one_under_its_own_identity(toy, saved, tmp_path):
