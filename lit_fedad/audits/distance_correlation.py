@@ -25,7 +25,7 @@ from lit_fedad.experiment.figures.embedding import (
 )
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.report.audit_figures import draw_correlation_heatmap
@@ -250,5 +250,5 @@ def correlate(run: FinishedRun) -> Outcome:
         raise UserError(
             f"attack=dcor: fewer than 4 training images stand behind densities of {run.folder.path}"
         )
-    path = RunFolder(run.folder.path / "privacy").save_json("dcor.json", correlations)
+    path = save_json(run.folder.path / "privacy", "dcor.json", correlations)
     return Outcome("dcor", correlations, {}, [path])

@@ -21,7 +21,7 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.experiment.figures.embedding import loader_of
 from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.models.backbones import OWN_NAME, create_backbone
 from lit_fedad.report.audit_figures import Shown, inversion_sheet
 from lit_fedad.report.figures import save_figure
@@ -299,7 +299,7 @@ def invert(run: FinishedRun, options: InversionOptions) -> Outcome:
         "losses": reconstructed.losses,
         "control_losses": control.losses,
     }
-    path = RunFolder(run.folder.path / "privacy").save_json("inversion.json", report)
+    path = save_json(run.folder.path / "privacy", "inversion.json", report)
     figure = run.folder.path / "figures" / "inversion.png"
     title = f"{run.result['method']}: inversion of the {attack.target} sent by client {attack.client}"
     save_figure(draw_inversion(reached, by_control, private, options.images, names, title), figure)

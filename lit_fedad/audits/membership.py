@@ -20,7 +20,7 @@ from lit_fedad.audits.statistics import COLUMNS, WHO, evidence_of
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.privacy.image_privacy import Plan
 from lit_fedad.report.audit_figures import roc_figure
 from lit_fedad.report.figures import save_figure
@@ -125,7 +125,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
         **numbers,
         "findings": [asdict(finding) for finding in findings],
     }
-    file = RunFolder(home / "privacy").save_json("lira.json", content)
+    file = save_json(home / "privacy", "lira.json", content)
     named = {WHO[side]: curve for side, curve in curves.items()}
     areas = {WHO[side]: report.auc.value for side, report in last.items()}
     figure = save_figure(roc_figure(named, areas), home / "figures" / "lira.png")

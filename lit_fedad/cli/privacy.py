@@ -10,6 +10,7 @@ from lit_fedad.audits.inversion_attack import InversionOptions
 from lit_fedad.audits.membership import LiraOptions, infer
 from lit_fedad.audits.page import Outcome, write_page
 from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.finished_run import FinishedRun, reopen
 from lit_fedad.experiment.run_folder import RunFolder
 
@@ -75,7 +76,7 @@ def _attack(
     Raises:
         UserError: If the run's uploads are noised or summed, where the attack looks at others.
     """
-    with RunFolder.find(run).locked():
+    with locked(RunFolder.find(run).path):
         opened = reopen(run, overrides)
         if plain and opened.federation.plan is not None:
             raise UserError(

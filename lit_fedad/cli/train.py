@@ -8,6 +8,7 @@ from lit_fedad.core.config import Config, choices, compose, config_groups, given
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted
+from lit_fedad.experiment.claim import locked
 from lit_fedad.report.console import Display
 
 _PAINTED = "lit_fedad.data.textures.textures"
@@ -92,7 +93,7 @@ def sync(run: str, display: Display) -> None:
     from lit_fedad.tracking.sender import deliver
 
     folder = RunFolder.find(run)
-    with folder.locked():
+    with locked(folder.path):
         delivery = deliver(folder.path)
     if delivery.pending:
         raise UserError(f"{delivery.pending} records still wait: {delivery.error}")

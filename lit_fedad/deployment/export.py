@@ -26,7 +26,7 @@ from lit_fedad.deployment.live_detector import decision_rule, named_version, ope
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import image_files
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
@@ -240,7 +240,7 @@ def export(
             compared=(sum(_RANDOM_BATCHES), len(paths)),
             normal=len(normal_paths),
         )
-        how = RunFolder(destination).save_json("preprocessing.json", facts.preprocessing)
+        how = save_json(destination, "preprocessing.json", facts.preprocessing)
         sheet = write_sheet(destination, facts)
         kept, new = read_sheet(destination).sha256, {file.files[0] for file in written}
         before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]

@@ -8,6 +8,8 @@ import shutil
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.ui.reading import RunView, expected_alarms
 from lit_fedad.evaluation.decisions import RATES
+from lit_fedad.experiment.claim import claim, locked
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 
 # What a detector is made of; figures and predictions show decisions by the rate before.
@@ -47,17 +49,19 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     made = RunFolder(home.path / "versions" / f".partial_{number}")
     shutil.rmtree(made.path, ignore_errors=True)
     try:
-        made.claim(config)
+        claim(made.path, config)
         for path in (folder.path / name for name in _KEPT):
             if path.is_dir():
                 shutil.copytree(path, made.path / path.name)
             elif path.exists():
                 shutil.copyfile(path, made.path / path.name)
         if additions := folder.additions():
-            made.save_json("additions.json", {"additions": [addition.to_json() for addition in additions]})
-        made.save_json("calibration.json", calibration.to_json())
+            save_json(
+                made.path, "additions.json", {"additions": [addition.to_json() for addition in additions]}
+            )
+        save_json(made.path, "calibration.json", calibration.to_json())
         changed = {"config": config, "decisions": {}, "last": last, "version": number}
-        made.save_json("result.json", {**result, **changed})
+        save_json(made.path, "result.json", {**result, **changed})
         made.path.replace(home.version_folder(number).path)
     except OSError as error:
         raise UserError(f"{made.path}: cannot be written ({error.strerror})") from error
@@ -82,7 +86,7 @@ def save_threshold(view: RunView, client: int, product: str | None, threshold: f
         UserError: If it cannot be saved.
     """
     home, rate = RunFolder(view.path).home, _rate(view, client, product, threshold)
-    with home.locked():
+    with locked(home.path):
         before = home.default_version()
         number = save_rate(home, rate)
         folder = home.choose_version(number)
@@ -103,7 +107,7 @@ def choose_version(view: RunView, number: int) -> str:
         UserError: If there is no such version.
     """
     home = RunFolder(view.path).home
-    with home.locked():
+    with locked(home.path):
         home.choose_version(number)
     return f"Version {number} is the default again."
 

@@ -21,9 +21,11 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, named_version, open_client
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.decisions import decisions
 from lit_fedad.experiment.finished_run import reopen
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.report.console import Display
@@ -56,7 +58,7 @@ def evaluate(
         UserError: If there is no such complete run, or its data or backbone are not available or not the same.
     """
     progress = Progress()
-    with RunFolder.find(run).locked():
+    with locked(RunFolder.find(run).path):
         finished = reopen(run, overrides, [progress], version)
         federation, folder, display = finished.federation, finished.folder, finished.display
         last = finished.config["rounds"]
@@ -71,7 +73,7 @@ def evaluate(
             metrics |= summarise_rates(judged[alpha])
             rates = promised_text(own["promised"] for own in judged[alpha].values())
             display.note(f"promised false alarms: at most {rates}")
-        path = folder.save_json("evaluation.json", {"round": last, **metrics})
+        path = save_json(folder.path, "evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
     display.metrics_table(metrics)
     display.where_next([("written", str(path))])

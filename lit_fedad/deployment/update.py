@@ -27,12 +27,14 @@ from lit_fedad.experiment.build import (
     build_partition,
 )
 from lit_fedad.experiment.calibration import noised_run, with_calibration
+from lit_fedad.experiment.claim import claim, locked
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation, open_checkpoints
 from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model
 from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import flat_metrics, flat_summaries
 from lit_fedad.experiment.train import conclude
@@ -95,7 +97,7 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
             image, one looks anomalous, or a client fails or is left out. Nothing has changed then.
     """
     home = RunFolder.find(options.run).home
-    with home.locked():
+    with locked(home.path):
         if options.default is not None:
             return _choose(home, options.default)
         if options.alpha is not None:
@@ -177,7 +179,7 @@ def _play(
     sampler = {**stored["federation"]["sampler"], "fraction": 1.0, "on_failure": "fail"}
     stored |= {"rounds": stored["rounds"] + 1, "federation": {**stored["federation"], "sampler": sampler}}
     shutil.rmtree(made.path, ignore_errors=True)
-    made.claim(stored)
+    claim(made.path, stored)
     memo = hashes_file(config)
     digest = grown_digest(data_digest(images, partition, memo), additions[:-1], memo)
     before = open_checkpoints(folder.path, folder.config(), model, digest)
@@ -197,7 +199,7 @@ def _play(
     if report.refused or taken != additions[-1].total:
         cause = next(iter(report.lines(federation.names)), "a client sent nothing")
         raise UserError(f"{folder.path}: not updated, for a client was left out: {cause}")
-    made.save_json("additions.json", {"additions": [addition.to_json() for addition in additions]})
+    save_json(made.path, "additions.json", {"additions": [addition.to_json() for addition in additions]})
     data.partition.save(made.path / "partition.json")
     return Run(stored, made, model, data, federation, fabric, display)
 

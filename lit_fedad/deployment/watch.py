@@ -18,8 +18,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client
 from lit_fedad.deployment.predict import UNREADABLE, listed, readable
 from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
-from lit_fedad.experiment.lock import locked
-from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.claim import locked
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
 from lit_fedad.metrics.drift import DriftTest, Stability, Step, uniformity
 from lit_fedad.report.console import Display
@@ -258,7 +258,7 @@ class _Watcher:
     def _report(self, new: int) -> None:
         found, steps = self.stream.summary(), self.stream.steps
         folder = self.log.folder
-        path = RunFolder(folder).save_json("summary.json", found)
+        path = save_json(folder, "summary.json", found)
         if find_spec("matplotlib"):  # not part of what a site needs to score
             from lit_fedad.report.decision_figures import drift_figure
             from lit_fedad.report.figures import save_figure
@@ -290,7 +290,7 @@ class _Watcher:
         place, home = folder.place(self.place), folder.home.path
         metrics = {f"{place}/{name}": value for name, value in numbers.items()}
         try:
-            with folder.home.locked():
+            with locked(folder.home.path):
                 delivery = amend(home, metrics, found["images"], [summary], place)
         except UserError as error:
             self.display.warn(f"not tracked before the next images: {error}")

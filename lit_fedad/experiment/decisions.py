@@ -26,6 +26,7 @@ from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.metrics.conformal import USUAL_RATE, Alpha, Calibration, needed_images
 from lit_fedad.report.naming import promised_text
 
@@ -56,7 +57,7 @@ def ship(run: Run) -> None:
     Writes ``calibration.json``, adds the rates to `Run.rates` and ``decisions`` to ``result.json``, and says where less
     than the usual rate, or none, is promised.
     """
-    run.folder.save_json("calibration.json", run.calibration.to_json())
+    save_json(run.folder.path, "calibration.json", run.calibration.to_json())
     shipped = run.decisions[run.alphas[0]]
     run.rates = summarise_rates(shipped)
     _say(run, shipped, run.alphas[0])

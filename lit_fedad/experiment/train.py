@@ -16,11 +16,12 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import disk_full_in_one_line
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import build_images
+from lit_fedad.experiment.claim import begun, launches
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.local_clients import Participants
-from lit_fedad.experiment.lock import launches
 from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import Tracking
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -51,7 +52,10 @@ def train(
     """
     folder, display = RunFolder.of(config), Display(quiet=quiet)
     # Of several processes that each run the command only one may hold the folder.
-    with disk_full_in_one_line(folder.path), folder.begun(config) if launches(config) else nullcontext():
+    with (
+        disk_full_in_one_line(folder.path),
+        begun(folder.path, config) if launches(config) else nullcontext(),
+    ):
         before = folder.result()
         if before is None or judgement(before["config"]) != judgement(config):
             if before is not None:
@@ -112,7 +116,7 @@ def conclude(run: Run, participants: Participants = _HERE) -> None:
     peaks = gather(fabric, {fabric.global_rank: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
     if fabric.is_global_zero:
         result = summarise_run(run, max(peaks.values()))
-        run.folder.save_json("result.json", result)
+        save_json(run.folder.path, "result.json", result)
         (run.folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
         fabric.call("on_run_end", run, result)
 

@@ -17,7 +17,7 @@ import uvicorn
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
-from lit_fedad.experiment.lock import locked
+from lit_fedad.experiment.claim import locked
 from lit_fedad.flower.federation_folder import LINK, FederationFolder
 from lit_fedad.flower.leftover import end_leftover, remember
 from lit_fedad.flower.proxy import server

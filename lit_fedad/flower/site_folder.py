@@ -16,7 +16,7 @@ import torch
 
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
-from lit_fedad.experiment.lock import locked
+from lit_fedad.experiment.claim import locked
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.flower.fleet import answer_requests
 from lit_fedad.flower.keys import write_site_key

@@ -19,7 +19,9 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, limit_of
 from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.claim import claim
 from lit_fedad.experiment.finished_run import TrainedClient
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 from lit_fedad.report.html import markdown_table
@@ -67,7 +69,7 @@ class OwnDetector:
     def calibrate(self, scores: Mapping[str, ScoreCounts]) -> None:
         """Writes counts of the calibration scores of the site's images, by product."""
         own = Calibration({self.client: scores}, shared=False)
-        self.folder.save_json("calibration.json", own.to_json())
+        save_json(self.folder.path, "calibration.json", own.to_json())
 
     def write(self, client: TrainedClient) -> None:
         """Writes what the client predicts with.
@@ -76,8 +78,10 @@ class OwnDetector:
             UserError: If the folder holds the detector of another configuration, or cannot be written.
             OSError: If the client's file cannot be written.
         """
-        self.folder.claim(self.config)
-        self.folder.save_json("result.json", {**self.result, "own_client": client.write(self.folder.path)})
+        claim(self.folder.path, self.config)
+        save_json(
+            self.folder.path, "result.json", {**self.result, "own_client": client.write(self.folder.path)}
+        )
 
 
 COLUMNS = ("image", "product", "shows", "score", "threshold", "decision")

@@ -15,6 +15,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.deployment import formats as module
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
+from lit_fedad.experiment.claim import clear
 from lit_fedad.experiment.run_folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
@@ -133,7 +134,7 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
     assert result["partition"]["products"][int(outputs["class"])] == row["class"]
     assert "## Threshold" not in card
     assert f"In order: {', '.join(result['partition']['products'])}." in card
-    RunFolder(tmp_path / "run").clear()
+    clear(tmp_path / "run")
     assert not (tmp_path / "run" / "export").exists()
 
 

@@ -27,6 +27,7 @@ from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
@@ -319,7 +320,7 @@ def test_evaluation_refuses_other_training_images(tiny_run, tmp_path):
     shutil.copytree(tiny_run, tmp_path / "run")
     result = RunFolder(tmp_path / "run").result()
     result["partition"]["counts"][0][0] += 1
-    RunFolder(tmp_path / "run").save_json("result.json", result)
+    save_json(tmp_path / "run", "result.json", result)
     with pytest.raises(UserError, match="not the images that the run was made with"):
         evaluate(str(tmp_path / "run"))
 

@@ -18,6 +18,7 @@ from lit_fedad.deployment.reviews import add_review
 from lit_fedad.deployment.ui.reading import ScoredFile
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.watch import watch
+from lit_fedad.experiment.claim import clear
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.tracking.sender import Delivery
 
@@ -284,7 +285,7 @@ def test_what_a_killed_update_left_is_no_version(desk):
     (run / "versions" / ".partial_1").mkdir(parents=True)
     (run / "versions" / ".partial_1" / "config.yaml").write_text("half")
     assert fold(run, desk.images("new", {0: [15]})).name == "1"
-    RunFolder(run).clear()
+    clear(run)
     assert not (run / "versions").exists()
 
 

@@ -9,7 +9,8 @@ import pytest
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import appended, atomic, stored_bytes, within
 from lit_fedad.deployment.watch_log import WatchLog
-from lit_fedad.experiment.manifest import read_manifest
+from lit_fedad.experiment.claim import begun
+from lit_fedad.experiment.run_files import read_manifest
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import read_meta, read_state
 from lit_fedad.sweep.plan import read_plan
@@ -174,7 +175,7 @@ def test_a_folder_that_is_a_link_is_refused_in_one_line(tmp_path, name):
     (tmp_path / "run" / name).symlink_to(tmp_path)
     with pytest.raises(UserError, match=f"{name}: is a link, and no folder of this run"):
         RunFolder.find(str(tmp_path / "run"))
-    with pytest.raises(UserError, match=f"{name}: is a link"), RunFolder(tmp_path / "run").begun({}):
+    with pytest.raises(UserError, match=f"{name}: is a link"), begun(tmp_path / "run", {}):
         pass
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.experiment.lock import launches, locked
+from lit_fedad.experiment.claim import launches, locked
 
 HOLD = """
 import sys, time

@@ -9,8 +9,9 @@ import yaml
 from lit_fedad.cli.main import main
 from lit_fedad.core.config import compose, identity
 from lit_fedad.core.errors import UserError
-from lit_fedad.experiment import run_folder as runs
-from lit_fedad.experiment.lock import LOCK
+from lit_fedad.experiment import run_files as runs
+from lit_fedad.experiment.claim import LOCK, begun, claim, clear
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import read_state
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
@@ -32,10 +33,10 @@ def test_the_same_configuration_gets_the_same_folder_and_another_one_another(con
 
 def test_a_claimed_folder_gives_the_configuration_back(tmp_path, config):
     run = RunFolder(tmp_path / "new" / "run")
-    run.claim(config)
+    claim(run.path, config)
     assert run.config() == config
     assert identity(run.config()) == identity(config)
-    run.claim({**config, "fresh": True})  # circumstances may change
+    claim(run.path, {**config, "fresh": True})  # circumstances may change
     assert run.config()["fresh"] is True
     assert {path.name for path in run.path.iterdir()} == {"config.yaml", "manifest.json"}
 
@@ -46,30 +47,30 @@ def test_a_command_that_is_refused_leaves_nothing_and_one_that_computed_all_of_i
     if there:
         run.path.mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match="refused"), run.begun(config):
+    with pytest.raises(UserError, match="refused"), begun(run.path, config):
         raise UserError("refused")
     assert sorted(tmp_path.rglob("*")) == before
-    with run.begun(config):
-        run.save_json("partition.json", {})
-    with pytest.raises(KeyboardInterrupt), run.begun(config):
+    with begun(run.path, config):
+        save_json(run.path, "partition.json", {})
+    with pytest.raises(KeyboardInterrupt), begun(run.path, config):
         raise KeyboardInterrupt
     assert {"config.yaml", "partition.json"} <= {path.name for path in run.path.iterdir()}
 
 
 def test_a_folder_of_another_configuration_is_refused(tmp_path, config):
     run = RunFolder(tmp_path)
-    run.claim(config)
+    claim(run.path, config)
     (tmp_path / "checkpoints" / "round_100000").mkdir(parents=True)
     with pytest.raises(UserError, match="another configuration") as caught:
-        run.claim({**config, "seed": 1})
+        claim(run.path, {**config, "seed": 1})
     assert str(tmp_path) in str(caught.value)
     assert run.config()["seed"] == 0
 
 
 def test_a_command_that_came_to_nothing_may_be_corrected(tmp_path, config):
     run = RunFolder(tmp_path)
-    run.claim(config)
-    run.claim({**config, "seed": 1})
+    claim(run.path, config)
+    claim(run.path, {**config, "seed": 1})
     assert run.config()["seed"] == 1
 
 
@@ -90,7 +91,7 @@ def of_0_1(tmp_path, config):
     [
         lambda folder, config: RunFolder.find(str(folder)),
         lambda folder, config: RunFolder(folder).config(),
-        lambda folder, config: RunFolder(folder).claim(config),
+        lambda folder, config: claim(folder, config),
     ],
     ids=["find", "config", "claim"],
 )
@@ -119,19 +120,19 @@ def test_every_command_refuses_a_run_of_0_1(of_0_1, capsys, command):
 
 def test_a_run_of_0_1_may_be_replaced(of_0_1, config):
     run = RunFolder(of_0_1)
-    run.clear()  # fresh=true
-    run.claim(config)
+    clear(run.path)  # fresh=true
+    claim(run.path, config)
     assert run.config() == config
 
 
 def test_clearing_leaves_what_no_run_wrote(tmp_path, config):
     run = RunFolder(tmp_path)
-    run.claim(config)
-    run.save_json("result.json", {})
+    claim(run.path, config)
+    save_json(run.path, "result.json", {})
     (tmp_path / "checkpoints" / "round_100001").mkdir(parents=True)
     (tmp_path / "thesis.tex").write_text("years of work")
     (tmp_path / "photos").mkdir()
-    run.clear()
+    clear(run.path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "thesis.tex"]
 
 
@@ -144,18 +145,18 @@ def test_a_folder_that_never_held_a_run_is_neither_cleared_nor_claimed(tmp_path,
         (tmp_path / name / "mine.png").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=f"{tmp_path}.*{name}"):
-        RunFolder(tmp_path).clear()
+        clear(tmp_path)
     with pytest.raises(UserError, match=f"{tmp_path}.*{name}"):
-        RunFolder(tmp_path).claim(config)
+        claim(tmp_path, config)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_run_that_was_cleared_halfway_is_still_a_run(tmp_path, config):
     run = RunFolder(tmp_path)
-    run.claim(config)
+    claim(run.path, config)
     (tmp_path / "figures").mkdir()
     (tmp_path / "config.yaml").unlink()
-    run.clear()
+    clear(run.path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,9 +174,9 @@ def test_no_name_leaves_the_folder_of_all_runs(config, key, part):
 @pytest.mark.parametrize("name", ["config.yaml", "result.json", "calibration.json"])
 def test_a_file_that_was_changed_is_named(tmp_path, config, name):
     run = RunFolder(tmp_path)
-    run.claim(config)
-    run.save_json("result.json", {"config": config, "last": 1})
-    run.save_json("calibration.json", {0: 1.5})
+    claim(run.path, config)
+    save_json(run.path, "result.json", {"config": config, "last": 1})
+    save_json(run.path, "calibration.json", {0: 1.5})
     (tmp_path / name).write_text((tmp_path / name).read_text().replace("1", "2"))
     read = {"config.yaml": run.config, "result.json": run.result, "calibration.json": run.calibration}[name]
     with pytest.raises(UserError, match=f"^{tmp_path / name}: changed since the run wrote it") as caught:
@@ -187,7 +188,7 @@ def test_a_file_that_was_changed_is_named(tmp_path, config, name):
 @pytest.mark.parametrize("name", ["manifest.json", "result.json", "calibration.json"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, config, name, text):
     run = RunFolder(tmp_path)
-    run.claim(config)
+    claim(run.path, config)
     (tmp_path / name).write_text(text)
     read = {"manifest.json": run.config, "result.json": run.result, "calibration.json": run.calibration}[name]
     with pytest.raises(UserError, match=f"^{tmp_path / name}: ") as caught:
@@ -207,7 +208,7 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_a_configuration_that_unfolds_without_end_is_refused(tmp_path, config, bomb):
     run = RunFolder(tmp_path)
-    run.claim(config)
+    claim(run.path, config)
     (tmp_path / "config.yaml").write_text((tmp_path / "config.yaml").read_text() + bomb)
     with pytest.raises(UserError, match=r"config.yaml: cannot be read \((its parts refer|merge keys)"):
         run.config()
@@ -224,13 +225,13 @@ def test_a_state_that_unfolds_without_end_is_refused(tmp_path):
 
 def test_a_kill_between_manifest_and_file_leaves_both_readable(tmp_path, config, monkeypatch):
     run = RunFolder(tmp_path)
-    run.claim(config)
+    claim(run.path, config)
     with monkeypatch.context() as patch:
         patch.setattr(runs.Path, "write_text", _only_the_manifest)
         with pytest.raises(KeyboardInterrupt):
-            run.claim({**config, "fresh": True})
+            claim(run.path, {**config, "fresh": True})
     assert run.config() == config
-    run.claim({**config, "fresh": True})
+    claim(run.path, {**config, "fresh": True})
     assert run.config()["fresh"] is True
 
 
@@ -242,15 +243,15 @@ def _only_the_manifest(path, text):
 
 def test_a_result_of_another_configuration_is_refused(tmp_path, config):
     run = RunFolder(tmp_path)
-    run.claim(config)
-    run.save_json("result.json", {"config": {**config, "seed": 1}})
+    claim(run.path, config)
+    save_json(run.path, "result.json", {"config": {**config, "seed": 1}})
     with pytest.raises(UserError, match="another configuration"):
-        run.claim(config)
+        claim(run.path, config)
 
 
 @pytest.mark.slow
 def test_clearing_knows_every_file_of_a_real_run(tiny_run):
-    assert {path.name for path in tiny_run.iterdir()} <= {*runs._FOLDERS, *runs._FILES, LOCK}
+    assert {path.name for path in tiny_run.iterdir()} <= {*runs.FOLDERS, *runs.FILES, LOCK}
 
 
 def test_a_run_is_found_by_path(tiny_run):
@@ -285,12 +286,12 @@ def test_a_foreign_configuration_is_one_line(tmp_path, text):
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path, config):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        RunFolder(tmp_path / "file" / "run").claim(config)
+        claim(tmp_path / "file" / "run", config)
 
 
 def test_undefined_numbers_become_null_and_client_numbers_text(tmp_path):
     value = {0: float("nan"), "nested": [1, (float("inf"), 2.5)], "text": "NaN", "flag": True}
-    path = RunFolder(tmp_path).save_json("result.json", value)
+    path = save_json(tmp_path, "result.json", value)
     expected = {"0": None, "nested": [1, [None, 2.5]], "text": "NaN", "flag": True}
     assert json.loads(path.read_text()) == expected
     assert RunFolder(tmp_path).result() == expected
@@ -302,11 +303,11 @@ def test_an_incomplete_run_has_no_result(tmp_path):
 
 def test_calibration_is_read_by_client(tmp_path):
     calibration = Calibration({0: {"nut": ScoreCounts.of(torch.tensor([1.5]))}, 3: {}}, shared=True)
-    RunFolder(tmp_path).save_json("calibration.json", calibration.to_json())
+    save_json(tmp_path, "calibration.json", calibration.to_json())
     assert RunFolder(tmp_path).calibration().to_json() == calibration.to_json()
 
 
 def test_calibration_of_another_form_is_named(tmp_path):
-    RunFolder(tmp_path).save_json("calibration.json", {0: 1.5})
+    save_json(tmp_path, "calibration.json", {0: 1.5})
     with pytest.raises(UserError, match=f"^{tmp_path / 'calibration.json'}: calibration: needs counts"):
         RunFolder(tmp_path).calibration()

@@ -22,6 +22,7 @@ from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.local_clients import Participants
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
@@ -148,7 +149,7 @@ class OwnTests(Participants):
         )
         query = CalibrationQuery(data.images.categories, scores)
         run.calibration = calibrate(federation, federation.rounds, query)
-        run.folder.save_json("calibration.json", run.calibration.to_json())
+        save_json(run.folder.path, "calibration.json", run.calibration.to_json())
 
 
 def comparable(result):

@@ -1,0 +1,156 @@
+"""The claim of a command on a run's folder: one at a time writes there, and nothing that no run wrote is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from lit_fedad.core.config import Config, identity
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import absent, undone
+from lit_fedad.experiment.run_files import (
+    FILES,
+    FOLDERS,
+    MANIFEST,
+    check_folders,
+    plain,
+    read_manifest,
+    read_result,
+    read_settings,
+    read_yaml,
+    write_settings,
+)
+from lit_fedad.privacy.image_privacy import KEY_FILE
+
+LOCK = ".lock"
+
+# Set in processes that a launcher or the first process started.
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+
+
+@contextmanager
+def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Holds a folder's lock for a block; the system releases that of a process that was killed.
+
+    Args:
+        folder: The folder.
+        patience: How long another process is waited for, in seconds.
+
+    Raises:
+        UserError: If another process holds it, or the folder cannot be written.
+    """
+    lock = FileLock(folder / LOCK, timeout=patience)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"{folder}: another lit-fedad command is at work in this folder; wait for its end, or end it, or give"
+            " another folder"
+        ) from None
+    except NotImplementedError:
+        warnings.warn(f"{folder}: its file system has no locks; start no second command on it", stacklevel=3)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def launches(config: Config) -> bool:
+    """Tells whether this process is the one that the user started, which locks the folder for all others.
+
+    On one machine Fabric starts processes that never come here. On several machines, or under a launcher, each process
+    runs the whole command.
+    """
+    if config["fabric"].get("num_nodes", 1) == 1:
+        return True
+    return all(os.environ.get(name, "0") == "0" for name in _RANKS)
+
+
+@contextmanager
+def begun(folder: Path, config: Config) -> Iterator[None]:
+    """Holds the folder for the command that begins or continues a run; one that is refused leaves nothing there.
+
+    Raises:
+        UserError: As `locked` and `claim` do, or if a folder in it is a link.
+    """
+    check_folders(folder)
+    before, made = _present(folder), absent(folder / LOCK)
+    with locked(folder), undone(made, unless=folder / "config.yaml"):
+        try:
+            if config["fresh"]:
+                clear(folder)
+            claim(folder, config)
+            yield
+        except BaseException:
+            if not before and {*_present(folder)} <= {"config.yaml", MANIFEST}:
+                clear(folder)
+            raise
+
+
+def clear(folder: Path) -> None:
+    """Removes the files of an earlier run, and no other files in the folder.
+
+    Raises:
+        UserError: If no run wrote them.
+    """
+    if (present := _present(folder)) and not _holds_run(folder):
+        raise UserError(
+            f"{folder}: holds {present[0]}, but no run of lit-fedad; fresh=true deletes only what a run wrote."
+            " Give another out=DIR"
+        )
+    for name in FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (*(f".{name}.partial" for name in FILES), *FILES, KEY_FILE):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (folder / name).unlink()
+
+
+def claim(folder: Path, config: Config) -> None:
+    """Reserves the folder for a configuration, and writes the configuration to it.
+
+    Raises:
+        UserError: If it holds a run of another configuration or version, files that no run wrote, or cannot be
+            written.
+    """
+    if (folder / "config.yaml").exists():
+        if identity(read_settings(folder)) != identity(config):
+            if read_result(folder) or any((folder / "checkpoints").glob("round_*")):
+                raise _occupied(folder)
+            clear(folder)  # left by a command that failed before its first round
+    elif (present := _present(folder)) and not _holds_run(folder):
+        raise UserError(
+            f"{folder}: holds {present[0]}, which no run of lit-fedad wrote; give another out=DIR"
+        )
+    result = read_result(folder)
+    if result is not None and identity(result.get("config", {})) != identity(plain(config)):
+        raise _occupied(folder)
+    write_settings(folder, config)
+
+
+def _present(folder: Path) -> list[str]:
+    """Names what lies in the folder where a run writes."""
+    return [name for name in (*FOLDERS, *FILES) if (folder / name).exists()]
+
+
+def _holds_run(folder: Path) -> bool:
+    """Tells whether a run wrote to the folder; its files may be damaged."""
+    with suppress(UserError):
+        if read_manifest(folder) is not None:
+            return True
+    with suppress(UserError):
+        config = read_yaml(folder / "config.yaml")[1]
+        return isinstance(config, dict) and {"method", "task", "data", "partition", "seed"} <= config.keys()
+    return False
+
+
+def _occupied(folder: Path) -> UserError:
+    return UserError(f"{folder}: holds a run of another configuration; give another out=DIR, or fresh=true")
