@@ -16,7 +16,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.evaluators import draw_some
+from lit_fedad.experiment.federations import draw_some
 from lit_fedad.experiment.figures.embedding import (
     density_scores,
     embed_images,

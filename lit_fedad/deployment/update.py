@@ -21,17 +21,16 @@ from lit_fedad.deployment.new_rate import save_rate
 from lit_fedad.deployment.predict import listed
 from lit_fedad.deployment.reviews import Reviews
 from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
+from lit_fedad.evaluation.calibration import noised_run, with_calibration
 from lit_fedad.experiment.build import (
     Model,
     build_images,
     build_partition,
 )
-from lit_fedad.experiment.calibration import noised_run, with_calibration
 from lit_fedad.experiment.claim import claim, locked
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.datasets import data_digest, hashes_file
-from lit_fedad.experiment.evaluators import build_evaluator
-from lit_fedad.experiment.federations import build_federation, open_checkpoints
+from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
 from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_files import save_json

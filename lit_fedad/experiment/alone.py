@@ -19,8 +19,7 @@ from lit_fedad.evaluation.anomaly import AnomalyEvaluator, Scored
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, judged, rates_of
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.decisions import evaluated_images
-from lit_fedad.experiment.evaluators import build_evaluator
-from lit_fedad.experiment.federations import build_federation
+from lit_fedad.experiment.federations import build_evaluator, build_federation
 from lit_fedad.experiment.run import Run
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.federated import defined_mean

@@ -12,7 +12,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.semantic import SemanticSet
-from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate, calibration_scores
 from lit_fedad.evaluation.decisions import (
     EvaluatedImages,
     Rate,
@@ -24,7 +24,6 @@ from lit_fedad.evaluation.decisions import (
 )
 from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.metrics.conformal import USUAL_RATE, Alpha, Calibration, needed_images

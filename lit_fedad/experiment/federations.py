@@ -1,17 +1,34 @@
-"""Builds the federation of a run from its configuration, wherever its clients are."""
+"""Builds the federation of a run and its evaluator from the configuration, wherever its clients are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 
+from lit_fedad.contracts import Context, Method
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.config import Config, identity
-from lit_fedad.experiment.build import Model
+from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.data.stream import StreamDataModule, Timetable
+from lit_fedad.evaluation.accuracy import AccuracyEvaluator
+from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_evaluators
+from lit_fedad.evaluation.calibration import alphas, calibration_scores
+from lit_fedad.evaluation.predict import Cases, ImageScorer
+from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
+from lit_fedad.experiment.build import Data, Model
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import ClientData
@@ -77,3 +94,97 @@ def open_checkpoints(folder: Path, config: Config, model: Model, images: str | N
     given, with the same images.
     """
     return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}", images)
+
+
+IN_THE_PLANE = 500
+"""Normal test images that are drawn as points, and as many anomalies."""
+
+
+def build_evaluator(
+    config: Config, data: Data, method: Method, fabric: Fabric, common: bool = True
+) -> Evaluator:
+    """Builds the evaluator for this kind of images."""
+    images, partition, module = data.images, data.partition, data.module
+    loader, pro_limit = module.test_dataloader(), config["evaluation"]["pro_limit"]
+    counts, pictures = partition.counts(images), config["evaluation"]["pictures"]
+    if isinstance(module, StreamDataModule) and method.client.task.kind == "classification":
+        by_stage, client_test = partition.stage_counts(images), config["evaluation"]["client_test"]
+        return StreamAccuracyEvaluator(loader, module, by_stage, method.client, fabric, client_test)
+    if isinstance(images, SemanticSet):
+        scores = calibration_scores(config, images, partition, module, fabric, method)
+        test = SemanticTest(
+            ImageScorer(loader, fabric),
+            images.test_labels,
+            images.normal_classes,
+            scores,
+            alphas(config)[0],
+            shown_images(images, partition, config["seed"], config["rounds"])
+            if pictures and common
+            else torch.empty(0, dtype=torch.int64),
+        )
+        holders = [number for number, size in module.sizes.items() if size]
+        return SemanticEvaluator(images.anomalies, test, holders, common)
+    if isinstance(images, LabelledSet):
+        return AccuracyEvaluator(loader, torch.from_numpy(counts), fabric, common=common)
+    assert isinstance(images, ImageSet)
+    spro_limit = config["evaluation"]["spro_limit"] if images.has_saturation else None
+    cases = Cases([sample.label for sample in images.test], pictures, module.sizes) if pictures else None
+    if isinstance(module, StreamDataModule):
+        by_stage = partition.stage_counts(images)
+        judges = product_evaluators(images, module, by_stage, fabric, pro_limit, spro_limit)
+        return AnomalyStreamEvaluator(judges, module.timetable, by_stage, pro_limit, common, cases)
+    products = [sample.category for sample in images.test]
+    return AnomalyEvaluator(loader, products, images.has_masks, fabric, pro_limit, spro_limit, common, cases)
+
+
+def shown_images(images: SemanticSet, partition: Partition, seed: int, rounds: int) -> Tensor:
+    """Draws the test images that are drawn as points: of classes that a client holds, then anomalies.
+
+    Returns:
+        Indices [m], ascending in each of the two parts.
+    """
+    labels = images.test_labels
+    counts = torch.from_numpy(partition.counts(images))[:, : images.normal_classes]
+    held = torch.isin(labels, counts.sum(0).nonzero()[:, 0])
+    draw = Context(seed, rounds).generator("representations")
+    kinds = (held, labels >= images.normal_classes)
+    return torch.cat([draw_some(kind.nonzero()[:, 0], IN_THE_PLANE, draw) for kind in kinds])
+
+
+def draw_some(indices: Tensor, number: int, draw: torch.Generator) -> Tensor:
+    """Draws at most `number` of the indices, in their order."""
+    return indices[torch.randperm(len(indices), generator=draw)[:number].sort().values]
+
+
+@dataclass(frozen=True)
+class TestsElsewhere:
+    """What a server knows of the test images that stay at its clients.
+
+    Attributes:
+        classes: Whether labels are learnt.
+        counts: Training images by client and product, int64 [clients, products].
+        tested: Test images by client and product, likewise.
+        anomalies: Names of the sets of semantic anomalies; of none for other images.
+        timetable: When stages come; None where all images are there from the start.
+        by_stage: For every client the training images of its stages, int64 [stages, 1].
+    """
+
+    classes: bool
+    counts: np.ndarray
+    tested: np.ndarray
+    anomalies: Sequence[str]
+    timetable: Timetable | None
+    by_stage: Sequence[np.ndarray]
+
+
+def build_evaluator_of_answers(config: Config, tests: TestsElsewhere, fabric: Fabric) -> Evaluator:
+    """Builds the evaluator of clients that score test images of their own, and answer with counts."""
+    if tests.classes:
+        counts, tested = torch.from_numpy(tests.counts), torch.from_numpy(tests.tested)
+        return AccuracyEvaluator(None, counts, fabric, tested, common=False)
+    if tests.anomalies:
+        return SemanticEvaluator(tests.anomalies, common=False)
+    pro_limit = config["evaluation"]["pro_limit"]
+    if tests.timetable is not None:
+        return AnomalyStreamEvaluator({}, tests.timetable, tests.by_stage, pro_limit, common=False)
+    return AnomalyEvaluator(None, (), True, fabric, pro_limit, common=False)

@@ -22,11 +22,10 @@ from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import LastStages
+from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.build import Data, Model, build_data, build_images, build_model, build_partition
-from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.datasets import data_digest, hashes_file
-from lit_fedad.experiment.evaluators import build_evaluator
-from lit_fedad.experiment.federations import build_federation, open_checkpoints
+from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import read_state, write_state

@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from lit_fedad.core.building import call
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.alone import alone
 from lit_fedad.experiment.build import (
     build_data,
@@ -20,10 +21,8 @@ from lit_fedad.experiment.build import (
     build_public,
     build_server_labelled,
 )
-from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.decisions import judge
-from lit_fedad.experiment.evaluators import build_evaluator
-from lit_fedad.experiment.federations import build_federation, shared_key
+from lit_fedad.experiment.federations import build_evaluator, build_federation, shared_key
 from lit_fedad.experiment.ray_transport import RayTransport, Simulation
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder

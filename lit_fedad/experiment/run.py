@@ -10,9 +10,9 @@ from lightning.fabric import Fabric
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.evaluation.calibration import alphas
 from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data, Model, RunData
-from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation

@@ -12,7 +12,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition
-from lit_fedad.experiment.calibration import alphas
+from lit_fedad.evaluation.calibration import alphas
 from lit_fedad.experiment.run_files import (
     check_folders,
     read_json,

@@ -21,8 +21,7 @@ from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import decide_apart
 from lit_fedad.experiment.build import Model, Record, build_model
 from lit_fedad.experiment.decisions import ship
-from lit_fedad.experiment.evaluators import TestsElsewhere, build_evaluator_of_answers
-from lit_fedad.experiment.federations import build_federation
+from lit_fedad.experiment.federations import TestsElsewhere, build_evaluator_of_answers, build_federation
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder

@@ -9,8 +9,8 @@ from pathlib import Path
 from lit_fedad.core.config import Config, compose
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.build import build_images, build_model, tells_products
-from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.datasets import hashes_file
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.sites.offer import Taken, taken_by

@@ -19,14 +19,13 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.evaluation.calibration import CalibrationQuery
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibration_scores
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import build_data, tells_products
-from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.decisions import evaluated_images
-from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.federations import build_evaluator
 from lit_fedad.experiment.finished_run import TrainedClient
 from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.client_runner import ClientRunner, pose_client

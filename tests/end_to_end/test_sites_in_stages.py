@@ -16,8 +16,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
-from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
-from lit_fedad.experiment.calibration import calibration_scores
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate, calibration_scores
 from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator

@@ -259,7 +259,7 @@ def test_a_run_is_found_by_path(tiny_run):
 
 
 def test_a_run_is_found_by_its_mlflow_id(monkeypatch, tiny_run):
-    monkeypatch.setattr(runs, "find_run_folder", {"0a1b": tiny_run}.__getitem__)
+    monkeypatch.setattr("lit_fedad.experiment.run_folder.find_run_folder", {"0a1b": tiny_run}.__getitem__)
     assert RunFolder.find("0a1b").path == tiny_run
 
 

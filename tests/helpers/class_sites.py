@@ -14,9 +14,9 @@ from helpers.sites import DEBUG, HERE, NAMES, OPEN, OwnTests
 from helpers.small_tasks import small_tasks
 from lit_fedad.core.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
+from lit_fedad.evaluation.calibration import alphas, calibration_scores
 from lit_fedad.evaluation.predict import ImageScorer
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
-from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.train import train
 from lit_fedad.report.console import Display
 from lit_fedad.sites.settings import SiteSettings

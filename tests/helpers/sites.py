@@ -17,10 +17,9 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, compose
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate, calibration_scores
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.build import Model
-from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.train import train

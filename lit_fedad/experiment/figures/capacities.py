@@ -20,7 +20,7 @@ from torch import Tensor
 from lit_fedad.contracts import Client, Message
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.evaluators import draw_some
+from lit_fedad.experiment.federations import draw_some
 from lit_fedad.experiment.figures.embedding import (
     density_scores,
     embed_images,

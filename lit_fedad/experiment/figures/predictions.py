@@ -24,7 +24,7 @@ from lit_fedad.evaluation.decisions import pooled_intervals, pooled_rates
 from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.decisions import evaluated_images
-from lit_fedad.experiment.evaluators import shown_images
+from lit_fedad.experiment.federations import shown_images
 from lit_fedad.experiment.figures.embedding import density_scores, embed_images, last_exchange
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.evaluator import LocalQuery

@@ -15,8 +15,7 @@ from lit_fedad.core.building import build
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import build_data, build_model, build_partition
-from lit_fedad.experiment.evaluators import build_evaluator
-from lit_fedad.experiment.federations import build_federation
+from lit_fedad.experiment.federations import build_evaluator, build_federation
 from lit_fedad.experiment.figures import history as history_figures
 from lit_fedad.experiment.figures import predictions as calibration
 from lit_fedad.experiment.run import Run

@@ -21,6 +21,7 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.config import compose
 from lit_fedad.deployment.predict import predict
+from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import (
     build_data,
@@ -29,9 +30,7 @@ from lit_fedad.experiment.build import (
     build_partition,
     build_public,
 )
-from lit_fedad.experiment.calibration import with_calibration
-from lit_fedad.experiment.evaluators import build_evaluator
-from lit_fedad.experiment.federations import build_federation
+from lit_fedad.experiment.federations import build_evaluator, build_federation
 from lit_fedad.experiment.figures import capacities
 from lit_fedad.experiment.figures import predictions as semantic
 from lit_fedad.experiment.figures.predictions import Predictions
