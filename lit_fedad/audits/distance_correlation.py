@@ -154,8 +154,9 @@ class MeasureDensities(RunCallback):
     """Measures it after the last round where densities are shared, for ``privacy`` in ``result.json``."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Measures it, unless ``evaluation.pictures`` is 0."""
-        if run.config["evaluation"]["pictures"] and _shares_densities(run.federation):
+        """Measures it, where images have classes and ``evaluation.pictures`` is not 0."""
+        labelled = isinstance(run.local.images, SemanticSet)
+        if labelled and run.config["evaluation"]["pictures"] and _shares_densities(run.federation):
             figures = run.folder.path / "figures"
             run.extras["privacy"] = report_privacy(run.federation, run.local, run.fabric, figures)
 

@@ -38,7 +38,7 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     result = folder.result()
     if result is None or "decisions" not in result:
         raise UserError(f"{folder.path}: is no complete run that decides about images")
-    calibration, number = folder.calibration(), home.versions()[-1] + 1
+    calibration = folder.calibration()
     if all(math.isinf(calibration.rule(client, alpha).threshold) for client in calibration.clients):
         raise UserError(
             f"alpha={alpha:g}: no client has calibration images enough to promise it; give a larger one"
@@ -46,27 +46,21 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     config = folder.config()
     config["evaluation"]["alpha"] = alpha
     last = {name: value for name, value in result["last"].items() if name not in RATES}
-    made = RunFolder(home.path / "versions" / f".partial_{number}")
-    shutil.rmtree(made.path, ignore_errors=True)
     try:
-        claim(made.path, config)
-        for path in (folder.path / name for name in _KEPT):
-            if path.is_dir():
-                shutil.copytree(path, made.path / path.name)
-            elif path.exists():
-                shutil.copyfile(path, made.path / path.name)
-        if additions := folder.additions():
-            save_json(
-                made.path, "additions.json", {"additions": [addition.to_json() for addition in additions]}
-            )
-        save_json(made.path, "calibration.json", calibration.to_json())
-        changed = {"config": config, "decisions": {}, "last": last, "version": number}
-        save_json(made.path, "result.json", {**result, **changed})
-        made.path.replace(home.version_folder(number).path)
+        with home.new_version() as (number, made):
+            claim(made.path, config)
+            for path in (folder.path / name for name in _KEPT):
+                if path.is_dir():
+                    shutil.copytree(path, made.path / path.name)
+                elif path.exists():
+                    shutil.copyfile(path, made.path / path.name)
+            if additions := folder.additions():
+                made.save_additions(additions)
+            save_json(made.path, "calibration.json", calibration.to_json())
+            changed = {"config": config, "decisions": {}, "last": last, "version": number}
+            save_json(made.path, "result.json", {**result, **changed})
     except OSError as error:
-        raise UserError(f"{made.path}: cannot be written ({error.strerror})") from error
-    finally:
-        shutil.rmtree(made.path, ignore_errors=True)
+        raise UserError(f"{home.path}: its new version cannot be written ({error.strerror})") from error
     return number
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +32,6 @@ from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
 from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model
 from lit_fedad.experiment.run import Run
-from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import flat_metrics, flat_summaries
 from lit_fedad.experiment.train import conclude
@@ -122,15 +120,11 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         before = judge_new(folder, config, judge, new)
         if not (options.force or options.reviews):
             refuse_foreign(before)
-        number = home.versions()[-1] + 1
-        made = RunFolder(home.path / "versions" / f".partial_{number}")
-        try:
+        with home.new_version() as (number, made):
             run = _play(folder, made, config, model, images, partition, [*additions, new], display)
             run.extras["version"] = number
             conclude(run)
-            version = RunFolder(made.path.replace(home.version_folder(number).path))
-        finally:
-            shutil.rmtree(made.path, ignore_errors=True)
+        version = home.version_folder(number)
         after = judge_new(version, config, judge, new)
         _report(home, version, run, new, result["last"], before, after)
     return version.path
@@ -177,7 +171,6 @@ def _play(
     # All clients, and none that fails: what a client does not send now would be missing from the detector.
     sampler = {**stored["federation"]["sampler"], "fraction": 1.0, "on_failure": "fail"}
     stored |= {"rounds": stored["rounds"] + 1, "federation": {**stored["federation"], "sampler": sampler}}
-    shutil.rmtree(made.path, ignore_errors=True)
     claim(made.path, stored)
     memo = hashes_file(config)
     digest = grown_digest(data_digest(images, partition, memo), additions[:-1], memo)
@@ -198,7 +191,7 @@ def _play(
     if report.refused or taken != additions[-1].total:
         cause = next(iter(report.lines(federation.names)), "a client sent nothing")
         raise UserError(f"{folder.path}: not updated, for a client was left out: {cause}")
-    save_json(made.path, "additions.json", {"additions": [addition.to_json() for addition in additions]})
+    made.save_additions(additions)
     data.partition.save(made.path / "partition.json")
     return Run(stored, made, model, data, federation, fabric, display)
 

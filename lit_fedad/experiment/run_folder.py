@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from lit_fedad.experiment.run_files import (
     read_object,
     read_result,
     read_settings,
+    save_json,
     there,
     write,
 )
@@ -120,6 +124,10 @@ class RunFolder:
         except (KeyError, TypeError, UserError) as error:
             raise UserError(f"{self.path / 'additions.json'}: not the images of an update") from error
 
+    def save_additions(self, additions: Sequence[Addition]) -> None:
+        """Writes what `additions` reads."""
+        save_json(self.path, "additions.json", {"additions": [one.to_json() for one in additions]})
+
     @property
     def home(self) -> RunFolder:
         """Folder of the run that this is a version of; of a run as it was trained, itself."""
@@ -133,6 +141,25 @@ class RunFolder:
     def version_folder(self, number: int) -> RunFolder:
         """Returns the folder of a version, which need not exist; version 0 is the run as it was trained."""
         return RunFolder(self.path / "versions" / str(number)) if number else self
+
+    @contextmanager
+    def new_version(self) -> Iterator[tuple[int, RunFolder]]:
+        """Makes a version, which is complete when the block ends without an error, and absent otherwise.
+
+        Yields:
+            Its number, and the folder to write it to.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        number = self.versions()[-1] + 1
+        made = RunFolder(self.path / "versions" / f".partial_{number}")
+        shutil.rmtree(made.path, ignore_errors=True)
+        try:
+            yield number, made
+            made.path.replace(self.version_folder(number).path)
+        finally:
+            shutil.rmtree(made.path, ignore_errors=True)
 
     def versions(self) -> list[int]:
         """Lists the numbers of the versions that there are, ascending."""

@@ -42,8 +42,8 @@ class Capacities(RunCallback):
     """A callback that draws ``capacities.png`` after the last round of FADngs, unless ``evaluation.pictures`` is 0."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Draws ``capacities.png``."""
-        if run.config["evaluation"]["pictures"]:
+        """Draws ``capacities.png``, where anomalies are images of classes that no client has."""
+        if run.config["evaluation"]["pictures"] and isinstance(run.local.images, SemanticSet):
             show_capacities(run.federation, run.local, run.fabric, run.folder.path / "figures")
 
 
