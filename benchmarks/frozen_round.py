@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks._runs import run
-from lit_fedad.data.feature_cache import frozen_features
+from lit_fedad.data.frozen_features import frozen_features
 from lit_fedad.models.backbones import create_backbone
 from lit_fedad.models.encoders import FrozenEncoder
 
