@@ -4,10 +4,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from lit_fedad.experiment.claim import locked
-
 from lit_fedad.cli.sites import clean, log, review
 from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.claim import locked
 from lit_fedad.flower.site_folder import SiteFolder
 
 
