@@ -72,7 +72,8 @@ FEDVCK = {  # data set, side, channels, synthetic images over real ones (FedVCK 
     "STL-10": ("stl10", 32, 3, 0.05),
     "ImageNette": ("imagenette", 64, 3, 0.01),
 }
-FEDVCK_TABLES = [name for name in page_tables() if name.startswith("fedvck")]
+PAGE_TABLES = page_tables()
+FEDVCK_TABLES = [name for name in PAGE_TABLES if name.startswith("fedvck")]
 
 
 @pytest.mark.slow
@@ -103,7 +104,7 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
             assert client["local_epochs"] == 10
 
 
-@pytest.mark.parametrize("name", page_tables())
+@pytest.mark.parametrize("name", PAGE_TABLES)
 def test_paper_numbers_have_the_tables_form(name):
     table = read_table(name)[1]
     labels = [row.label.casefold() for row in (*table.rows, *table.beyond)]
