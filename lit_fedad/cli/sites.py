@@ -149,9 +149,11 @@ def _entry(line: Mapping[str, object]) -> str:
     said = line.get("told") or "nothing of images"
     if line.get("verdict") != "answered":
         said = f"REFUSED: {line.get('why')}"
+    number = line.get("round", "-")
+    place = "set-up" if isinstance(number, int) and number <= 0 else f"round {number}"
     return (
         f"{line.get('entry')}  {line.get('time')}  {line.get('by')}  run {line.get('run', '-')}"
-        f"  round {line.get('round', '-')}: {line.get('asked')}, {line.get('bytes_in')} bytes in,"
+        f"  {place}: {line.get('asked')}, {line.get('bytes_in')} bytes in,"
         f" {line.get('bytes_out')} out: {said}"
     )
 
