@@ -121,7 +121,9 @@ class DESAClient(FedAvgClient):
         above("method.client", 0, temperature=temperature, contrast_temperature=contrast_temperature)
         within("method.client", 0, 1, soft=soft)
         refuse_frozen(task.encoder, "method desa condenses images")
-        self.condenser = AnchorCondenser(task, condensation, mean, std, minimum=anchors, least=least)
+        self.condenser = AnchorCondenser(
+            task, condensation, mean, std, minimum=anchors, least=least, init="noise"
+        )
         self.anchors_per_class, self.least, self.batch_size = anchors, least, batch_size
         self.own, self.distillation, self.contrast = own, distillation, contrast
         self.temperature, self.soft, self.contrast_temperature = temperature, soft, contrast_temperature
