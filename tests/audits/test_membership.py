@@ -14,11 +14,11 @@ import yaml
 from helpers.damage import forge
 from helpers.shadowed import OVERFIT, TINY, Spy
 
-from lit_fedad.audits import membership as membership_audit
 from lit_fedad.audits.membership import LiraOptions, attack, infer
 from lit_fedad.audits.membership_report import membership_report
 from lit_fedad.audits.shadow_runs import ShadowRuns
 from lit_fedad.cli import main as cli
+from lit_fedad.cli import privacy
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
@@ -249,6 +249,6 @@ def test_command(audited, capsys, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(membership_audit, "infer", stop)
+    monkeypatch.setattr(privacy, "infer", stop)
     assert cli.main(command) == 130
     assert "the same command continues" in capsys.readouterr().err
