@@ -239,12 +239,18 @@ def correlate(run: FinishedRun) -> Outcome:
         The correlations.
 
     Raises:
-        UserError: If its method shares no densities, or fewer than 4 training images are behind one.
+        UserError: If its method shares no densities, fewer than 4 training images are behind one, or the data are no
+            set of semantic anomalies, whose images are of one size.
     """
     if not _shares_densities(run.federation):
         raise UserError(
             f"attack=dcor: method {run.result['method']} shares no densities, so nothing it shares can be paired with"
             " images; attack=inversion and attack=lira measure what it reveals"
+        )
+    if not isinstance(run.data.images, SemanticSet):
+        raise UserError(
+            f"attack=dcor: data={run.data.images.name} is no set of semantic anomalies, whose images can be compared"
+            " pixel by pixel"
         )
     correlations = report_privacy(run.federation, run.data, run.fabric, run.folder.path / "figures")
     if correlations is None:
