@@ -34,7 +34,9 @@ def evaluation(client: Client, banks: Tensor, score: Callable[[Client], Tensor])
 def main() -> None:
     """Prints the seconds of both ways, and whether they give the same scores."""
     torch.manual_seed(0)
-    task = CSI(ResNetCifar(channels=16), views=ContrastiveViews(flip=0), rounds=1, image_size=32, samples=1).eval()
+    task = CSI(
+        ResNetCifar(channels=16), views=ContrastiveViews(flip=0), rounds=1, image_size=32, samples=1
+    ).eval()
     client, fabric = FedAvgClient(task), Fabric(accelerator="auto", devices=1)
     client.to(fabric.device)
     banks = torch.nn.functional.normalize(torch.randn(CLIENTS, 4, BANK, task.projected), dim=3)
