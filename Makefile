@@ -15,8 +15,6 @@ TASKS   := help install lock train evaluate predict watch update export serve sw
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
-# Compiled files are kept, whatever the shell says: without them each start compiles the package anew.
-unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -8,7 +8,6 @@ import time
 
 import optuna
 import pandas as pd
-import psutil
 import pytest
 from helpers.studies import sweep
 from optuna.trial import TrialState
@@ -16,7 +15,7 @@ from optuna.trial import TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
-from lit_fedad.sweep.storage import attempts, open_storage, standing
+from lit_fedad.sweep.storage import open_storage, standing
 from lit_fedad.sweep.worker import GivenBackError, PrunedError
 
 pytestmark = [
@@ -118,23 +117,6 @@ def test_three_workers_share_the_trials_exactly(options, start, opened, tmp_path
     assert {path.name for path in (tmp_path / "study").glob("trial_*")} == {f"trial_{n}" for n in range(13)}
     drawn = [trial.params["task.learning_rate"] for trial in trials]
     assert len(set(drawn)) == 13  # workers with the same seed would have drawn the same numbers
-
-
-def test_killed_worker_s_trial_goes_on_where_it_was(options, start, opened, tmp_path):
-    first = start([*options, "n_trials=2"], steps)
-    log = tmp_path / "study" / "trial_0" / "steps.txt"
-    wait_for(lambda: log.exists() and len(log.read_text().split()) == 2)
-    os.kill(first.pid, signal.SIGKILL)  # and nobody has asked how it ended: it is still among the processes
-    wait_for(lambda: psutil.Process(first.pid).status() == psutil.STATUS_ZOMBIE)
-    sweep([*options, "n_trials=2"], Display(quiet=True), steps)
-    study = opened()
-    assert log.read_text().split() == list("01234")  # nothing was done twice
-    trials = standing(study)
-    assert list(trials) == [0, 1]
-    assert attempts(trials[0]) == [0, 1]
-    assert trials[0].params == study.trials[0].params
-    assert [t.state.name for t in study.trials] == ["FAIL", "COMPLETE", "COMPLETE"]
-    assert {path.name for path in (tmp_path / "study").glob("trial_*")} == {"trial_0", "trial_1"}
 
 
 def test_worker_asked_to_leave_gives_its_trial_back(options, start, opened, tmp_path):
