@@ -24,7 +24,7 @@ from lit_fedad.contracts.disclosure import DisclosedBy
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
-from lit_fedad.methods.feddm import CondensingClient, OwnImages
+from lit_fedad.methods.feddm import ImageCondenser, OwnImages
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
 from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights
 from lit_fedad.models.encoders import refuse_frozen
@@ -33,14 +33,14 @@ from lit_fedad.tasks.classifier import Classifier
 ANCHORS, LABELS, LOGITS = "anchors", "anchor_labels", "anchor_logits"
 
 
-class AnchorCondenser(CondensingClient):
+class AnchorCondenser(ImageCondenser):
     """Condenses a client's images as FedDM does, but under the features of networks with new random weights each step.
 
     The networks have the form of the task's encoder.
     """
 
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Condenses under copies of the encoder; see `CondensingClient.condense`."""
+        """Condenses under copies of the encoder; see `ImageCondenser.condense`."""
         self._random = deepcopy(self.task.encoder).to(fabric.device).requires_grad_(False)
         report = super().condense(loader, fabric)
         del self._random  # not a part of the client
@@ -121,9 +121,7 @@ class DESAClient(FedAvgClient):
         above("method.client", 0, temperature=temperature, contrast_temperature=contrast_temperature)
         within("method.client", 0, 1, soft=soft)
         refuse_frozen(task.encoder, "method desa condenses images")
-        self.condenser = AnchorCondenser(
-            task, condensation, mean, std, minimum=anchors, least=least, init="noise"
-        )
+        self.condenser = AnchorCondenser(task, condensation, "noise", mean, std, minimum=anchors, least=least)
         self.anchors_per_class, self.least, self.batch_size = anchors, least, batch_size
         self.own, self.distillation, self.contrast = own, distillation, contrast
         self.temperature, self.soft, self.contrast_temperature = temperature, soft, contrast_temperature

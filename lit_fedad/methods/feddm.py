@@ -50,7 +50,7 @@ class OwnImages(NamedTuple):
     sizes: list[int]
 
 
-class CondensingClient(CondensedClient):
+class ImageCondenser(CondensedClient):
     """A client that condenses its images class by class, and sends the condensed images.
 
     Synthetic images are optimised to lie near the real ones of their class by `class_distance`. A class with fewer than
@@ -58,12 +58,12 @@ class CondensingClient(CondensedClient):
 
     Args:
         condensation: Steps, batches and learning rate.
+        init: Whether synthetic images are initialised as ``noise``, N(0, 1), or as the client's ``real`` images.
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
         share: Ratio p of synthetic to real images of a class; the number is rounded up.
         minimum: Fewest synthetic images of a class.
         least: Fewest images with which a client owns a class.
-        init: Whether synthetic images are initialised as ``noise``, N(0, 1), or as the client's ``real`` images.
         quantize: Whether images are sent as bytes, clipped to the range of pixels, or as float32, not clipped.
 
     Raises:
@@ -74,12 +74,12 @@ class CondensingClient(CondensedClient):
         self,
         task: Classifier,
         condensation: Condensation,
+        init: Literal["noise", "real"],  # no default: real images must be somebody's choice
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
         share: float = 0.0,
         minimum: int = 10,
         least: int = 10,
-        init: Literal["noise", "real"] = "real",
         quantize: bool = True,
     ) -> None:
         super().__init__(task, mean, std, quantize)
@@ -194,7 +194,7 @@ class CondensingClient(CondensedClient):
         raise NotImplementedError
 
 
-class FedDMClient(CondensingClient):
+class FedDMClient(ImageCondenser):
     """A client whose synthetic images have the mean feature and the mean logits of each class of the real ones.
 
     They have them under the received weights plus noise drawn for each step. Real and synthetic batches are normalised
@@ -202,7 +202,7 @@ class FedDMClient(CondensingClient):
 
     Args:
         radius: Largest norm rho of the noise over all weights; 0 for none.
-        **condensing: See `CondensingClient`.
+        **condensing: See `ImageCondenser`.
 
     Raises:
         UserError: If a setting is out of range.
@@ -248,7 +248,7 @@ class FedDMServer(CondensedServer):
 
     merges_sums = False
 
-    def __init__(self, client: CondensingClient, training: CondensedTraining) -> None:
+    def __init__(self, client: ImageCondenser, training: CondensedTraining) -> None:
         super().__init__(client, training)
         self.least, self.share, self.minimum = client.least, client.share, client.minimum
 
@@ -292,11 +292,11 @@ class FedDMServer(CondensedServer):
 class Condense(Train):
     """The exchange of a round, in which clients condense their images under the received weights."""
 
-    def train(self, client: CondensingClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
-        """Condenses the client's images by `CondensingClient.condense`."""
+    def train(self, client: ImageCondenser, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
+        """Condenses the client's images by `ImageCondenser.condense`."""
         return client.condense(loader, fabric)
 
 
-def exchanges(client: CondensingClient) -> Exchanges:
+def exchanges(client: ImageCondenser) -> Exchanges:
     """One exchange a round: weights to the clients, condensed images to the server."""
     return with_exchanges(client, rounds=(Condense(),), evidence=CONDENSED)

@@ -29,7 +29,7 @@ from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
 from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.feddm import CondensingClient, FedDMServer, OwnImages
+from lit_fedad.methods.feddm import FedDMServer, ImageCondenser, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES
 from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights, with_weights
 from lit_fedad.tasks.classifier import Classifier
@@ -39,7 +39,7 @@ PROTOTYPES, SIZES = "prototypes", "sizes"
 Constraints = Literal["batch", "running", "own"]
 
 
-class FedVCKClient(CondensingClient):
+class FedVCKClient(ImageCondenser):
     """A client that condenses images by importance, and sends the mean logits of each class (FedVCK Eq. 11).
 
     The previous model is the one that the client received in its last round; initially the current one.
@@ -62,7 +62,7 @@ class FedVCKClient(CondensingClient):
         softmax: Whether images are drawn by the softmax of their importance, likewise; otherwise in proportion to it.
         own_first_model: Whether the client condenses under random weights of its own in round 1, likewise, which are
             also its previous model in round 2.
-        **condensing: See `CondensingClient`.
+        **condensing: See `ImageCondenser`.
 
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.

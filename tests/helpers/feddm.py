@@ -51,7 +51,14 @@ def upload(labels, seed: int = 0, side: int = 8) -> dict[str, torch.Tensor]:
 
 
 def client_of(task=None, **settings) -> FedDMClient:
-    settings = {"condensation": Condensation(0), "mean": MEAN, "std": STD, "least": 2, **settings}
+    settings = {
+        "condensation": Condensation(0),
+        "init": "real",
+        "mean": MEAN,
+        "std": STD,
+        "least": 2,
+        **settings,
+    }
     return FedDMClient(task or make(), **settings)
 
 

@@ -10,7 +10,7 @@ from lit_fedad.core import config
 from lit_fedad.core.building import locate
 from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.feddm import CondensingClient
+from lit_fedad.methods.feddm import ImageCondenser
 from lit_fedad.methods.parts.condensed_server import CondensedClient
 
 
@@ -81,7 +81,7 @@ def of_method(method, given):
 
 # Derived from what methods and tasks declare: a new method is played through all of its pairs by being there.
 PAIRS = {(method, task): refusal(method, task) for method in choices("method") for task in TASKS}
-SHARES_IMAGES = [name for name in choices("method") if issubclass(client_class(name), CondensingClient)]
+SHARES_IMAGES = [name for name in choices("method") if issubclass(client_class(name), ImageCondenser)]
 CONDENSES = [name for name in choices("method") if issubclass(client_class(name), CondensedClient)]
 # Classifiers' own methods play in stages, but for those whose server trains on condensed images.
 IN_STAGES = [

@@ -30,7 +30,7 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 
 def take_step(optimizer: torch.optim.Optimizer, loss: Tensor, rate: str) -> float:
-    """Takes a step of an optimiser that computes in single precision, and returns the loss.
+    """Takes a step of an optimiser, without scaling the loss as ``16-mixed`` does, and returns the loss.
 
     Args:
         optimizer: The optimiser.

@@ -21,6 +21,7 @@ def feddm(federate, data):
     def play(client=None, server=None, **settings):
         client = {
             "condensation": Condensation(2, batch=4),
+            "init": "real",
             "mean": MEAN,
             "std": STD,
             "least": 2,

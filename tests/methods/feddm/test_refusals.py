@@ -98,4 +98,4 @@ def test_learning_rates_that_diverge_are_named(feddm):
 
 def test_other_tasks_are_refused(make_linear):
     with pytest.raises(UserError, match="works with task Classifier, not with Linear"):
-        FedDMClient(make_linear(), condensation=Condensation(1))
+        FedDMClient(make_linear(), condensation=Condensation(1), init="real")

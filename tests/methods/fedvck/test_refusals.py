@@ -48,7 +48,7 @@ def test_encoders_without_batch_statistics_are_refused(norm):
     if norm is None:
         task.encoder = nn.Conv2d(3, 4, 3)
     with pytest.raises(UserError, match=r"no batch normalisation.*encoder\.norm=batch") as error:
-        FedVCKClient(task, condensation=Condensation(1))
+        FedVCKClient(task, condensation=Condensation(1), init="noise")
     assert "\n" not in str(error.value)
 
 
@@ -81,4 +81,4 @@ def test_server_settings_out_of_range_are_refused(setting):
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])
 def test_a_mixture_of_more_than_all_is_refused(alpha):
     with pytest.raises(UserError, match=rf"alpha={alpha} must be in"):
-        FedVCKClient(make(), condensation=Condensation(1), alpha=alpha)
+        FedVCKClient(make(), condensation=Condensation(1), init="noise", alpha=alpha)
