@@ -60,7 +60,8 @@ class Command(NamedTuple):
             if f"{key}=NAME" in self.forms:
                 return self.forms[f"{key}=NAME"], words, name
             if chosen[-1] in self.forms:
-                return self.forms[chosen[-1]], [word for word in words if word not in chosen], name
+                others = [word for word in words if word not in chosen]
+                return self.forms[chosen[-1]], others, f"{name} {chosen[-1]}"
             known = ", ".join(word.removeprefix(f"{key}=") for word in self.forms)
             raise UserError(f"{name}: {chosen[-1]} must be one of {known}")
         if "" in self.forms:

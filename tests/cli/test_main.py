@@ -125,17 +125,20 @@ def test_help_imports_what_prints_it_alone():
         (("privacy", "run=x", "attack=lira", "shadows=3"), "shadows=3: give an even number, at least 6"),
         (
             ("privacy", "run=x", "attack=lira", "shadow=4"),
-            "privacy has no key 'shadow'; did you mean 'shadows'?",
+            "privacy attack=lira has no key 'shadow'; did you mean 'shadows'?",
         ),
         (
             ("privacy", "run=x", "attack=lira", "non_members=tran"),
-            "privacy.non_members='tran' must be one of ['train', 'test']",
+            "privacy attack=lira.non_members='tran' must be one of ['train', 'test']",
         ),
         (
             ("privacy", "run=x", "attack=inversion", "steps=0"),
             "images=4 steps=0 restarts=1 must be at least 1",
         ),
-        (("privacy", "run=x", "attack=inversion", "images=many"), "privacy.images='many' must be int"),
+        (
+            ("privacy", "run=x", "attack=inversion", "images=many"),
+            "privacy attack=inversion.images='many' must be int",
+        ),
         (
             ("privacy", "run=x", "attack=inversion", "update=epoch"),
             "update='epoch' must be one of ['round', 'step']",
