@@ -3,13 +3,16 @@
 import copy
 import functools
 import gc
+import hashlib
 import importlib
+import os
 import pickle
 import warnings
 
 import hypothesis
 import pytest
 import torch
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
 from lit_fedad.core import config
+from lit_fedad.core.files import atomic
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models import backbones
 from lit_fedad.models.memory_generator import MemoryGenerator
@@ -47,10 +51,12 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def packaged_groups_are_composed_once():
+def packaged_groups_are_composed_once(tmp_path_factory):
     """Hundreds of tests choose the same groups and set other keys, which Hydra does one after the other too."""
     compose_anew, folder, composed = config.hydra_compose, config.conf_folder(), {}
     groups = set(config.config_groups())
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compositions"
 
     def compose(name, overrides=(), return_hydra_config=False):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -59,7 +65,12 @@ def packaged_groups_are_composed_once():
         of_groups = [one for one in parsed if one.package is not None or one.key_or_group in groups]
         key = tuple(one.input_line for one in of_groups)
         if key not in composed:
-            composed[key] = pickle.dumps(compose_anew(name, list(key), return_hydra_config=True))
+            file = shared / hashlib.sha256(repr(key).encode()).hexdigest()
+            if not file.exists():
+                anew = compose_anew(name, list(key), return_hydra_config=True)
+                with atomic(file) as part:
+                    part.write_bytes(pickle.dumps(anew))
+            composed[key] = file.read_bytes()
         whole = pickle.loads(composed[key])
         values = [override for override in parsed if override not in of_groups]
         ConfigLoaderImpl._apply_overrides_to_config(values, whole)
@@ -75,8 +86,9 @@ def packaged_groups_are_composed_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def packaged_files_are_read_once():
-    """Hydra parses some thirty files anew for each choice of groups."""
+    """Hydra parses some thirty files anew for each choice of groups, and lists its choices so far for each of them."""
     load_anew, conf, loaded = ConfigRepository.load_config, config.conf_folder(), {}
+    choices_so_far = defaults_list._create_interpolation_map
     ours = conf.resolve().as_uri().removeprefix("file://")
 
     def load(repository, config_path):
@@ -86,8 +98,14 @@ def packaged_files_are_read_once():
             loaded[config_path] = pickle.dumps(load_anew(repository, config_path))
         return pickle.loads(loaded[config_path])
 
+    def choices(overrides, defaults, self_added):
+        return any(one.is_interpolation() for one in defaults) and choices_so_far(
+            overrides, defaults, self_added
+        )
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigRepository, "load_config", load)
+        patch.setattr(defaults_list, "_create_interpolation_map", choices)
         yield
 
 
