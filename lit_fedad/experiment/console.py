@@ -62,7 +62,7 @@ class Console(RunCallback):
             run.display.note(f"continues after {f'round {latest}' if latest > 0 else 'the set-up'}")
         self._display, self._last = run.display, time.perf_counter()
         self._progress = Progress()
-        self._progress.start(run.display, "Turns of clients, to train or be scored")
+        self._progress.start(run.display, "Clients trained or scored")
 
     def on_client_end(self, done: int, total: int) -> None:
         """Shows the progress of this process."""

@@ -53,7 +53,7 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 _COLLAPSED = 0.5
 """Share of the memory's initial spread below which the server warns."""
 
-MEMORY = Disclosure(Kind.PATCHES, "mean features of groups of like patches, of few patches or of one")
+MEMORY = Disclosure(Kind.PATCHES, "mean features of groups of similar patches (a group may be one patch)")
 """What a memory tells of a client's images."""
 
 

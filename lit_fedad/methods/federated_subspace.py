@@ -126,7 +126,7 @@ class Centres(_SendState):
     name = "clusters"
 
     discloses = (
-        Disclosure(Kind.PATCHES, "centres of clusters of patches' features, of few patches or of one"),
+        Disclosure(Kind.PATCHES, "centres of clusters of patches' features (a cluster may be one patch)"),
     )
 
     def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
