@@ -15,6 +15,8 @@ TASKS   := help install lock train evaluate predict watch update export serve sw
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
+# Compiled files are kept, whatever the shell says: without them each process compiles the package and its tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
