@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ class Command(NamedTuple):
         """Finds the form that some words choose, the words that its function takes, and its name in errors.
 
         Raises:
-            UserError: If they choose none.
+            UserError: If they choose none, or misspell the key that chooses.
         """
         key, *_ = [word.partition("=")[0] for word in self.forms if "=" in word] or [""]
         if key and (chosen := [word for word in words if word.startswith(f"{key}=")]):
@@ -65,6 +66,9 @@ class Command(NamedTuple):
             known = ", ".join(word.removeprefix(f"{key}=") for word in self.forms)
             raise UserError(f"{name}: {chosen[-1]} must be one of {known}")
         if "" in self.forms:
+            given = [word.partition("=")[0] for word in words]
+            if key and (typed := difflib.get_close_matches(key, given, n=1, cutoff=0.7)):
+                raise UserError(f"{name} has no key '{typed[0]}'; did you mean '{key}'?")
             return self.forms[""], words, f"{name} without {key}=" if key else name
         if words and words[0] in self.forms:
             return self.forms[words[0]], words[1:], f"{name} {words[0]}"

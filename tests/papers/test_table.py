@@ -100,6 +100,7 @@ def test_other_metrics_than_the_tables(quick_runs):
     [
         (["table="], "table=: give one of fadngs_1, fadngs_2"),
         (["data=textures"], "report without table= has no key 'data'"),
+        (["tabel=feddymem_1"], "report has no key 'tabel'; did you mean 'table'?"),
         (["table=fedymem_1"], "table=fedymem_1: give one of fadngs_1"),
         (options("rows=FedAgv"), "rows=fedagv: feddymem_1 has no such row; did you mean 'FedAvg'?"),
         (options("rouds=3"), "row Local, column textures: unknown key 'rouds'; did you mean 'rounds'?"),
