@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts.disclosure import Discloses, Disclosures
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.randomness import Context
+from lit_fedad.contracts.schedule import cosine_decay
 from lit_fedad.contracts.task import Prediction, Task
 from lit_fedad.core.errors import UserError
 
@@ -58,6 +59,7 @@ class Client(Discloses, L.LightningModule):
     Attributes:
         needs: Class of task that the method requires.
         context: Seed, round, client, exchange and stage; set before the client plays an exchange.
+        decay_rounds: Number of rounds over which learning rates fall (`cosine_decay`); None where they stay.
         state_names: Names of the attributes that hold a single client's state, in addition to those of base classes.
         discloses: What `send` tells of the client's images. A class that overrides `send` says it anew.
 
@@ -68,6 +70,7 @@ class Client(Discloses, L.LightningModule):
     needs: ClassVar[type[Task]] = Task
     state_names: ClassVar[tuple[str, ...]] = ("optimizer_state", "loss_scale")
     discloses: Disclosures = ()
+    decay_rounds: int | None = None
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()
@@ -124,6 +127,14 @@ class Client(Discloses, L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds the optimiser of local steps; by default the task's optimiser."""
         return self.task.configure_optimizers()
+
+    def optimizer_of_round(self) -> torch.optim.Optimizer:
+        """Builds the optimiser of local steps, at this round's learning rates."""
+        optimizer = self.configure_optimizers()
+        if self.decay_rounds is not None:
+            for group in optimizer.param_groups:
+                group["lr"] *= cosine_decay(self.context.round, self.decay_rounds)
+        return optimizer
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the message to the server after training.

@@ -66,7 +66,7 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     task = client.task
     if not any(parameter.requires_grad for parameter in task.parameters()):
         return {}
-    configured = client.configure_optimizers()
+    configured = client.optimizer_of_round()
     if client.optimizer_state is not None:
         resume_optimizer(configured, client.optimizer_state)
     module, optimizer = fabric.setup(client, configured, move_to_device=False)

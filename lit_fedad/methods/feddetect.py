@@ -6,7 +6,6 @@ threshold is ``mean + a std / sqrt(B)`` of all of them, with B images a batch. S
 threshold: above 1 an image is anomalous to FedDetect.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,17 +28,7 @@ _SMALLEST = 1e-12  # threshold; errors are squares
 
 
 class FedDetectClient(FedAvgClient):
-    """A client whose learning rate falls as a cosine over the rounds, and whose errors set the common threshold.
-
-    Args:
-        task: An `Autoencoder` or a `FeatureAutoencoder`.
-        rounds: Number of all rounds.
-    """
-
-    def __init__(self, task: Task, rounds: int, local_epochs: int = 1) -> None:
-        super().__init__(task, local_epochs)
-        at_least("method.client", 0, rounds=rounds)
-        self.rounds = rounds
+    """A client of an `Autoencoder` or a `FeatureAutoencoder`, whose errors set the common threshold."""
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
@@ -50,14 +39,6 @@ class FedDetectClient(FedAvgClient):
                 f"method feddetect takes its threshold from an autoencoder's errors, and task {task.__name__} is"
                 " none; give task=autoencoder"
             )
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds the task's optimiser, its learning rate times ``(1 + cos(pi (t - 1) / T)) / 2`` in round t of T."""
-        optimizer = self.task.configure_optimizers()
-        done = min(max(self.context.round - 1, 0) / max(self.rounds, 1), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] *= (1 + math.cos(math.pi * done)) / 2
-        return optimizer
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares the threshold."""

@@ -34,7 +34,7 @@ class ScaffoldClient(AnchoredClient):
         self.learning_rate = learning_rate
         self.own = {name: torch.zeros_like(p) for name, p in trainable(task).items()}
         self.change: Message = {}
-        self._steps = 0
+        self._steps, self._rate = 0, learning_rate
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds plain SGD, without momentum and weight decay."""
@@ -51,13 +51,14 @@ class ScaffoldClient(AnchoredClient):
             if parameter.grad is not None:
                 parameter.grad += self.auxiliary[CONTROL + name].to(parameter) - self.own[name].to(parameter)
         self._steps += 1
+        self._rate = optimizer.param_groups[0]["lr"]
 
     def on_train_end(self) -> None:
         """Updates the control after S steps: ``c_i+ = c_i - c + (x - y) / (S eta_l)``; after none it stays."""
         if not self._steps:  # gradients of 16-mixed overflowed in every step
             self.change = {name: torch.zeros_like(c, device="cpu") for name, c in self.own.items()}
             return
-        travelled = self._steps * self.learning_rate
+        travelled = self._steps * self._rate
         renewed = {
             name: self.own[name].to(y)
             - self.auxiliary[CONTROL + name].to(y)

@@ -88,7 +88,7 @@ def fit_privately(
         raise UserError("federation/privacy=dp_sgd: give fabric.precision=32-true or bf16-mixed")
     task, images = client.task, len(loader.dataset)  # type: ignore[arg-type]
     draw, noise = (_generator(key, client.context, what, fabric.device) for what in ("draw", "noise"))
-    configured = client.configure_optimizers()
+    configured = client.optimizer_of_round()
     if client.optimizer_state is not None:
         resume_optimizer(configured, client.optimizer_state)
     task.train()

@@ -1,6 +1,5 @@
 """Anomaly detection by densities in a contrastive representation."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.schedule import cosine_decay
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
@@ -101,9 +101,7 @@ class Contrastive(Representation):
     @property
     def decay(self) -> float:
         """The factor of this round's learning rates: 1 in the warm-up, then a cosine from 1 towards 0."""
-        rounds = self.rounds - self.warmup
-        done = min(max(self.round - self.warmup - 1, 0) / max(rounds, 1), 1.0)
-        return 0.5 * (1 + math.cos(math.pi * done))
+        return cosine_decay(self.round - self.warmup, self.rounds - self.warmup)
 
     @property
     def current_loss(self) -> RepresentationLoss:

@@ -1,6 +1,5 @@
 """CSI: contrast in which rotations repel, and a classifier of rotations; both score (Tack et al., NeurIPS 2020)."""
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.randomness import seeded
+from lit_fedad.contracts.schedule import cosine_decay
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import crop_resize, draw_boxes
@@ -173,8 +173,7 @@ class CSI(Representation):
         if done < self.ramp:
             rate = self.learning_rate * (0.1 + 0.9 * done / self.ramp)
         else:
-            share = min((done - self.ramp) / max(self.rounds - self.ramp, 1), 1.0)
-            rate = self.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+            rate = self.learning_rate * cosine_decay(self.round - self.ramp, self.rounds - self.ramp)
         return Lars(self.trainable, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def _copies(self, batch: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_fedad.contracts import Context
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.experiment.build import build_images, build_public
+from lit_fedad.experiment.build import build_images, build_model, build_public
 from lit_fedad.experiment.local_clients import workers
 from lit_fedad.experiment.train import train
 
@@ -89,3 +90,21 @@ def test_workers_that_cannot_play_are_refused_before_anything_runs(
 def test_without_workers_nothing_of_ray_is_needed(monkeypatch):
     monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
     assert workers(compose(["method=fedavg"]), SimpleNamespace(world_size=1)) is None
+
+
+def test_learning_rates_fall_where_the_configuration_or_the_method_says_so():
+    def factors(*overrides):
+        small = ["experiment=small", "backbone=own", "image.size=64", "rounds=3"]
+        client = build_model(compose([*overrides, *small]), ["plate"]).client
+        rates = []
+        for number in (0, 1, 2, 3):
+            client.context = Context(seed=0, round=number)
+            rates.append(client.optimizer_of_round().param_groups[0]["lr"])
+        return [rate / rates[0] for rate in rates]
+
+    falling = pytest.approx([1, 1, 0.75, 0.25])  # (1 + cos(pi (t - 1) / 3)) / 2
+    assert factors("method=fedavg") == [1, 1, 1, 1]
+    assert factors("method=fedavg", "learning_rate_decay=cosine") == falling
+    assert factors("method=feddetect", "features=frozen") == falling
+    with pytest.raises(UserError, match="learning_rate_decay=linear: give cosine or null"):
+        factors("method=fedavg", "learning_rate_decay=linear")

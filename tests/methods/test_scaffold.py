@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -20,20 +21,25 @@ def control_of(server):
 
 
 def scaffold_by_hand(
-    hand, data: Mapping, participants: Iterable[list[int]], epochs: int = 1, global_step: float = 1.0
+    hand,
+    data: Mapping,
+    participants: Iterable[list[int]],
+    epochs: int = 1,
+    global_step: float = 1.0,
+    rates: Iterable[float] = repeat(STEP),
 ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
     """Karimireddy et al., Algorithm 1 with option II: weights x, control c and the clients' controls."""
     x, c = hand.start, np.zeros_like(hand.start)
     own = dict.fromkeys(data, c)
-    for picked in participants:
+    for picked, step in zip(participants, rates, strict=False):
         moves, changes = [], []
         for client in picked:
             y, steps = x, 0
             for _ in range(epochs):
                 for points, targets in hand.batches(data[client]):
-                    y = y - STEP * (hand.gradient(y, points, targets) - own[client] + c)
+                    y = y - step * (hand.gradient(y, points, targets) - own[client] + c)
                     steps += 1
-            renewed = own[client] - c + (x - y) / (steps * STEP)
+            renewed = own[client] - c + (x - y) / (steps * step)
             moves.append(y - x)
             changes.append(renewed - own[client])
             own = {**own, client: renewed}
@@ -93,6 +99,13 @@ def test_steps_are_counted_over_epochs(scaffold, make_linear, points_by_hand, ha
 def test_the_server_has_a_step_of_its_own(scaffold, make_linear, points_by_hand, hand):
     played = scaffold(make_linear(), points_by_hand, server={"learning_rate": 0.25})
     assert_as_by_hand(hand, played, scaffold_by_hand(hand, points_by_hand, [[0, 1]] * 3, global_step=0.25))
+
+
+def test_the_control_knows_a_rate_that_falls(scaffold, monkeypatch, make_linear, points_by_hand, hand):
+    monkeypatch.setattr(ScaffoldClient, "decay_rounds", 3)
+    rates = [STEP, 0.75 * STEP, 0.25 * STEP]  # (1 + cos(pi (t - 1) / 3)) / 2
+    played = scaffold(make_linear(), points_by_hand)
+    assert_as_by_hand(hand, played, scaffold_by_hand(hand, points_by_hand, [[0, 1]] * 3, rates=rates))
 
 
 def test_with_half_of_the_clients_the_control_moves_half_as_far(scaffold, make_linear, make_points, hand):
