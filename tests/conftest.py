@@ -8,13 +8,17 @@ import importlib
 import os
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import hypothesis
+import omegaconf
 import pytest
 import torch
+from filelock import FileLock
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
+from hydra.core.override_parser import overrides_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
 from torch import nn
@@ -50,13 +54,18 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder that all workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
-def packaged_groups_are_composed_once(tmp_path_factory):
+def packaged_groups_are_composed_once(shared):
     """Hundreds of tests choose the same groups and set other keys, which Hydra does one after the other too."""
     compose_anew, folder, composed = config.hydra_compose, config.conf_folder(), {}
     groups = set(config.config_groups())
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compositions"
 
     def compose(name, overrides=(), return_hydra_config=False):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -65,7 +74,7 @@ def packaged_groups_are_composed_once(tmp_path_factory):
         of_groups = [one for one in parsed if one.package is not None or one.key_or_group in groups]
         key = tuple(one.input_line for one in of_groups)
         if key not in composed:
-            file = shared / hashlib.sha256(repr(key).encode()).hexdigest()
+            file = shared / "compositions" / hashlib.sha256(repr(key).encode()).hexdigest()
             if not file.exists():
                 anew = compose_anew(name, list(key), return_hydra_config=True)
                 with atomic(file) as part:
@@ -110,6 +119,21 @@ def packaged_files_are_read_once():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def words_and_interpolations_are_parsed_once():
+    """The grammars of Hydra and OmegaConf read the same words anew in each composition."""
+    read = functools.cache(OverridesParser.parse_rule)
+    one = OverridesParser.create()
+    functions = functools.cache(overrides_parser.create_functions)
+    parse = functools.cache(omegaconf.base.parse)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OverridesParser, "parse_rule", lambda _, *given: copy.copy(read(one, *given)))
+        patch.setattr(overrides_parser, "create_functions", functions)
+        patch.setattr(omegaconf.base, "parse", parse)
+        patch.setattr(omegaconf._utils, "parse", parse)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def backbones_are_drawn_once():
     """Drawing a backbone's weights takes longer than most tests that need one."""
     build_anew, built = backbones._build, {}
@@ -133,6 +157,15 @@ def callbacks_of_other_packages_are_looked_for_once():
         fabric = importlib.import_module("lightning.fabric.fabric")
         look = functools.cache(fabric._load_external_callbacks)
         patch.setattr(fabric, "_load_external_callbacks", lambda group: list(look(group)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seeds_are_set_without_a_record_of_who_set_them():
+    """For each kind of device that may be found later, torch formats the whole stack whenever a seed is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        for devices in (torch.cuda, torch.xpu, torch.mtia):
+            patch.setattr(devices, "traceback", SimpleNamespace(format_stack=list))
         yield
 
 
@@ -186,14 +219,19 @@ def make_loader():
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory):
-    """Folder of a complete two-client run of the federated bank on textures; the textures lie beside it in ``data``."""
+def tiny_run(shared):
+    """Folder of a complete two-client run of the federated bank on textures; the textures lie beside it in ``data``.
+
+    Workers share it: a test that changes the images, or files that another reads, takes a copy.
+    """
     from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
-    home = tmp_path_factory.mktemp("tiny")
-    settings = ["method=federated_bank", "debug=seconds", "tracking=off", "cache.enabled=false"]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*RANDOM weights")
-        train(compose([*settings, f"data.root={home / 'data'}", f"out={home / 'run'}"]), quiet=True)
+    home = shared / "tiny"
+    with FileLock(f"{home}.lock"):
+        if not home.exists():
+            settings = ["method=federated_bank", "debug=seconds", "tracking=off", "cache.enabled=false"]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*RANDOM weights")
+                train(compose([*settings, f"data.root={home / 'data'}", f"out={home / 'run'}"]), quiet=True)
     return home / "run"

@@ -11,7 +11,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,7 +116,7 @@ def check_arguments(
     parameters = _parameters(target)
     check_keys(arguments, set(parameters) - set(given), name)
     for key, value in arguments.items():
-        check_type(value, _annotation(target, key), f"{name}.{key}")
+        check_type(value, _annotations(target).get(key, Any), f"{name}.{key}")
     if not some_left:
         missing = [
             key
@@ -138,6 +138,7 @@ def _takers(target: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
             return
 
 
+@cache
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a function or class that have names, with those of the classes above."""
     found: dict[str, inspect.Parameter] = {}
@@ -146,20 +147,22 @@ def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: one for name, one in found.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
 
 
-def _annotation(target: Callable[..., Any], key: str) -> Any:
+@cache
+def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the types of the parameters of a function or class, as far as they can be read."""
+    found: dict[str, Any] = {}
     for taker in _takers(target):
         try:
             hints = typing.get_type_hints(taker.__init__ if inspect.isclass(taker) else taker)  # type: ignore[misc]
         except (NameError, TypeError):
-            return Any
-        if key in hints:
-            return hints[key]
-    return Any
+            break
+        found = {**hints, **found}
+    return found
 
 
 def options_of(target: Callable[..., Any], argument: str) -> tuple[str, ...]:
     """Returns the texts that an argument is declared to take (``Literal``); of none where it takes any, or no text."""
-    annotation = _annotation(target, argument)
+    annotation = _annotations(target).get(argument, Any)
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     parts = typing.get_args(annotation) if union else (annotation,)
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]

@@ -19,7 +19,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
@@ -195,12 +195,11 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             if chosen.get("debug"):
                 reader = locate(composed.data._target_)
                 fit_preset(composed, hydra_compose("config", plain), reader, given_keys(overrides))
-            missing = sorted(OmegaConf.missing_keys(composed))
-            container = {} if missing else OmegaConf.to_container(composed, resolve=True)
+            container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise UserError(f"'{error.full_key}' must be given: {error.full_key}=...") from None
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(redact(_explain(error, plain))) from None  # its cause quotes overrides, passwords too
-    if missing:
-        raise UserError(f"'{missing[0]}' must be given: {missing[0]}=...")
     config = typing.cast("Config", container)
     if "experiment" not in chosen and not any(o.startswith("~experiment") for o in overrides):
         raise UserError(_NO_PRESET)

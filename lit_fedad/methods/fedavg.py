@@ -219,7 +219,8 @@ class FedAvgServer(Server):
         self.weights, self.auxiliary = client.shared_state(), dict[str, Tensor]()
         self.server_optimizer = server_optimizer
         self.server_optimizer_state: dict[str, Any] = {}
-        self.trained = [name for name in self.weights if name in trainable(client.task)]
+        learnt = trainable(client.task)
+        self.trained = [name for name in self.weights if name in learnt]
         self.statistics: Message = {}
         self.report: dict[str, float] = {}
 

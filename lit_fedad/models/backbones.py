@@ -199,8 +199,7 @@ def check_model(name: str, layers: Sequence[int]) -> None:
         near = difflib.get_close_matches(architecture, timm.list_models(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(f"backbone.name={name}: timm has no such model{hint}")
-    tagged = timm.list_pretrained(f"{architecture}.*")
-    if tag and name not in tagged:
+    if tag and name not in (tagged := timm.list_pretrained(f"{architecture}.*")):
         raise UserError(f"backbone.name={name}: timm has no such weights, only {', '.join(tagged) or 'none'}")
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
         raise UserError(f"backbone.layers={list(layers)}: give layer numbers from 0 up, in rising order")

@@ -199,7 +199,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
 )
 def test_mistake_is_refused_when_building_the_model(overrides, said):
     with pytest.raises(UserError) as error:
-        build_model(composed_with(["debug=seconds", *overrides]), ["a", "b"])
+        build_model(composed_with(["debug=seconds", "backbone.name=test_resnet", *overrides]), ["a", "b"])
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -1,6 +1,7 @@
 """A trained run on new images and on its own test set."""
 
 import csv
+import functools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from sklearn.metrics import roc_auc_score
 
 from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
+from lit_fedad.data import textures
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -141,17 +143,26 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     assert predictions[0].anomaly_map.shape == (3, 32, 32)
 
 
-def test_the_training_data_may_be_gone(tiny_run, photos, tmp_path):
-    before = predict(str(tiny_run), str(photos), out=str(tmp_path / "before")).read_text()
-    data = tiny_run.parent / "data"
-    data.rename(tiny_run.parent / "elsewhere")
-    try:
-        after = predict(str(tiny_run), str(photos), out=str(tmp_path / "after")).read_text()
-        with pytest.raises(UserError, match=r"client=9"):
-            predict(str(tiny_run), str(photos), client=9)
-    finally:
-        (tiny_run.parent / "elsewhere").rename(data)
-    assert after == before
+@pytest.fixture
+def roots(monkeypatch):
+    """The folders that training data are read from."""
+    asked = []
+    read = textures.textures
+
+    @functools.wraps(read)
+    def record(root, **options):
+        asked.append(str(root))
+        return read(root, **options)
+
+    monkeypatch.setattr(textures, "textures", record)
+    return asked
+
+
+def test_the_training_data_may_be_gone(tiny_run, photos, tmp_path, roots):
+    predict(str(tiny_run), str(photos), out=str(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"client=9"):
+        predict(str(tiny_run), str(photos), client=9)
+    assert roots == []
 
 
 def test_an_unreadable_image_costs_only_itself(tiny_run, photos, tmp_path, capsys):
@@ -305,14 +316,10 @@ def test_evaluation_equals_what_the_run_reported(tiny_run, capsys):
     ]
 
 
-def test_evaluation_finds_moved_data_and_refuses_other_data(tiny_run, tmp_path):
-    home = tiny_run.parent
-    shutil.copytree(home / "data", tmp_path / "moved")
-    (home / "data").rename(home / "away")
-    try:
-        evaluate(str(tiny_run), {"data.root": str(tmp_path / "moved")})
-    finally:
-        (home / "away").rename(home / "data")
+def test_evaluation_finds_moved_data(tiny_run, tmp_path, roots):
+    moved = shutil.copytree(tiny_run.parent / "data", tmp_path / "moved")
+    evaluate(str(tiny_run), {"data.root": str(moved)})
+    assert set(roots) == {str(moved)}
     assert json.loads((tiny_run / "evaluation.json").read_text()) == RunFolder(tiny_run).result()["last"]
 
 
