@@ -55,14 +55,14 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory):
+def of_all_workers(tmp_path_factory):
     """A folder that all workers share."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session", autouse=True)
-def packaged_groups_are_composed_once(shared):
+def packaged_groups_are_composed_once(of_all_workers):
     """Hundreds of tests choose the same groups and set other keys, which Hydra does one after the other too."""
     compose_anew, folder, composed = config.hydra_compose, config.conf_folder(), {}
     groups = set(config.config_groups())
@@ -74,7 +74,7 @@ def packaged_groups_are_composed_once(shared):
         of_groups = [one for one in parsed if one.package is not None or one.key_or_group in groups]
         key = tuple(one.input_line for one in of_groups)
         if key not in composed:
-            file = shared / "compositions" / hashlib.sha256(repr(key).encode()).hexdigest()
+            file = of_all_workers / "compositions" / hashlib.sha256(repr(key).encode()).hexdigest()
             if not file.exists():
                 anew = compose_anew(name, list(key), return_hydra_config=True)
                 with atomic(file) as part:
@@ -219,7 +219,7 @@ def make_loader():
 
 
 @pytest.fixture(scope="session")
-def tiny_run(shared):
+def tiny_run(of_all_workers):
     """Folder of a complete two-client run of the federated bank on textures; the textures lie beside it in ``data``.
 
     Workers share it: a test that changes the images, or files that another reads, takes a copy.
@@ -227,7 +227,7 @@ def tiny_run(shared):
     from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
-    home = shared / "tiny"
+    home = of_all_workers / "tiny"
     with FileLock(f"{home}.lock"):
         if not home.exists():
             settings = ["method=federated_bank", "debug=seconds", "tracking=off", "cache.enabled=false"]

@@ -50,7 +50,7 @@ def test_a_convolution_with_more_channels_than_pixels_is_inverted():
     encode = lambda images: convolution(images).flatten(2).transpose(1, 2)  # noqa: E731
     with torch.no_grad():
         target = encode(private[:1])[0]
-    found = invert_features(encode, target, (1, 3, 16, 16), torch.Generator(), smoothness=0)
+    found = invert_features(encode, target, (1, 3, 16, 16), torch.Generator(), 250, smoothness=0)
     assert psnr(found.images, private[:1]) > 40
     assert closest(found.images, private).nearest.tolist() == [0]
 
@@ -73,7 +73,7 @@ def test_smoothness_fills_what_no_feature_sees_from_its_neighbours():
     seen[..., ::2, ::2] = True
     private[0, 0, 0, 0] = 0.79  # a target without variance has no scale
     found = invert_features(
-        lambda images: images[seen], private[seen], private.shape, torch.Generator(), smoothness=1e-2
+        lambda images: images[seen], private[seen], private.shape, torch.Generator(), 150, smoothness=1e-2
     )
     torch.testing.assert_close(found.images, private, rtol=0, atol=0.02)
 
@@ -101,6 +101,7 @@ def test_a_bank_without_order_gives_its_patches_back_in_some_order():
         bank,
         private.shape,
         torch.Generator(),
+        steps=150,
         smoothness=0,
         discrepancy=as_sets,
     )
@@ -150,7 +151,7 @@ def test_one_image_comes_back_from_its_gradient(known):
         torch.Generator().manual_seed(0),
         classes=4,
         labels=labels if known else None,
-        steps=600,
+        steps=200,
         smoothness=0,
     )
     assert psnr(found.images, private) > 30

@@ -54,6 +54,12 @@ def exact(monkeypatch):
     monkeypatch.setattr(module, "readable", read)
 
 
+@pytest.fixture
+def unpainted(monkeypatch):
+    """Without the picture of drift, which takes longer than the scores."""
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+
+
 def look(run, images, out, **settings):
     return watch(str(run), str(images), client=1, once=True, out=str(out), **settings)
 
@@ -79,6 +85,7 @@ def test_looking_twice_is_looking_once(exact, tiny_run, camera, tmp_path, capsys
     assert capsys.readouterr().err.count("the images drift from those of calibration") == len(alarms) > 0
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_scores_and_decisions_are_those_of_predict(tiny_run, camera, tmp_path):
     images = camera(5)
     found = look(tiny_run, images, tmp_path / "out", alpha=0.3)
@@ -92,6 +99,7 @@ def test_scores_and_decisions_are_those_of_predict(tiny_run, camera, tmp_path):
     assert found["anomalous"] == sum(row["decision"] == "anomalous" for row in expected.values())
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_p_values_of_the_stream_are_those_of_the_test_of_drift(tiny_run, camera, tmp_path):
     found = look(tiny_run, camera(6), tmp_path / "out", window=4)
     calibration = RunFolder(tiny_run).calibration().rule(1, 0.5).scores
@@ -119,6 +127,7 @@ def test_only_new_and_changed_files_are_scored(tiny_run, camera, tmp_path):
     assert float(table(out)[-1]["score"]) == pytest.approx(float(table(out)[1]["score"]), rel=1e-5)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_what_a_killed_call_left_half_written_is_written_anew(exact, tiny_run, camera, tmp_path):
     whole = look(tiny_run, camera(3), tmp_path / "out")
     path = tmp_path / "out" / "images.csv"
@@ -128,6 +137,7 @@ def test_what_a_killed_call_left_half_written_is_written_anew(exact, tiny_run, c
     assert path.read_bytes() == content
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_folder_is_looked_at_until_the_user_ends_it(tiny_run, camera, tmp_path, monkeypatch):
     waited = []
 
@@ -144,6 +154,7 @@ def test_the_folder_is_looked_at_until_the_user_ends_it(tiny_run, camera, tmp_pa
     assert len(table(tmp_path / "out")) == 4
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camera, tmp_path, monkeypatch):
     sent = []
 
@@ -170,6 +181,7 @@ def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camer
         assert row["score"][:6] not in content
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
     images, out = camera(2), tmp_path / "out"
     look(tiny_run, images, out)

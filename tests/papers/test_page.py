@@ -15,6 +15,7 @@ from lit_fedad.papers import page as module
 from lit_fedad.papers.page import build_page, report_runs, write_page
 from lit_fedad.papers.runs import Links, complete_runs
 from lit_fedad.papers.sections import figures as curves
+from lit_fedad.papers.sections import overview
 from lit_fedad.papers.sections.overview import format_parameter
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Gallery, Grid
@@ -26,9 +27,11 @@ UI = "http://127.0.0.1:5000"
 
 @pytest.fixture
 def page_of(monkeypatch, tmp_path):
-    """The report of runs, with few tables and without MLflow."""
+    """The report of runs, with few tables, without MLflow and with figures that are not rendered."""
 
     def page(runs, more=(), tables=("feddymem_1",)):
+        for drawing in (curves, overview):
+            monkeypatch.setattr(drawing, "svg", lambda figure: b"<svg/>")
         monkeypatch.setattr(module, "page_tables", lambda: list(tables))
         monkeypatch.setattr(curves, "metric_history", lambda *_: [(1, 0.25), (2, 0.5)])
         tracked = [*(run.tracked for run in runs), *more]

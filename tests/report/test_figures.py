@@ -76,9 +76,8 @@ def test_twelve_clients_are_pies_and_thirteen_are_bars():
     assert len(partition_figure(np.ones((13, 2)), ["a", "b"]).axes) == 1
 
 
-@pytest.mark.parametrize("clients", [150])
-def test_bars_stack_without_gaps_to_the_size_of_the_client(clients):
-    counts = np.random.default_rng(0).integers(0, 4, size=(clients, 14))
+def test_bars_stack_without_gaps_to_the_size_of_the_client():
+    counts = np.random.default_rng(0).integers(0, 4, size=(20, 14))
     (axes,) = partition_figure(counts, [f"p{i}" for i in range(14)]).axes
     for client, row in enumerate(counts):
         spans = sorted(

@@ -18,8 +18,8 @@ from lit_fedad.sites.site import Site
 RUN = "0123456789abcdef"
 PICTURES = [word for word in DEBUG if not word.startswith("evaluation.pictures")]
 WORDS = [
-    "method=fedavg", "task=autoencoder", "encoder.depth=18", "task.decoder.channels=16", *PICTURES,
-    "evaluation.pictures=1",
+    "method=fedavg", "task=autoencoder", "encoder.depth=18", "encoder.channels=16", "task.decoder.channels=16",
+    *PICTURES, "evaluation.pictures=1",
 ]  # fmt: skip
 
 

@@ -15,7 +15,14 @@ from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
-WORDS = ["method=fedavg", "task=autoencoder", "encoder.depth=18", "task.decoder.channels=16", *DEBUG]
+WORDS = [
+    "method=fedavg",
+    "task=autoencoder",
+    "encoder.depth=18",
+    "encoder.channels=16",
+    "task.decoder.channels=16",
+    *DEBUG,
+]
 
 
 @pytest.fixture(scope="module")
