@@ -126,6 +126,8 @@ def play(tmp_path, monkeypatch):
         federation = federation_of(**{**given, **parts})
         # Tasks last as long in a run that is stopped early.
         federation.rounds = until or rounds
+        if folder is None:  # nobody goes on
+            monkeypatch.setattr(federation, "save", lambda round: None)
         federation.run()
         federation.rounds = rounds
         return federation
