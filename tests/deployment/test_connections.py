@@ -1,4 +1,4 @@
-"""Connections that send nothing lock nobody out."""
+"""Connections that send nothing, or read nothing, lock nobody out."""
 
 import socket
 import threading
@@ -11,24 +11,34 @@ uvicorn = pytest.importorskip("uvicorn")
 
 from lit_fedad.deployment import connections  # noqa: E402
 
+LONG = 32 << 20  # more than a system holds for who does not read
+
 
 async def hello(scope, receive, send):
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
+    body = bytes(LONG) if scope["path"] == "/long" else b"ok"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": body})
 
 
 @pytest.fixture
-def address(monkeypatch):
+def server(monkeypatch):
     monkeypatch.setattr(connections, "MOST", 8)
     monkeypatch.setattr(connections, "HEAD_S", 0.5)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(hello, http=connections.PatientProtocol, lifespan="off", log_level="error")
+    config.timeout_keep_alive = 1
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    yield listener.getsockname()
+    server.address = listener.getsockname()
+    yield server
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture
+def address(server):
+    return server.address
 
 
 def closed(connection):
@@ -41,6 +51,16 @@ def test_who_sends_no_request_is_let_go(address, said):
     with socket.create_connection(address) as connection:
         connection.sendall(said)
         assert closed(connection)
+
+
+def test_who_does_not_read_the_answer_is_let_go(server, address):
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(1) == b"H"  # and no more
+        end = time.monotonic() + 20
+        while server.server_state.connections and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not server.server_state.connections
 
 
 def test_many_that_wait_lock_nobody_out(address, monkeypatch):
