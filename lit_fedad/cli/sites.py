@@ -146,11 +146,12 @@ def log(site: str, last: int = 40) -> None:
 
 def _entry(line: Mapping[str, object]) -> str:
     """Writes an entry of a site's log as one line."""
+    from lit_fedad.sites.messages import when
+
     said = line.get("told") or "nothing of images"
     if line.get("verdict") != "answered":
         said = f"REFUSED: {line.get('why')}"
-    number = line.get("round", "-")
-    place = "set-up" if isinstance(number, int) and number <= 0 else f"round {number}"
+    place = when(line.get("round"), line.get("asked"))
     return (
         f"{line.get('entry')}  {line.get('time')}  {line.get('by')}  run {line.get('run', '-')}"
         f"  {place}: {line.get('asked')}, {line.get('bytes_in')} bytes in,"

@@ -29,6 +29,9 @@ _LONGEST_TEXT = 500
 _MOST_ENTRIES = 1000
 _RUN = re.compile(r"[0-9a-f]{16}")
 _WORD = re.compile(r"[A-Za-z][\w./ -]{0,63}")
+QUESTIONS = ("scores", "calibration", "decisions", "further decisions")
+"""What sites are asked of their test images, and of those that they calibrate with."""
+
 MOST_PRODUCTS = 200
 """Most products that a site has, or all sites together where a model tells them apart: each has sums of its own."""
 _LONGEST_PRODUCT = 100
@@ -102,7 +105,7 @@ class Request(_Message):
         base: Step whose state it starts from; 0 for the initial one.
         settled: States of earlier steps are not needed any more.
         keep: Whether what predicts is kept as personal state (`Pose.keep`).
-        question: Name of the question.
+        question: Name of the question; empty with another kind, which would else stand in the log under that name.
         numbers: Its numbers.
         names: Its names: those of all clients' products; with ``offer``, those of the sites by client number.
         sealed: Number of bytes at the payload's beginning that are the envelopes of a secure sum.
@@ -134,7 +137,7 @@ class Request(_Message):
     sender: ClassVar[str] = "the coordinator"
 
     def check(self) -> None:
-        """Checks that numbers are in range, and that products have names; see `_Message.check`."""
+        """Checks ranges, that a question alone is asked as one, and names of products; see `_Message.check`."""
         within = (
             self.kind in ("hello", "play", "ask", "offer", "reveal")
             and _RUN.fullmatch(self.run) is not None
@@ -144,6 +147,7 @@ class Request(_Message):
             and 0 <= self.exchange < 1000
             and 0 <= self.sealed <= len(self.payload)
             and not (self.same and self.payload)
+            and (self.kind == "ask") == bool(self.question)
             and are_products(self.products)
         )
         if not within:
@@ -243,6 +247,19 @@ def are_products(names: Collection[str]) -> bool:
     return len(set(names)) == len(names) <= MOST_PRODUCTS and all(
         name.strip() and name.isprintable() and len(name) <= _LONGEST_PRODUCT for name in names
     )
+
+
+def when(round: object, asked: object) -> str:
+    """Returns when in a run a request comes: a question after a round has the message, and the number, of the next.
+
+    Example:
+        >>> [when(round, asked) for round, asked in ((0, "play"), (3, "play"), (1, "scores"), (3, "scores"))]
+        ['set-up', 'round 3', 'after set-up', 'after round 2']
+    """
+    if not isinstance(round, int):
+        return "-"
+    number, question = round - (asked in QUESTIONS), "after " * (asked in QUESTIONS)
+    return f"{question}round {number}" if number > 0 else f"{question}set-up"
 
 
 def digest(message: bytes) -> str:

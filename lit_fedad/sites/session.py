@@ -37,7 +37,7 @@ from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims, Trained
-from lit_fedad.sites.messages import Reply, Request, digest
+from lit_fedad.sites.messages import QUESTIONS, Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, judge
 from lit_fedad.sites.overrides import agreed
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
@@ -187,11 +187,11 @@ class Session:
         context = Context(self.config["seed"], request.round, request.client, request.exchange, stage)
         envelopes, blob = request.payload[: request.sealed], self._message(request)
         state = self.states.get(request.base)
-        known = digest_of(state) if self.noise else ""
+        known = digest_of(state)  # a step's state may be written again, and the answer with it
         asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), known)
         exchange = self._exchange(request, context, asked)
         place = request.round, request.exchange, request.question or request.kind
-        said = [asked.message, request.base, request.numbers, request.names, request.sums]
+        said = [asked.message, known, request.numbers, request.names, request.sums]
         self.claims.answer(self.run, place, _hash(said))
         self.states.settle(request.settled, request.base)
         try:
@@ -298,7 +298,7 @@ class Session:
         return exchanges.leave_out
 
     def _query(self, request: Request) -> ClientQuery[Any]:
-        if request.question not in ("scores", "calibration", "decisions", "further decisions"):
+        if request.question not in QUESTIONS:
             raise RefusalError(Code.QUERY, detail=request.question)
         if request.question == "scores":
             return self.evaluator

@@ -39,7 +39,7 @@ def changed(**values):
         {"base": 8}, {"settled": 6}, {"step": 1 << 41}, {"overrides": "method=fedavg"}, {"overrides": [1]},
         {"overrides": ["x" * 501]},
         {"numbers": {"nut": "1"}}, {"keep": 1}, {"exchange": -1}, {"round": None}, {"more": 1}, {"payload": "x"},
-        {"names": ["x"] * 1001}, {"same": 3}, {"numbers": {"nut": 10**400}},
+        {"names": ["x"] * 1001}, {"same": 3}, {"kind": "play"}, {"numbers": {"nut": 10**400}},
     ],
 )  # fmt: skip
 def test_requests_of_another_form_are_refused(values):
