@@ -92,8 +92,7 @@ class ClientSampler:
             UserError: If the policy is to fail.
         """
         if failures and not self.skips:
-            client, cause = next(iter(failures.items()))
-            raise UserError(f"round {round}, {client}: {cause}")
+            raise UserError(f"round {round}, {_named(failures)}")
 
     def check_finished(self, finished: int, left_out: Mapping[str, str], round: int) -> None:
         """Checks whether enough clients finished an exchange.
@@ -107,8 +106,16 @@ class ClientSampler:
             UserError: If there are fewer than `min_clients`.
         """
         if left_out and finished < self.min_clients:
-            client, cause = next(iter(left_out.items()))
             raise UserError(
                 f"round {round}: {finished} clients finished, federation.sampler.min_clients={self.min_clients};"
-                f" first failure: {client}: {cause}"
+                f" {_named(left_out)}"
             )
+
+
+_SHOWN = 5
+
+
+def _named(failures: Mapping[str, str]) -> str:
+    """Names the clients that failed, the first of them with their causes."""
+    shown = [f"{client}: {cause}" for client, cause in failures.items()][:_SHOWN]
+    return "; ".join(shown) + (f"; and {more} more" if (more := len(failures) - _SHOWN) > 0 else "")

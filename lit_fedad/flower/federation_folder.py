@@ -148,7 +148,7 @@ class FederationFolder(SettingsFolder):
     def plan(self) -> Plan:
         """What the run is."""
         own = ["tracking=mlflow", *self.own]
-        return Plan(self.overrides, self.sites, str(self.run), own, [str(name) for name in self.classes])
+        return Plan(self.overrides, self.sites, str(self.run), own, self.classes)
 
     def write_offer(self) -> None:
         """Writes what follows from the settings: what sites are offered, and Flower's own settings.
@@ -156,7 +156,7 @@ class FederationFolder(SettingsFolder):
         Raises:
             OSError: If it cannot be written.
         """
-        Offer(self.overrides, [str(name) for name in self.classes]).write(self.path / OFFERED)
+        Offer(self.overrides, self.classes).write(self.path / OFFERED)
         (self.path / "flower" / "config.toml").write_text(
             f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = "127.0.0.1:{self.link}"\n'
             f"root-certificates = {json.dumps(str(self.path / 'ca.crt'))}\n"

@@ -41,7 +41,7 @@ class SettingsFolder:
             content = yaml.safe_load(file.read_text())
             if not isinstance(content, dict) or not set(content) <= {f.name for f in fields(cls)} - {"path"}:
                 raise ValueError("other keys")
-            folder = cls(path.absolute(), **content)
+            folder = cls(path.absolute(), **cls._words(content))
             folder.check()
         except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
             cause = " ".join(str(error).split())
@@ -49,6 +49,17 @@ class SettingsFolder:
                 f"{file}: cannot be read ({cause}); make it: lit-fedad {cls.holds} init"
             ) from error
         return folder
+
+    @classmethod
+    def _words(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Returns the settings, with the words of lists as texts: YAML takes some for numbers."""
+        lists = {f.name for f in fields(cls) if str(f.type).startswith("Sequence")} & set(content)
+        for name in lists:
+            if not isinstance(content[name], list) or not all(
+                isinstance(w, str | int) for w in content[name]
+            ):
+                raise ValueError(f"{name}: give a list of words")
+        return content | {name: [str(word) for word in content[name]] for name in lists}
 
     def check(self) -> None:
         """Checks the settings.

@@ -223,7 +223,7 @@ def enrol(
         }
     good = {client: own for client, own in (dict(known) | answered).items() if client not in differing}
     if (trouble | differing) and (config["federation"]["sampler"]["on_failure"] != "skip" or not good):
-        raise UserError(next(iter((trouble | differing).values())))
+        raise UserError("; ".join((trouble | differing).values()))
     sites.left_out = differing
     away = {client: own for client, own in before.items() if client in trouble}
     facts = dict.fromkeys(names, ABSENT) | away | good

@@ -131,13 +131,27 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line
     assert not (tmp_path / "x").exists()
 
 
-def test_settings_of_another_type_end_in_one_line(tmp_path, capsys):
-    settings = "name: n\naddress: h:1\ndata: [data=folders]\nepsilon: much\n"
+@pytest.mark.parametrize("setting", ["epsilon: much", "data: [[data=folders]]", "stages: 5", "own: [{a: 1}]"])
+def test_settings_of_another_type_end_in_one_line(tmp_path, capsys, setting):
+    settings = f"name: n\naddress: h:1\ndata: [data=folders]\n{setting}\n"
     (tmp_path / "site.yaml").write_text(settings)
     assert main(["site", "start", f"site={tmp_path}"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"error: {tmp_path / 'site.yaml'}: cannot be read")
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "broken", ['{"sites": {}}', '{"round": 1, "rounds": 2, "sites": {"a": 5}}', "[]", "{"]
+)
+def test_a_broken_status_ends_in_one_line(tmp_path, capsys, broken):
+    init(tmp_path)
+    (tmp_path / "fed" / "run").mkdir()
+    (tmp_path / "fed" / "run" / "status.json").write_text(broken)
+    assert main(["federation", "status", f"fed={tmp_path / 'fed'}"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "status.json: " in said
+    assert said.endswith("; the next round writes it anew")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
