@@ -29,7 +29,7 @@ from lit_fedad.core.files import atomic, check_own, stored_text
 from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
-from lit_fedad.sweep.storage import attempts, open_storage, standing
+from lit_fedad.sweep.storage import attempts, check_trials, open_storage, standing
 from lit_fedad.sweep.worker import DEFAULT, Registry, Worker, play_trial, refuse_failures
 from lit_fedad.tracking.sender import Delivery, where_compared
 from lit_fedad.tracking.tracker import Tracker
@@ -108,6 +108,7 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
         # Under the lock, because two workers that create a database's tables at once would fail.
         storage = open_storage(options.storage, out, options.patience)
         study = _join(plan, out, storage, options.storage.startswith("sqlite"), display)
+        check_trials(study, len(plan.objectives))
     if n_trials:
         with lock:
             registry = Registry(out / "workers", options.patience)
@@ -153,18 +154,19 @@ def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: 
         # Last, so that if this worker is killed before it, the next one begins the study anew.
         study.set_user_attr(_PLAN, plan.fingerprint())
         return study
-    if not folder_id.exists() or stored_text(folder_id) != known[_FOLDER]:
+    if not folder_id.exists() or stored_text(folder_id) != known.get(_FOLDER):
         raise UserError(
             f"out={out}: the storage holds a study '{study.study_name}' that works in another folder;"
             " all workers of a study share one, and another study needs an out of another name"
         )
-    if known[_PLAN] != plan.fingerprint():
+    directions = [direction.name.lower() for direction in study.directions]
+    if known[_PLAN] != plan.fingerprint() or directions != [*plan.objectives.values()]:
         raise UserError(
             f"out={out}: its study has another base, search space or objective; give another out=DIR"
         )
-    if one_host and known[_HOST] != socket.gethostname():
+    if one_host and known.get(_HOST) != socket.gethostname():
         raise UserError(
-            f"storage=sqlite: this study belongs to host {known[_HOST]}; for several hosts give"
+            f"storage=sqlite: this study belongs to host {known.get(_HOST)}; for several hosts give"
             " postgresql://..., mysql://... or grpc://HOST:PORT"
         )
     return study
@@ -307,9 +309,10 @@ def best_so_far(study: Study, plan: Plan) -> dict[int, float]:
 
 def _row(plan: Plan, name: int, trial: FrozenTrial, rank: str) -> dict[str, str]:
     values = {m: f"{v:.6g}" for m, v in zip(plan.objectives, trial.values, strict=True)}
+    given = {key: trial.params.get(key) for key in plan.space}
     params = {
         key: f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
-        for key, value in trial.params.items()
+        for key, value in given.items()
     }
     return {"": rank, "trial": str(name), **values, **params}
 

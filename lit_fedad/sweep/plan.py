@@ -19,7 +19,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import create_trial
 
 from lit_fedad.core.building import build, call, locate, takes, targets
-from lit_fedad.core.config import Config, compose, identity
+from lit_fedad.core.config import Config, choices, compose, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import stored_text, stored_yaml
 
@@ -205,24 +205,36 @@ def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
     return plan
 
 
+_OF_THE_COMMAND = ("hydra", "callbacks", "tracking", "out", "start", "fresh")
+"""What no study file sets: where configuration is searched, what runs beside a trial, who is told, where it writes."""
+
+
 def _check_names(section: Mapping[str, Any], where: str) -> None:
-    """Refuses a study file that names anything but Optuna's samplers and pruners: they are called.
+    """Refuses a study file that does more than vary settings and name Optuna's samplers and pruners: they are called.
 
     Raises:
         UserError: If it does.
     """
-    for key, value in section.items():
-        for name in map(str, targets(value)) if key in _CALLED else ():
+    for key in _CALLED:
+        for name in map(str, targets(section.get(key))):
             if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not (
                 inspect.isclass(found := locate(name)) and issubclass(found, (BaseSampler, BasePruner))
             ):
                 raise UserError(
                     f"{where}: {key} names {name}; a study names Optuna's samplers and pruners alone"
                 )
-        if key in ("base", "space") and "_target_" in json.dumps(value, default=str):
-            raise UserError(
-                f"{where}: {key} sets a _target_; a study names Optuna's samplers and pruners alone"
-            )
+    base = section.get("base")
+    if not isinstance(base, list) or not all(isinstance(word, str) for word in base):
+        raise UserError(f"{where}: base must be a list of overrides, such as [method=feddymem, rounds=10]")
+    text = json.dumps([base, section["space"]], default=str)
+    if "_target_" in text:
+        raise UserError(f"{where}: it sets a _target_; a study names Optuna's samplers and pruners alone")
+    if re.search(r"\$\{(?![\w.]+\})", text):
+        raise UserError(f"{where}: of ${{...}} a study takes names of keys alone")
+    for word in [*base, *map(str, section["space"])]:
+        key, _, value = word.partition("=")
+        if (top := re.split("[./@]", key.strip("+~ "))[0]) in _OF_THE_COMMAND and value not in choices(top):
+            raise UserError(f"{where}: sets {key}; give it on the command line, no study file sets {top}")
 
 
 def _check(plan: Plan, where: str) -> None:

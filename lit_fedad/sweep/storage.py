@@ -13,7 +13,7 @@ from optuna import Study
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_own
@@ -73,9 +73,36 @@ def _journal(out: Path) -> JournalStorage:
         # Unlike Optuna's own locks, this one goes with a killed worker.
         storage = JournalStorage(JournalFileBackend(str(log), FileLock(lock)))
         storage.get_all_studies()  # reads it
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
         raise UserError(f"{log}: cannot be read as a study's journal ({type(error).__name__})") from error
     return storage
+
+
+def check_trials(study: Study, objectives: int) -> None:
+    """Checks what a storage says of trials: whoever can write to it may say anything.
+
+    Args:
+        study: The study.
+        objectives: How many values a complete trial has.
+
+    Raises:
+        UserError: If a trial has others, or notes of other types.
+    """
+    for trial in study.get_trials(deepcopy=False):
+        values, notes = trial.values, trial.user_attrs
+        lost = trial.system_attrs.get("retry_history", [])
+        counts = [
+            notes.get(GIVEN_BACK, 0),
+            notes.get(WORKER, 0),
+            *(lost if isinstance(lost, list) else [None]),
+        ]
+        if (
+            (values is None and trial.state == TrialState.COMPLETE)
+            or not (values is None or [type(value) for value in values] == [float] * objectives)
+            or not all(type(count) is int for count in counts)
+            or not isinstance(notes.get("cause", ""), str)
+        ):
+            raise UserError(f"trial {trial.number} of this study cannot be read; give another out=DIR")
 
 
 def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:

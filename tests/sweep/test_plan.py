@@ -59,6 +59,10 @@ def test_default_outside_the_search_space_is_none(study_file):
         ("{pro: maximize}", "{pro: maximize, bytes: minimize}", "cannot prune"),
         ("{pro: maximize}", "{pro/best: maximize}", "'pro/best' must end in one of /mean /worst /pooled /product_mean"),
         ("debug=seconds", "fabric.devices=2", "start more workers"),
+        ("debug=seconds", "'hydra.searchpath=[file:///x]'", "no study file sets hydra"),
+        ("tracking=off", "'++tracking.uri=http://x'", "no study file sets tracking"),
+        ("debug=seconds", "'debug=${oc.env:HOME}'", "of ${...} a study takes names of keys alone"),
+        ("[method=federated_bank,", "[[method=federated_bank],", "small.yaml: base must be a list of overrides"),
         ("debug=seconds", "task.learning_rate=1", "'task.learning_rate=1' fixes what the study searches"),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
-from lit_fedad.sweep.storage import open_storage, standing
+from lit_fedad.sweep.storage import check_trials, open_storage, standing
 from lit_fedad.sweep.worker import GivenBackError, PrunedError
 
 pytestmark = [
@@ -246,6 +246,16 @@ def test_a_journal_of_something_else_is_named(options, tmp_path):
     (tmp_path / "study" / "journal.log").write_text("notes\nof something else\n")
     with pytest.raises(UserError, match=r"journal\.log: cannot be read as a study's journal"):
         sweep(options, Display(quiet=True), neighbours)
+
+
+@pytest.mark.parametrize(
+    "said", [{"user_attrs": {"cause": 5}}, {"system_attrs": {"retry_history": 5}}, {"values": [0.5, 0.5]}]
+)
+def test_trials_of_another_form_are_one_line(said):
+    study = optuna.create_study(directions=["maximize"] * len(said.get("values", [0.5])))
+    study.add_trial(optuna.trial.create_trial(**{"values": [0.5], **said}))
+    with pytest.raises(UserError, match="^trial 0 of this study cannot be read"):
+        check_trials(study, 1)
 
 
 def test_password_is_not_repeated(tmp_path):
