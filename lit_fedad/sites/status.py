@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.core.files import atomic
+from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_files import read_object, there
+from lit_fedad.experiment.run_files import there
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.naming import human_bytes, human_seconds
@@ -97,13 +97,21 @@ def read_status(folder: Path) -> dict[str, Any]:
     advice = "the next round writes it anew"
     if not there(folder / STATUS):
         raise UserError(f"{folder / STATUS}: no round is complete yet")
-    content = read_object(folder / STATUS, advice)
     try:
+        content: dict[str, Any] = json.loads(stored_text(folder / STATUS))  # a rate of no images is no number
         rows = status_rows(content["sites"])
         lists = all(isinstance(own["troubles"], list) for own in content["sites"].values())
         if not rows or not lists or not {"round", "rounds"} <= set(content):
             raise ValueError("it is no status of sites")
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UserError(f"{folder / STATUS}: cannot be read ({first_line(error)}); {advice}") from error
     return content
 

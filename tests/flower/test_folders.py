@@ -1,5 +1,6 @@
 """Folders of a coordinator and of a site, as the commands write and read them."""
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -147,6 +148,12 @@ def test_settings_of_another_type_end_in_one_line(tmp_path, capsys, setting):
 def test_a_broken_status_ends_in_one_line(tmp_path, capsys, broken):
     init(tmp_path)
     (tmp_path / "fed" / "run").mkdir()
+    north = {"rounds": 1, "last_round": 1, "bytes_up": 1, "bytes_down": 1, "troubles": []}
+    sites = {"north": {**north, "false_alarm_rate": float("nan")}}  # of no normal image
+    (tmp_path / "fed" / "run" / "status.json").write_text(
+        json.dumps({"round": 1, "rounds": 2, "sites": sites})
+    )
+    assert main(["federation", "status", f"fed={tmp_path / 'fed'}"]) == 0
     (tmp_path / "fed" / "run" / "status.json").write_text(broken)
     assert main(["federation", "status", f"fed={tmp_path / 'fed'}"]) == 2
     said = capsys.readouterr().err.strip()
