@@ -258,8 +258,10 @@ def when(round: object, asked: object) -> str:
     """
     if not isinstance(round, int):
         return "-"
-    number, question = round - (asked in QUESTIONS), "after " * (asked in QUESTIONS)
-    return f"{question}round {number}" if number > 0 else f"{question}set-up"
+    asks = asked in QUESTIONS
+    number = round - 1 if asks else round
+    place = f"round {number}" if number > 0 else "set-up"
+    return f"after {place}" if asks else place
 
 
 def digest(message: bytes) -> str:
