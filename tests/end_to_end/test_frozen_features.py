@@ -14,7 +14,7 @@ MOTIFS = (
 )  # fmt: skip
 SEMANTIC = (
     "method=fadngs", "experiment=semantic_small", "data=motifs", *MOTIFS, "data.train_per_set=2", "data.test_per_set=5",
-    "task.projection=8", "public.count=8", "distillation.queue=64", "task.warmup=1", "backbone=resnet18",
+    "task.projection=8", "public.count=8", "distillation.queue=64", "task.warmup=1", "backbone=test_resnet",
 )  # fmt: skip
 RUNS = {
     "contrastive": SEMANTIC,

@@ -32,7 +32,7 @@ def test_method_trains_and_writes_its_files(lab, method):
     assert stored["task"]
     assert stored["data"] == "textures"
     assert stored["seed"] == 0
-    assert stored["backbone"]["name"] == "resnet18"
+    assert stored["backbone"]["name"] == "test_resnet"
     assert stored["backbone"]["weights"] == "random"
     assert stored["exchanges"][-3:] == [0, 1, 2]
     for name in ("bytes_up", "bytes_down", "elements_up", "seconds_per_round", "scalars", "client_losses"):

@@ -16,7 +16,7 @@ def small_tasks(folder):
         "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
         "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16", "image.size=16",
     ]  # fmt: skip
-    untrained = ["features=frozen", "backbone=resnet18", "features.size=32", "features.hidden=0"]
+    untrained = ["features=frozen", "backbone=test_resnet", "features.size=32", "features.hidden=0"]
     return {
         "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
         "subspace": ["task=subspace", "data=textures", "data.size=64", "data.train_per_product=8"],
@@ -51,10 +51,10 @@ def small_tasks(folder):
             *motifs,
         ],
         "panda": [
-            "task=panda", "features=frozen", "backbone=resnet18", "features.size=32", "features.hidden=8", *motifs,
+            "task=panda", "features=frozen", "backbone=test_resnet", "features.size=32", "features.hidden=8", *motifs,
         ],
         "one_class_svm": [
-            "task=one_class_svm", "features=frozen", "backbone=resnet18", "features.size=32", "task.hidden=8",
+            "task=one_class_svm", "features=frozen", "backbone=test_resnet", "features.size=32", "task.hidden=8",
             "task.width=8", "task.fourier=16", *motifs,
         ],
         "csi": [

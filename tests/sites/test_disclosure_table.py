@@ -14,7 +14,7 @@ from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.settings import Policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "sites.md"
-SMALL = ["backbone=resnet18", "backbone.weights=random", "image.size=64"]
+SMALL = ["backbone=test_resnet", "backbone.weights=random", "image.size=64"]
 
 
 def row_of(method):
