@@ -72,15 +72,8 @@ def make_fabric(
 
 
 def _start_method() -> str:
-    """Returns the start method of processes on one machine.
-
-    A fork server imports the package once and first: a spawned child would unpickle Lightning's objects first, which
-    fails with a CPU-only torch (see `lit_fedad._compat`).
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
-    multiprocessing.set_forkserver_preload(["lit_fedad"])
-    return "forkserver"
+    """Returns the start method of processes on one machine."""
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., None]:
@@ -94,6 +87,9 @@ def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., Non
 
 
 def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
+    # The fork server imports what its children need, once for all of them, and the package first: a child would
+    # unpickle Lightning's objects first, which fails with a CPU-only torch (see `lit_fedad._compat`).
+    multiprocessing.set_forkserver_preload(["lit_fedad", function.__module__])
     try:
         fabric.launch(partial(_begin, torch.get_num_threads(), function), *arguments)
     except ProcessRaisedException as error:

@@ -191,12 +191,9 @@ def test_a_run_interrupted_before_a_new_task_ends_like_an_uninterrupted_one(
 
 @pytest.mark.slow
 def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome):
-    results = []
-    for devices in (1, 2):
-        out = tmp_path / str(devices)
-        lab.command(out, "method=local", "partition.rotate=true", *TWO, f"fabric.devices={devices}")
-        results.append(outcome(json.loads((out / "result.json").read_text())))
-    assert differences(*results) == []
+    given = ("method=local", "partition.rotate=true", *TWO)
+    results = [lab.train(tmp_path / str(n), *given, f"fabric.devices={n}") for n in (1, 2)]
+    assert differences(*map(outcome, results)) == []
 
 
 @pytest.mark.slow

@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -374,13 +371,7 @@ def test_two_processes_draw_what_one_draws(tmp_path):
             f"fabric.devices={devices}",
             f"out={tmp_path / devices}",
         ]
-        subprocess.run(
-            [sys.executable, "-m", "lit_fedad", "train", *overrides],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True,
-            timeout=240,
-            capture_output=True,
-        )
+        train(compose(overrides), quiet=True)
     for name in ALL:
         one, two = ((tmp_path / devices / "figures" / name).read_bytes() for devices in ("1", "2"))
         assert one == two, name
