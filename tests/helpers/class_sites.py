@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from helpers.pairs import OWN, PAIRS, of_method
+from helpers.pairs import OWN, PAIRS, differ_in_code, of_method
 from helpers.sites import DEBUG, HERE, NAMES, OPEN, OwnTests
 from helpers.small_tasks import small_tasks
 from lit_fedad.core.config import choices, compose
@@ -31,13 +31,10 @@ NEEDS_LABELLED_IMAGES = {"fedic"}
 PLACES = ("/_anomalous", "/embedded/2")
 """Entries of personal states that are places of images in their set: a site counts its own from 0."""
 STAY = NEED_ALL_IMAGES | NEEDS_LABELLED_IMAGES
-LEARN_CLASSES = [m for m in choices("method") if PAIRS[m, "classifier"] is None and m not in STAY]
+CROSS = differ_in_code([m for m in choices("method") if m not in STAY])
+LEARN_CLASSES = [m for m in CROSS if PAIRS[m, "classifier"] is None]
 SEMANTIC = [
-    *(
-        (m, "contrastive")
-        for m in choices("method")
-        if PAIRS[m, "contrastive"] is None and m not in {*STAY, *LEARN_CLASSES}
-    ),
+    *((m, "contrastive") for m in CROSS if PAIRS[m, "contrastive"] is None and m not in LEARN_CLASSES),
     ("fedavg", "contrastive"),
     *((m, m) for m in ("deep_svdd", "panda", "elsa")),
     ("fedavg", "csi"),

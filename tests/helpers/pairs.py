@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import yaml
 
@@ -51,6 +52,19 @@ TASKS = {
     "feature_autoencoder": target("task/autoencoder", "frozen"),
     "efficient_ad": target("task", "efficient_ad", "task"),
 }
+
+
+def made_of(method):
+    """Classes and functions that a method's file names, with those of the file that it builds on."""
+    text = (config.conf_folder() / "method" / f"{method}.yaml").read_text()
+    bases = [base for base in yaml.safe_load(text)["defaults"] if isinstance(base, str) and base != "_self_"]
+    return frozenset(re.findall(r"_target_: ([\w.]+)", text)).union(*map(made_of, bases))
+
+
+def differ_in_code(methods):
+    """Of methods that are made of the same and differ in settings alone, that of the shortest name."""
+    first = {made_of(method): method for method in sorted(methods, key=len, reverse=True)}
+    return [method for method in methods if method in first.values()]
 
 
 @functools.cache

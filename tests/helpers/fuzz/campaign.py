@@ -16,7 +16,7 @@ from helpers.fuzz.declared import lie
 from helpers.fuzz.record import Recording, overrides, record
 from helpers.fuzz.trial import BAD, Found, Stage, Verdict
 from helpers.fuzz.wire import forge
-from helpers.pairs import IN_STAGES, PAIRS
+from helpers.pairs import IN_STAGES, PAIRS, differ_in_code
 from helpers.small_tasks import small_tasks
 from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
@@ -76,23 +76,22 @@ class Trial:
 
 
 def plays(all_of_them: bool) -> list[tuple[str, str, str]]:
-    """Lists method, task and variant: one task each, or also a second task and the variants."""
+    """Lists method, task and variant: one task of each method of its own code, or of all two, and the variants."""
     found = []
-    for method in choices("method"):
+    for method in choices("method") if all_of_them else differ_in_code(choices("method")):
         suiting = [task for (name, task), why in PAIRS.items() if name == method and why is None]
         wanted = ("classifier", "memory_bank") if all_of_them else ("classifier",)
         found += [(method, task, "") for task in wanted if task in suiting] or [(method, suiting[0], "")]
+    if not all_of_them:
+        return found
     first = {method: task for method, task, _ in reversed(found)}
-    more = [(method, first[method], variant) for variant, own in VARIANTS.items() for method in own]
-    return found + (more if all_of_them else [])
+    return found + [(method, first[method], variant) for variant, own in VARIANTS.items() for method in own]
 
 
 def stage(method: str, task: str, variant: str, folder: Path, *own: str) -> Stage:
     """Records a small honest run of `plays`; the folder may be shared by many."""
     tasks = small_tasks(folder)
     small = ["data.train_per_product=4"] if "data=textures" in tasks[task] else []
-    if task in ("memory_bank", "subspace"):
-        small += ["backbone.name=test_resnet", "backbone.layers=[1,2]"]
     if task == "memory_bank":
         small += ["task.head.hidden=16", "task.head.grid_size=2"] if _has_head(method) else []
     given = overrides(method, task, tasks, folder, *small, *SHORT.get(method, []), *GIVEN[variant], *own)
