@@ -75,12 +75,11 @@ DRAWS = (f"{CLIENT}.condensation.steps=10", f"{CLIENT}.condensation.batch=16", f
 # Clients of unlike sizes, and so of unlike numbers of steps.
 UNLIKE = ("partition=dirichlet", "partition.clients=4", "partition.min_size=1", "batch_size=1")
 SIZES = {
+    **dict.fromkeys(("apfl", "fedphp", "fedprox", "moon"), (LONG,)),
     "feddymem": ("task.slots=32",),
     "fedmix": (f"{CLIENT}.weight=0.05",),  # the default
     "dfrd": (f"{SERVER}.steps=10",),  # the default
     "fednova": UNLIKE,
-    "fedphp": (LONG,),
-    "fedprox": (LONG,),
     **dict.fromkeys(("fedvck", "fedvck_released"), DRAWS),
 }
 LEAST = 1e-4  # of the distance that training moves what is predicted
