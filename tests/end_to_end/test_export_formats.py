@@ -34,7 +34,9 @@ STREAM = (
 RUNS = {
     "federated_bank": ("method=federated_bank",),
     "dbe": ("method=dbe",),
-    "autoencoder": ("method=fedavg", "task=autoencoder", "cache.enabled=false"),
+    "autoencoder": (
+        "method=fedavg", "task=autoencoder", "encoder.channels=8", "task.decoder.channels=8", "cache.enabled=false",
+    ),
     "padim": ("method=federated_padim", "task.channels=5"),
     "efficient_ad": ("method=fedavg", "task=efficient_ad", "task.width=8", "task.latent=4"),
     "anomaly_dino": (

@@ -182,7 +182,8 @@ def test_a_site_uses_a_model_that_never_left_it(tmp_path):
                 asked = Request.from_bytes(requests[client]).question == "decisions"
                 yield client, NoReply("gone") if asked and client == 0 else found
 
-    words = ["method=fedbn", "task=autoencoder", *DEBUG, "federation.sampler.on_failure=skip"]
+    words = ["method=fedbn", "task=autoencoder", "encoder.channels=8", "task.decoder.channels=8", *DEBUG]
+    words.append("federation.sampler.on_failure=skip")
     plan = Plan(words, NAMES, str(tmp_path / "run"), HERE)
     result = coordinate(plan, Away(three_sites(tmp_path)), quiet=True)
     assert result["unscored"] == {str(result["rounds"]): {"0": "gone"}}
