@@ -53,6 +53,10 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
         lambda *given, **more: played.append(build(*given, **more)) or played[-1],
     )
     words = [f"method={method}", *DEBUG]
+    if (
+        method == "feddymem"
+    ):  # to fewer channels one of the products is so unlike the others that its site is left out
+        words.append("backbone=resnet18")
     products = paint(tmp_path)
     plan = Plan(words, NAMES, str(tmp_path / "run"), ("fabric.accelerator=cpu",))
     result = coordinate(plan, Here(three_sites(tmp_path)), quiet=True)
