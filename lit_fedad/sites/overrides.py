@@ -53,6 +53,7 @@ _LISTED: Mapping[str, tuple[str, ...]] = {
     "image.fit": ("squeeze", "pad", "crop"),
     "calibration.by": ("product", "client"),
     "evaluation.client_test": ("own", "balanced"),
+    "learning_rate_decay": ("cosine",),
 }
 """Names that settings without a class of their own take."""
 

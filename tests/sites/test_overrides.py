@@ -14,8 +14,10 @@ GOOD = ("method=fedavg", "debug=seconds", "rounds=3", "task.learning_rate=3e-4",
 
 def test_choices_and_scalars_are_taken():
     check_overrides(GOOD)
-    config = compose_overrides(["method=fedavg", "debug=seconds", "rounds=3", "seed=7"])
+    words = ["method=fedavg", "debug=seconds", "rounds=3", "seed=7", "learning_rate_decay=cosine"]
+    config = compose_overrides(words)
     assert (config["rounds"], config["seed"], config["method"]["name"]) == (3, 7, "fedavg")
+    assert config["learning_rate_decay"] == "cosine"
     assert config["data"] is config["partition"] is config["out"] is None
 
 
