@@ -50,9 +50,11 @@ def test_notebooks_run(path, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     notebook = nbformat.read(path, as_version=4)
     stored = shown(notebook.cells)
-    for cell in notebook.cells:  # in half of the size, with half of the images
+    for cell in notebook.cells:  # in half of the size, with half of the training images
         cell.source = re.sub(
-            r"((?:size|_per_product)\W+)(\d+)", lambda found: f"{found[1]}{int(found[2]) // 2}", cell.source
+            r"((?:size|train_per_product)(?:=|\": ))(\d+)",
+            lambda found: f"{found[1]}{int(found[2]) // 2}",
+            cell.source,
         )
     here = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=None, startup_timeout=600, resources=here).execute()
