@@ -241,7 +241,7 @@ def test_methods_differ_where_they_should(lab):
     assert not any(lab.finished("method=local")[1]["bytes_up"])
     assert not any(lab.finished("method=local")[1]["bytes_down"])
     literal = lab.finished("method=feddymem_literal")[1]
-    memory = 16 * (64 + 128 + 256) * 4
+    memory = 16 * (32 + 48) * 4
     assert literal["elements_up"] == [2 * memory // 4] * 3
     assert all(2 * memory < sent < 2 * memory + 1000 for sent in literal["bytes_up"])
     assert literal["bytes_down"][0] == 0
