@@ -175,7 +175,8 @@ def check_type(value: Any, annotation: Any, where: str) -> None:
     allowed = typing.get_args(annotation) if union else (annotation,)
     if typing.get_origin(annotation) is typing.Literal:
         if value not in allowed[0].__args__:
-            raise UserError(f"{where}={value!r} must be one of {list(allowed[0].__args__)}")
+            known = ["null" if one is None else one for one in allowed[0].__args__]
+            raise UserError(f"{where}={value!r} must be one of {known}")
         return
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{where}={value} must be a finite number")

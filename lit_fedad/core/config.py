@@ -95,6 +95,7 @@ _TYPES: dict[str, Any] = {
     "evaluation.alpha": float | list | str,
     "calibration.share": float | None,
     "calibration.by": typing.Literal["product", "client"],
+    "learning_rate_decay": typing.Literal["cosine", None],
 }
 
 RENAMED = {

@@ -289,7 +289,7 @@ def build_model(
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)
-        client.decay_rounds = decay_rounds(config)
+        client.decay_rounds = config["rounds"] if config.get("learning_rate_decay") else None
         if public is not None and frozen_encoder(task) is not None and isinstance(task, Contrastive):
             public = frozen_public(public, task, pooled_folder(config))
         kept = {"public": public, "server_labelled": server_labelled}
@@ -309,18 +309,6 @@ def build_model(
     return Model(
         frozen.backbone if frozen else given.get("backbone"), task, Method(client, server, exchanges)
     )
-
-
-def decay_rounds(config: Config) -> int | None:
-    """Finds the number of rounds over which clients' learning rates fall; None where they stay.
-
-    Raises:
-        UserError: If there is no such decay.
-    """
-    decay = config.get("learning_rate_decay")
-    if decay not in (None, "cosine"):
-        raise UserError(f"learning_rate_decay={decay}: give cosine or null")
-    return config["rounds"] if decay else None
 
 
 def start_from(task: Task, run: str) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data import textures
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
@@ -31,6 +32,7 @@ from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.train import train
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
 from lit_fedad.report.naming import METRIC_TITLES
@@ -158,11 +160,16 @@ def roots(monkeypatch):
     return asked
 
 
-def test_the_training_data_may_be_gone(tiny_run, photos, tmp_path, roots):
-    predict(str(tiny_run), str(photos), out=str(tmp_path / "out"))
+def test_the_training_data_may_be_gone(photos, tmp_path):
+    settings = ["method=federated_bank", "debug=seconds", "tracking=off", "cache.enabled=false"]
+    data, run = tmp_path / "data", tmp_path / "run"
+    train(compose([*settings, f"data.root={data}", f"out={run}"]), quiet=True)
+    before = predict(str(run), str(photos), out=str(tmp_path / "before")).read_text()
+    data.rename(tmp_path / "elsewhere")
+    after = predict(str(run), str(photos), out=str(tmp_path / "after")).read_text()
     with pytest.raises(UserError, match=r"client=9"):
-        predict(str(tiny_run), str(photos), client=9)
-    assert roots == []
+        predict(str(run), str(photos), client=9)
+    assert after == before
 
 
 def test_an_unreadable_image_costs_only_itself(tiny_run, photos, tmp_path, capsys):

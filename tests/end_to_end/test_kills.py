@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-KILLS = int(os.environ.get("LIT_FEDAD_KILLS", "6"))
+KILLS = int(os.environ.get("LIT_FEDAD_KILLS", "12"))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 METHODS = {

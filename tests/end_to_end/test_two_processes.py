@@ -12,7 +12,7 @@ from lit_fedad.core.config import identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.callback import FederationCallback
 
-PAIRS = int(os.environ.get("LIT_FEDAD_PAIRS", "2"))
+PAIRS = int(os.environ.get("LIT_FEDAD_PAIRS", "4"))
 
 
 class Meanwhile(FederationCallback):
