@@ -186,7 +186,7 @@ class SlotReduce(MemoryReduce):
     as weights, such means of several clients add up to one step of Lloyd's algorithm over all of their patches.
 
     Args:
-        weights: ``"distance"`` for w_q as above (FedDyMem Eq. 14); ``"clipped"`` for the same, up to the slot's
+        weights: ``"distance"`` for w_q as above (FedDyMem Eq. 15); ``"clipped"`` for the same, up to the slot's
             distance to the nearest other slot, so that a single outlier does not pull a slot away; ``"none"`` for 1.
         average: Whether a slot moves by 1 / (t + 1) of the way only (FedDyMem Eq. 16).
         max_patches: Most patches that round 0 clusters: a uniform reservoir sample of the stream, whose counts are

@@ -1,8 +1,8 @@
 """FADngs: noisy global densities, contrastive training, ensemble distillation (Dong et al., TNNLS 2024).
 
-Every round has two exchanges, in the order of FADngs Alg. 1 from its second line: clients train under the global
-model and densities and send weights; the server merges them, and clients send the densities of their images under the
-merged model. Round 0 is a first exchange of densities, under the initial weights.
+Every round has two exchanges: clients train under the global model and densities and send weights; the server merges
+them, and clients send the densities of their images under the merged model. Round 0 is a first exchange of densities,
+under the initial weights. The order is that of FADngs Alg. 1, whose rounds begin with the densities.
 
 What holds of the paper's claims, at a scale far below its own: docs/fadngs.md.
 """

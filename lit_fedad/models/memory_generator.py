@@ -19,7 +19,7 @@ class MemoryGenerator(nn.Module):
         hidden: Width of the coordinate network phi.
         grid_size: Side of the trainable grid G (H_G = W_G).
         projection: Whether there is a projection layer P = relu(conv(F)) (FedDyMem Eq. 9); without it P = F.
-        generator: Whether CoordConv, coordinates, grid sample (FedDyMem Eq. 10) and output layer (FedDyMem Eq. 11)
+        generator: Whether CoordConv, coordinates, grid sample (FedDyMem Eq. 10, FedDyMem Eq. 11) and output layer
             follow; without them M = P.
         residual: Whether the output is added to the input. The last layer then starts at zero, so that an untrained
             head is the identity. This is not in the paper; it keeps the information of the frozen features.
