@@ -62,6 +62,13 @@ def test_every_column_of_gldp_is_what_its_label_says_and_every_row_trains_the_pa
         assert sum(client.get(key, 0) for key in ("local_epochs", "base_epochs", "head_epochs")) == 30
 
 
+@pytest.mark.slow
+def test_every_row_of_local_epochs_trains_as_many_epochs_before_and_after_the_warm_up():
+    for _, _, _, config in planned("fadngs_5"):
+        epochs = config["method"]["client"]["local_epochs"]
+        assert (epochs * config["warmup"], epochs * config["rounds"]) == (100, 1100)
+
+
 FEDVCK = {  # data set, side, channels, synthetic images over real ones (FedVCK appendix)
     "Path": ("pathmnist", 28, 3, 0.01),
     "OCT": ("octmnist", 28, 1, 0.01),
