@@ -119,7 +119,8 @@ def importance(
 ) -> Tensor:
     """Computes the importance of images: w = 1 / (1 + exp(-err + b)), err the cross-entropy of two models' mean logits.
 
-    FedVCK Eq. 5, FedVCK Eq. 6, FedVCK Eq. 7. The error of the current model alone would be biased by its overfitting.
+    FedVCK Eq. 5, FedVCK Eq. 6, FedVCK Eq. 7, whose models end in a softmax: here logits are mixed. The error of the
+    current model alone would be biased by its overfitting.
 
     Args:
         current: Logits of the current model [n, K].

@@ -52,7 +52,8 @@ class FedVCKClient(ImageCondenser):
             (FedVCK Eq. 4); ``running`` ones, which these batches update, as in the released code; or their ``own``,
             without constraint.
         selection: Whether images are drawn by importance (FedVCK Eq. 8), or all with equal probability.
-        alpha: Share of the current model in the mixed logits (FedVCK Eq. 7).
+        alpha: Share of the current model in the mixture (FedVCK Eq. 7), which is of logits; the paper's models end in a
+            softmax.
         bias: Bias b (FedVCK Eq. 5).
         prototype_images: Fewest images of a class whose mean logits are sent. A mean of few tells who is in it; classes
             with fewer are sent as zeros that count no image, and other clients' means stand for them.
