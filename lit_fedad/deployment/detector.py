@@ -107,30 +107,21 @@ def trace(detector: Detector, transform: ImageTransform) -> ExportedProgram:
         # Torch warns of views into a message and of tensors with their channels last.
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
     try:
-        program = _exported(detector, example, strict=False)
-    except Exception:
-        # The strict trace takes twice as long, and knows tasks that call `len`, which fixes the number of images else.
-        try:
-            program = _exported(detector, example, strict=True)
-        except Exception as error:  # torch's tracers fail in many ways
-            raise UserError(
-                f"{type(detector.client).__name__}: its prediction cannot be exported ({first_line(error)}); it may"
-                " not branch on values of tensors"
-            ) from error
+        # Without gradients, FedDyMem's head takes the faster of two ways by the number of patches, which a graph does
+        # not know; nothing here requires any.
+        with torch.enable_grad():
+            shapes = {"pixels": {0: Dim("batch")}}
+            program = torch.export.export(detector, (example,), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # torch's tracer fails in many ways
+        raise UserError(
+            f"{type(detector.client).__name__}: its prediction cannot be exported ({first_line(error)}); it may not"
+            " branch on values of tensors, and gives their number of images as x.shape[0], not len(x)"
+        ) from error
     signature = program.graph_signature
     used = {*signature.inputs_to_parameters.values(), *signature.inputs_to_buffers.values()}
     for name in program.state_dict.keys() - used:  # such as a second, personal model
         del program.state_dict[name]
     return program
-
-
-def _exported(detector: Detector, example: Tensor, strict: bool) -> ExportedProgram:
-    # Without gradients, FedDyMem's head takes the faster of two ways by the number of patches, which a graph does not
-    # know; nothing here requires any.
-    with torch.enable_grad():
-        return torch.export.export(
-            detector, (example,), dynamic_shapes={"pixels": {0: Dim("batch")}}, strict=strict
-        )
 
 
 def output_shapes(program: ExportedProgram) -> dict[str, tuple[int, ...]]:

@@ -148,7 +148,7 @@ class DensitySet(nn.Module):
             # One product for all densities: rows of z and of the means, each turned by each whitening matrix.
             turned = features.float() @ whitening.reshape(-1, width).T
             means = torch.einsum("mij,mj->mi", whitening, self.mean)
-            return (turned.view(len(features), -1, width) - means).square().sum(2).amin(1)
+            return (turned.view(features.shape[0], -1, width) - means).square().sum(2).amin(1)
 
     def _whiten(self) -> Tensor:
         """L^-1 of each covariance L L^T [M, D, D]."""

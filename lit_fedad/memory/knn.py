@@ -66,10 +66,10 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
     centred = bank - centre
     search = _faiss_search(centred, k) if _uses_faiss(backend, centred) else _torch_search(centred, k)
 
-    distances = torch.empty(len(queries), k, dtype=dtype, device=bank.device)
-    indices = torch.empty(len(queries), k, dtype=torch.int64, device=bank.device)
+    distances = torch.empty(queries.shape[0], k, dtype=dtype, device=bank.device)
+    indices = torch.empty(queries.shape[0], k, dtype=torch.int64, device=bank.device)
     row_bytes = dtype.itemsize * (len(bank) + 2 * bank.shape[1])
-    for rows in chunks(len(queries), row_bytes):
+    for rows in chunks(queries.shape[0], row_bytes):
         block = queries[rows].to(dtype)
         with full_precision(bank):
             indices[rows] = search(block - centre)
@@ -210,7 +210,7 @@ def _distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
 
 def _cache_blocks(queries: Tensor, dtype: torch.dtype) -> Iterator[slice]:
     size = _CACHE_BYTES if queries.device.type == "cpu" else CHUNK_BYTES
-    return chunks(len(queries), dtype.itemsize * queries.shape[1], size)
+    return chunks(queries.shape[0], dtype.itemsize * queries.shape[1], size)
 
 
 def _torch_search(bank: Tensor, k: int) -> Search:

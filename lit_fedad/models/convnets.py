@@ -22,7 +22,7 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
         """Normalises maps [B, C, H, W]."""
-        if len(input) > 1 or not self.training:
+        if not self.training or len(input) > 1:
             return super().forward(input)
         if input[0, 0].numel() > 1:
             return F.batch_norm(input, None, None, self.weight, self.bias, training=True, eps=self.eps)

@@ -159,7 +159,7 @@ class MemoryBank(PatchTask):
         """Draws frozen features of random patches: ``patches`` [B, n, C] and their ``places`` [B, n, 2]."""
         with torch.no_grad():
             patches = self.embed(batch)
-        places = self.places.expand(len(patches), -1, -1)  # type: ignore[operator]
+        places = self.places.expand(patches.shape[0], -1, -1)  # type: ignore[operator]
         patches, places = sample_patches(self.patches_per_image, patches, places)
         return {"patches": patches, "places": places}
 
@@ -169,7 +169,7 @@ class MemoryBank(PatchTask):
             patches, places = batch["patches"], batch["places"]
         else:
             patches = self.embed(batch)
-            places = self.places.expand(len(patches), -1, -1)  # type: ignore[operator]
+            places = self.places.expand(patches.shape[0], -1, -1)  # type: ignore[operator]
         generated = self.generate(patches.flatten(0, 1), places.flatten(0, 1))
         return generated.unflatten(0, patches.shape[:2])
 
