@@ -1,6 +1,8 @@
 """Images that clients keep back from training, so that decisions are calibrated on images no detector has seen."""
 
-import re
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -12,6 +14,17 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
+
+_SEARCH = """
+import json, re, sys
+group, paths = json.load(sys.stdin)
+try:
+    found = [match and match.group() for match in (re.search(group, path) for path in paths)]
+except (re.error, OverflowError, RecursionError, MemoryError) as error:
+    found = f"{type(error).__name__}: {error}"
+json.dump(found, sys.stdout)
+"""
+_LONGEST, _LONGEST_S = 1000, 60.0
 
 
 def image_groups(
@@ -26,19 +39,47 @@ def image_groups(
         key: Key that gives the expression, for messages.
 
     Raises:
-        UserError: If the expression is none, or a path lacks it, or the images have no paths.
+        UserError: If the expression is none, or a path lacks it, or the images have no paths; also if it is not
+            found or missed within a minute.
     """
     if group is None:
         return [str(number) for number in range(len(samples))]
-    try:
-        matches = [re.search(group, str(sample.path)) for sample in samples if isinstance(sample, Sample)]
-    except re.error as error:
-        raise UserError(f"{key}='{group}' is no regular expression: {error}") from error
-    if len(matches) < len(samples):
+    paths = [str(sample.path) for sample in samples if isinstance(sample, Sample)]
+    if len(paths) < len(samples):
         raise UserError(f"{key}='{group}': these images are no files; leave it out")
-    if lost := next((sample for sample, match in zip(samples, matches, strict=True) if match is None), None):
-        raise UserError(f"{key}='{group}' is not found in {lost.path}")  # type: ignore[union-attr]
-    return [match.group(0) for match in matches if match is not None]
+    found = _searched(group, paths, key)
+    if lost := next((path for path, name in zip(paths, found, strict=True) if name is None), None):
+        raise UserError(f"{key}='{group}' is not found in {lost}")
+    return [name for name in found if name is not None]
+
+
+def _searched(group: str, paths: Sequence[str], key: str) -> list[str | None]:
+    """Returns what an expression finds in each path.
+
+    A run's folder may come from anybody, and its expression may try without end. So a process of its own searches,
+    which can be ended.
+    """
+    if not isinstance(group, str) or len(group) > _LONGEST:
+        raise UserError(f"{key}: give a regular expression of at most {_LONGEST} characters")
+    try:
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-I", "-S", "-c", _SEARCH],
+            input=json.dumps([group, paths]),
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
+            check=True,
+        )  # fmt: skip
+        found: list[str | None] | str = json.loads(done.stdout)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"{key}='{group}' is still searched for after {_LONGEST_S:g} s; give one without repeats of repeats"
+        ) from error
+    except (subprocess.CalledProcessError, ValueError) as error:
+        found = type(error).__name__
+    if isinstance(found, str):
+        raise UserError(f"{key}='{group}' is no regular expression: {found}")
+    return found
 
 
 def hold_out(
