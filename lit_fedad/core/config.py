@@ -209,7 +209,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         raise UserError(
             f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
         )
-    _check_root(config)
+    check_root(config)
     return config
 
 
@@ -275,13 +275,20 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _check_root(config: Config) -> None:
-    """Checks the keys that no target's signature describes against the keys and types of ``config.yaml``."""
+def check_root(config: Config) -> None:
+    """Checks the keys that no target's signature describes against the keys and types of ``config.yaml``.
+
+    Raises:
+        UserError: Naming the first key that is none, or whose value has another type or is out of range.
+    """
     root = _parsed((conf_folder() / "config.yaml").read_text())
     groups = set(config_groups())
     check_keys(config, groups | set(root) - {"defaults"}, "configuration")
+    for name in sorted(groups & config.keys()):
+        if not isinstance(config[name], Mapping | None):
+            raise UserError(f"{name}={config[name]!r} must be a section")
     for name, default in root.items():
-        if name in ("defaults", "fabric", "callbacks"):
+        if name in ("defaults", "fabric", "callbacks") or name not in config:
             continue
         section, defaults = (
             (config[name], default) if isinstance(default, dict) else ({name: config[name]}, {name: default})
@@ -296,13 +303,13 @@ def _check_root(config: Config) -> None:
             # Where nothing is given, a path can be.
             annotation = str | None if default is None else type(default)
             check_type(section[key], _TYPES.get(prefix + key, annotation), prefix + key)
-    _check_callbacks(config["callbacks"])
-    _check_alpha(config["evaluation"]["alpha"])
+    _check_callbacks(config.get("callbacks", {}))
+    _check_alpha(config.get("evaluation", {}).get("alpha", "auto"))
     for key, (least, most) in RANGES.items():
         section_name, _, leaf = key.rpartition(".")
-        value = (config[section_name] if section_name else config).get(leaf)
+        value = ((config.get(section_name) or {}) if section_name else config).get(leaf)
         numbers = pair(key, value) if isinstance(value, list) else () if value is None else (value,)
-        if not all(least <= number <= most for number in numbers):
+        if not all(isinstance(number, int | float) and least <= number <= most for number in numbers):
             bound = f"at least {least}" if most == math.inf else f"in [{least}, {most}]"
             raise UserError(f"{key}={value} must be {bound}")
 

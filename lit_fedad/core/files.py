@@ -213,17 +213,32 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def stored_yaml(content: str) -> Any:
-    """Reads YAML.
+    """Reads YAML: texts, finite numbers, truth values, lists, and dictionaries whose keys are texts.
 
     Raises:
-        yaml.YAMLError: If it is none, or its parts refer to each other again and again.
+        yaml.YAMLError: If it is something else, or its parts refer to each other again and again.
     """
-    value = yaml.load(content, _PlainLoader)  # noqa: S506 (a safe loader)
     try:
+        value = yaml.load(content, _PlainLoader)  # noqa: S506 (a safe loader)
         check_unfolded(value)
-    except ValueError as error:
-        raise yaml.YAMLError(str(error)) from error
+        _check_plain(value)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error  # as its own readers fail, too
     return value
+
+
+def _check_plain(value: Any) -> None:
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("a key is no text")
+        value = list(value.values())
+    for part in value if isinstance(value, list) else ():
+        _check_plain(part)
+    whole = isinstance(value, int) and abs(value) < 1 << 63
+    if not (
+        whole or isinstance(value, list | str | None) or (isinstance(value, float) and math.isfinite(value))
+    ):
+        raise ValueError(f"a value of it is {type(value).__name__}, or too large")
 
 
 def check_unfolded(value: Any) -> None:

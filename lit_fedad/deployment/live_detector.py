@@ -22,7 +22,7 @@ from lit_fedad.data.pictures import Picture, to_rgb
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.datasets import image_transform
-from lit_fedad.experiment.finished_run import complete_run, load_client, one_process, same_model
+from lit_fedad.experiment.finished_run import built_of, complete_run, load_client, one_process, same_model
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule
 
@@ -122,13 +122,14 @@ def open_client(
         UserError: If there is no such complete run, version or client, or the backbone differs from the run's.
     """
     folder, result, config = complete_run(run, overrides, version)
-    model = same_model(config, result)
-    classifies = model.task.kind == "classification"
-    calibration = Calibration({}, shared=False) if classifies else folder.calibration()
-    number = choose_client(client, result, calibration.clients)
-    launched = one_process(config if fabric is None else {**config, "fabric": fabric})
-    load_client(model, folder.path, folder.config(), number, launched, result.get("own_client"))
-    transform = image_transform(config, model.task)
+    with built_of(folder):
+        model = same_model(config, result)
+        classifies = model.task.kind == "classification"
+        calibration = Calibration({}, shared=False) if classifies else folder.calibration()
+        number = choose_client(client, result, calibration.clients)
+        launched = one_process(config if fabric is None else {**config, "fabric": fabric})
+        load_client(model, folder.path, folder.config(), number, launched, result.get("own_client"))
+        transform = image_transform(config, model.task)
     return OpenedClient(folder, result, config, model.client, number, calibration, launched, transform)
 
 

@@ -30,7 +30,13 @@ from lit_fedad.experiment.claim import claim, locked
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
-from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model
+from lit_fedad.experiment.finished_run import (
+    build_grown_data,
+    built_of,
+    complete_run,
+    one_process,
+    same_model,
+)
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import flat_metrics, flat_summaries
@@ -105,10 +111,11 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
             display.where_next(_next(home, number))
             return home.version_folder(number).path
         folder, result, config = complete_run(str(home.path), overrides, None)
-        model, images = same_model(config, result), build_images(config)
-        _check(folder, config, model, images)
-        assert isinstance(images, ImageSet)
-        partition = with_calibration(config, images, build_partition(config, images), model.method)
+        with built_of(folder):
+            model, images = same_model(config, result), build_images(config)
+            _check(folder, config, model, images)
+            assert isinstance(images, ImageSet)
+            partition = with_calibration(config, images, build_partition(config, images), model.method)
         additions, display = folder.additions(), Display()
         clients = sorted(folder.calibration().clients)
         new = _NewImages(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,13 @@ def reopen(
         raise UserError(
             f"{folder.path}: a site's own detector: predict, watch and export take it, nothing else does"
         )
+    with built_of(folder):
+        return _rebuilt(folder, result, config, callbacks)
+
+
+def _rebuilt(
+    folder: RunFolder, result: dict[str, Any], config: Config, callbacks: Sequence[object]
+) -> FinishedRun:
     display, fabric = Display(), one_process(config, callbacks)
     model = same_model(config, result)
     images = build_images(config)
@@ -96,6 +104,22 @@ def reopen(
     federation = build_federation(stored, folder.path, model, data.module, evaluator, fabric, data.digest)
     federation.resume()
     return FinishedRun(folder, result, config, model, data, federation, fabric, display)
+
+
+@contextmanager
+def built_of(folder: RunFolder) -> Iterator[None]:
+    """Says in one line that nothing can be built of what a run's folder says, which may come from anybody.
+
+    Raises:
+        UserError: If a block fails as parts do that are given values of another kind.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(
+            f"{folder.path / 'config.yaml'}: no detector can be built of it ({said:.300})"
+        ) from error
 
 
 def build_grown_data(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, identity
+from lit_fedad.core.config import Config, check_root, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition
 from lit_fedad.evaluation.calibration import alphas
@@ -86,10 +86,14 @@ class RunFolder:
 
         Raises:
             UserError: If the file is not such a configuration, was changed, names code that a stored run must not
-                call, or another version wrote it.
+                call, holds what no run takes, or another version wrote it.
         """
         config = read_settings(self.path)
         check_targets(config, self.path / "config.yaml")
+        try:
+            check_root(config)
+        except UserError as error:
+            raise UserError(f"{self.path / 'config.yaml'}: {error!s:.500}") from error
         return config
 
     def result(self) -> dict[str, Any] | None:

@@ -10,7 +10,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import appended, atomic, stored_bytes, within
 from lit_fedad.deployment.watch_log import WatchLog
 from lit_fedad.experiment.claim import begun
-from lit_fedad.experiment.run_files import read_manifest
+from lit_fedad.experiment.finished_run import built_of
+from lit_fedad.experiment.run_files import _FORMAT, read_manifest, write
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import read_meta, read_state
 from lit_fedad.sweep.plan import read_plan
@@ -186,3 +187,30 @@ def test_a_version_that_is_a_link_is_refused_in_one_line(tmp_path):
     (tmp_path / "run" / "versions" / "1").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="versions/1: is a link"):
         RunFolder(tmp_path / "run").version(1)
+
+
+CONFIGURATIONS = {
+    "a tag that holds something else": 'method: !!bool "q"',
+    "a date": "method: {name: 2020-01-01}",
+    "a key that is no text": "method: {1: 2}",
+    "a number without end": "method: {}\nseed: " + "9" * 5000,
+    "a list for a section": "method: {}\nimage: [1]",
+    "a text for a section": "method: {}\nfederation: x",
+    "another key": "method: {}\n" + "x" * 10_000 + ": 1",
+    "a text for a size": "method: {}\ndata: {size: large}",
+}
+
+
+@pytest.mark.parametrize("text", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_a_configuration_that_no_run_has_is_one_line(tmp_path, text):
+    write(tmp_path, "config.yaml", f"format: {_FORMAT}\n{text}\n")
+    with pytest.raises(UserError, match=r"config\.yaml: ") as told:
+        RunFolder(tmp_path).config()
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 1000
+
+
+def test_of_a_configuration_that_lacks_parts_nothing_is_built(tmp_path):
+    with pytest.raises(UserError, match=r"config\.yaml: no detector can be built of it \(KeyError: 'task'\)"):
+        with built_of(RunFolder(tmp_path)):
+            {}["task"]
