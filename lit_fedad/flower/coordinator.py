@@ -114,6 +114,7 @@ def _open_port(folder: FederationFolder) -> Iterator[uvicorn.Server]:
     if _listening(folder.port):
         raise UserError(f"port {folder.port} is in use; change port in {folder.file}")
     folder.sign_offs.clear()
+    folder.signal.path.unlink(missing_ok=True)
     upstream, everywhere = f"127.0.0.1:{folder.link}", "0.0.0.0"  # noqa: S104
     proxy = server(upstream, folder.path, everywhere, folder.port, folder.signal, folder.sign_offs)
     thread = threading.Thread(target=proxy.run, daemon=True)
@@ -172,6 +173,7 @@ def _environment(folder: FederationFolder) -> Mapping[str, str]:
         "FLWR_HOME": str(folder.path / "flower"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_LOG_LEVEL": "WARNING",  # else its log grows by a line for each request that a site cares to make
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
     return {**os.environ, **own}

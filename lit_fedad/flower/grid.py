@@ -128,7 +128,7 @@ class GridCarrier:
             waiting &= set(keys)
             for request in [request for request, client in sent.items() if client not in keys]:
                 yield sent.pop(request), NoReply("its key was taken away: what it sends is not read")
-            self._push(requests, waiting, sent, keys)
+            self._push(requests, waiting, sent, keys, most)
             for client in sorted(waiting):
                 if self.sign_offs.gone(keys[client]):
                     yield client, NoReply("has signed off")
@@ -157,6 +157,7 @@ class GridCarrier:
         waiting: set[int],
         sent: dict[str, int],
         keys: Mapping[int, bytes],
+        most: int,
     ) -> None:
         """Sends what waits to the clients that are online."""
         if not waiting:
@@ -173,4 +174,4 @@ class GridCarrier:
                 sent[pushed] = client
                 waiting.discard(client)
         if len(sent) > before:
-            self.signal.send()
+            self.signal.send(most)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,10 +31,18 @@ _PREFIX = "/v1/fleet/"
 _POLL = f"{_PREFIX}pull-messages"
 _ACTIVATE, _DEACTIVATE = f"{_PREFIX}activate-node", f"{_PREFIX}deactivate-node"
 _LARGEST = 8 << 20  # bytes of a request; Flower sends messages in chunks of five
+_SENDS = (f"{_PREFIX}push-messages", f"{_PREFIX}push-object")
+_SHORT = 64 << 10  # bytes of one that brings no part of a reply
 _BODY_S = 60.0  # longest time that a request may take to arrive
 _AT_ONCE = 32  # requests of one site at one time
 _HOP = {"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "te", "trailer"}
 _UNREAD = {"content-encoding", "date", "server"}  # of answers: the first is undone, nobody reads the others
+
+_BESIDE = 64 << 20
+"""Bytes that a site may send beside twice the longest reply, from one request of the run to the next or in an hour:
+they lie on this machine's disk, some until the run is over."""
+_EACH = 4 << 10  # bytes that a request may cost there beside its body
+_FREE = (_POLL, f"{_PREFIX}send-node-heartbeat")  # which leave nothing there
 
 _KEPT_S = 75
 """How long a connection is kept that nothing goes over, in seconds: longer than a site keeps it."""
@@ -66,6 +75,8 @@ class FleetProxy:
         self.upstream, self.authority, self.authenticator = upstream, authority, authenticator
         self.signal, self.sign_offs, self.over = signal, sign_offs, over
         self.busy: Counter[bytes] = Counter()
+        self.spent: Counter[bytes] = Counter()
+        self.hour = 0.0
         self.client: httpx.AsyncClient
         methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
         self.app = Starlette(
@@ -103,15 +114,22 @@ class FleetProxy:
         path = request.url.path
         if not path.startswith(_PREFIX) or ".." in path or "%" in request.scope["raw_path"].decode():
             return _stranger()
-        if (body := await _body(request)) is None:
+        if (body := await _body(request, _LARGEST if path in _SENDS else _SHORT)) is None:
             return PlainTextResponse("too large\n", status_code=413)
+        cost = len(body) + _EACH
+        if self._spent(key, cost) > 2 * self.signal.longest + _BESIDE:
+            return PlainTextResponse("more than any reply\n", status_code=429)
         headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1") not in _HOP]
         seen = self.signal.count
         try:
             found = await self.client.request(request.method, path, content=body, headers=headers)
         except httpx.TransportError:
             return PlainTextResponse("the SuperLink does not answer\n", status_code=503)
-        if path == _POLL and found.is_success and not found.content:
+        if path in _FREE and found.is_success:
+            self.spent[key] -= cost
+        if path == _POLL and found.is_success and found.content:
+            self.spent[key] = 0
+        elif path == _POLL and found.is_success:
             await self.signal.wait(seen, self.over)
         elif path == _ACTIVATE and found.is_success:
             self.sign_offs.forget(key)
@@ -120,13 +138,20 @@ class FleetProxy:
         kept = {name: value for name, value in found.headers.items() if name not in _HOP | _UNREAD}
         return Response(found.content, found.status_code, kept)
 
+    def _spent(self, key: bytes, cost: int) -> int:
+        """Adds to what a site has sent since the run's last request to it, or in this hour; returns the sum."""
+        if (hour := time.monotonic() // 3600) != self.hour:
+            self.hour, self.spent = hour, Counter()
+        self.spent[key] += cost
+        return self.spent[key]
+
 
 def _stranger() -> Response:
     return PlainTextResponse("only sites may come in here\n", status_code=403)
 
 
-async def _body(request: Request) -> bytes | None:
-    """Reads a request's body; None where it is too large.
+async def _body(request: Request, most: int) -> bytes | None:
+    """Reads a request's body; None where it has more bytes than `most`.
 
     Raises:
         TimeoutError: If it does not arrive in time.
@@ -135,7 +160,7 @@ async def _body(request: Request) -> bytes | None:
     async with asyncio.timeout(_BODY_S):
         async for part in request.stream():
             body += part
-            if len(body) > _LARGEST:
+            if len(body) > most:
                 return None
     return bytes(body)
 

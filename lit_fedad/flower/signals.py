@@ -11,14 +11,14 @@ from pathlib import Path
 HELD_S = 20.0
 """Longest time that an answer is held; Flower's client waits 30 seconds for one."""
 
-_LOOK_S = 0.1
+_LOOK_S, _DIGITS = 0.1, 16
 
 GRACE_S = 30.0
 """How long a site that has signed off is waited for: it may be started again."""
 
 
 class RequestSignal:
-    """Tells the open port that the run has sent requests.
+    """Tells the open port that the run has sent requests, and how long replies may be.
 
     Args:
         path: A file; it grows with each request.
@@ -27,14 +27,22 @@ class RequestSignal:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def send(self) -> None:
-        """Tells that there are requests."""
+    def send(self, most: int) -> None:
+        """Tells that there are requests, whose replies have so many bytes at most."""
         with self.path.open("ab") as file:
-            file.write(b".")
+            file.write(f"{most:0{_DIGITS}d}".encode())
+
+    @property
+    def longest(self) -> int:
+        """Most bytes of a reply to the last requests; 0 before the first."""
+        try:
+            return int(self.path.read_bytes()[-_DIGITS:] or b"0")
+        except FileNotFoundError:
+            return 0
 
     @property
     def count(self) -> int:
-        """How often requests were sent so far."""
+        """A number that grows whenever requests are sent."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:

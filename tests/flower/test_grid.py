@@ -95,7 +95,7 @@ NOBODY = SimpleNamespace(gone=lambda key: False)
 
 
 def carry(grid, timeout=60.0, most=1000):
-    signal = SimpleNamespace(send=lambda: grid.signals.append(len(grid.pushed)))
+    signal = SimpleNamespace(send=lambda most: grid.signals.append(len(grid.pushed)))
     return dict(
         GridCarrier(grid, lambda: KEYS, timeout, signal, NOBODY).carry({0: b"to north", 1: b"to east"}, most)
     )
@@ -125,7 +125,7 @@ def test_what_got_lost_with_its_node_is_sent_again(code):
 
 def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
     grid, keys = Grid({7: KEYS[1], 8: KEYS[0]}, *["wait"] * 1000), dict(KEYS)
-    signal = SimpleNamespace(send=lambda: keys.pop(1))  # after its request was pushed
+    signal = SimpleNamespace(send=lambda most: keys.pop(1))  # after its request was pushed
     found = GridCarrier(grid, lambda: keys, 0.5, signal, NOBODY).carry({0: b"to north", 1: b"to east"}, 1000)
     assert "its key was taken away" in dict(found)[1].cause
     del keys[0]
@@ -134,7 +134,7 @@ def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
 
 
 def test_who_has_signed_off_costs_no_time():
-    grid, signal = Grid({7: KEYS[1]}), SimpleNamespace(send=lambda: None)
+    grid, signal = Grid({7: KEYS[1]}), SimpleNamespace(send=lambda most: None)
     gone = SimpleNamespace(gone=lambda key: key == KEYS[0])
     carrier = GridCarrier(grid, lambda: KEYS, 3600.0, signal, gone)
     assert dict(carrier.carry({0: b"to north", 1: b"to east"}, 1000)) == {
@@ -153,7 +153,7 @@ def test_who_is_away_or_late_is_lost():
 
 
 def test_who_has_missed_a_request_is_waited_for_once_it_is_back():
-    grid, signal = Grid({8: KEYS[0]}), SimpleNamespace(send=lambda: None)
+    grid, signal = Grid({8: KEYS[0]}), SimpleNamespace(send=lambda most: None)
     carrier = GridCarrier(grid, lambda: KEYS, 0.3, signal, NOBODY)
     asked = {0: b"to north", 1: b"to east"}
     assert dict(carrier.carry(asked, 1000))[1] == NoReply("did not connect within 0.3 seconds")

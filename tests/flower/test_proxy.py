@@ -117,9 +117,20 @@ def test_nobody_else_does(send, path):
     assert "x-path" not in found.headers
 
 
-def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch):
-    monkeypatch.setattr(proxy, "_LARGEST", 10)
-    assert send("/v1/fleet/push-object", b"x" * 11).status_code == 413
+@pytest.mark.parametrize(("path", "bound"), [("/v1/fleet/push-object", "_LARGEST"), (POLL, "_SHORT")])
+def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch, path, bound):
+    monkeypatch.setattr(proxy, bound, 10)
+    assert send(path, b"x" * 11).status_code == 413
+
+
+def test_a_site_sends_no_more_than_replies_need(port, send, monkeypatch):
+    """What it sends lies on the coordinator's disk."""
+    monkeypatch.setattr(proxy, "_BESIDE", 10_000)
+    port.signal.send(1 << 30)
+    port.signal.send(15_000)  # the last replies are shorter
+    push, given = ("/v1/fleet/push-object", bytes(20_000)), (POLL, b"a request")
+    found = [send(*one).status_code for one in (push, given, push, push, given)]
+    assert found == [200, 200, 200, 429, 429]
 
 
 async def unread():
@@ -174,7 +185,7 @@ def test_an_empty_answer_is_held_until_there_are_requests(port, monkeypatch, end
         await asyncio.sleep(0.02)
         assert not poll.done()
         if end == "requests":
-            port.signal.send()
+            port.signal.send(0)
         elif end == "closing":
             port.ending = True
         found = await poll
@@ -187,7 +198,7 @@ def test_an_empty_answer_is_held_until_there_are_requests(port, monkeypatch, end
 
 def test_requests_that_are_given_while_a_site_asks_are_not_waited_for(port, send):
     """They may have come after the SuperLink had looked."""
-    port.meanwhile = port.signal.send
+    port.meanwhile = lambda: port.signal.send(0)
     assert send(POLL).content == b""
 
 
