@@ -211,7 +211,9 @@ def status(site: str) -> None:
         epsilon, delta = folder.ledger.total
         most = "" if folder.epsilon is None else f" of {folder.epsilon:g}"
         runs = len({run for run, _ in spent})
-        rows += [("spent", f"epsilon {epsilon:.4g}{most} at delta {delta:g}, in {runs} runs")]
+        rows += [
+            ("spent", f"epsilon {epsilon:.4g}{most} at delta {delta:g}, in {runs} run{'s' * (runs != 1)}")
+        ]
     rows += [("report", str(page)) for page in folder.reports()]
     rows += [("detector", str(own)) for own in folder.detectors()]
     Display().where_next(rows)

@@ -292,6 +292,8 @@ def _activate(
                     f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
                     " coordinator's operator keeps; send key.pub of this site"
                 ) from None
+            waits = "is not ready" if error.response.status_code >= 500 else "does not let this site in"
+            cause = f"{waits} ({cause})"
         except (httpx.RequestError, ValueError, DecodeError) as error:
             if "CERTIFICATE" in str(error).upper():
                 raise UserError(

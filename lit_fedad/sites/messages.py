@@ -252,12 +252,18 @@ def are_products(names: Collection[str]) -> bool:
 def when(round: object, asked: object) -> str:
     """Returns when in a run a request comes: a question after a round has the message, and the number, of the next.
 
+    The steps of a secure sum name no round.
+
     Example:
         >>> [when(round, asked) for round, asked in ((0, "play"), (3, "play"), (1, "scores"), (3, "scores"))]
         ['set-up', 'round 3', 'after set-up', 'after round 2']
+        >>> when(0, "reveal")
+        'secure sum'
     """
     if not isinstance(round, int):
         return "-"
+    if asked in ("offer", "reveal"):
+        return "secure sum"
     asks = asked in QUESTIONS
     number = round - 1 if asks else round
     place = f"round {number}" if number > 0 else "set-up"

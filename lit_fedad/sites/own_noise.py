@@ -12,7 +12,7 @@ from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.experiment.build import Model
 from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
-from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, noise_key
+from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, in_words, noise_key
 from lit_fedad.privacy.ledger import ROUNDING, Ledger
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.sites.refusals import Code, RefusalError
@@ -84,6 +84,13 @@ class OwnNoise:
             return False
         others = self._ledger.others(self._folder.name, self.mechanism)
         return others + self.plan.epsilon(self.plan.releases) <= _HIDING * ROUNDING
+
+    @property
+    def words(self) -> str:
+        """Says in words what noise it is, and whether the site counts it."""
+        said = in_words(self.plan.summary(self.plan.releases))
+        none = "; with what this site has sent in other runs it hides no single image, and counts as none"
+        return said + none * (self.drawn_here and not self.hides)
 
     def share(self, secure: SecureSum, sites: int) -> None:
         """Sets the share of the noise that this site adds, where all sites together add it."""

@@ -11,7 +11,6 @@ from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
-from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, judge
 from lit_fedad.sites.own_part import OwnPart
@@ -120,7 +119,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     if config["federation"].get("secure_sum"):
         lines.append("Messages are masked: the coordinator sees the sum over all sites alone.")
     if noise:
-        lines.append(f"Noise: {in_words(noise.plan.summary(noise.plan.releases))}.")
+        lines.append(f"Noise: {noise.words}.")
     if kinds & {Kind.WEIGHTS, Kind.CLASS_STATISTICS, Kind.SYNTHETIC_IMAGES}:
         lines.append(
             "Training images: a coordinator that does not keep to the method can send a model so that what comes back"

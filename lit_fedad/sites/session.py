@@ -31,7 +31,6 @@ from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.client_runner import ClientRunner, pose_client
 from lit_fedad.federation.evaluator import ClientQuery
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.privacy.messages import read_survivors
 from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
@@ -128,7 +127,7 @@ class Session:
         self.data = build_data(config, part.images, part.partition, part.model, self.fabric, self.display)
         if (noise := part.noise(self.states.folder, self.digest)) is not None:
             noise.check()
-            self.display.note(f"run {self.run}: {in_words(noise.plan.summary(noise.plan.releases))}")
+            self.display.note(f"run {self.run}: {noise.words}")
         self.noise, taken = noise, part.taken(noise)
         judge(settings.policy, taken, self.least, self.approved)
         kinds = {one.disclosed.kind for one in taken}

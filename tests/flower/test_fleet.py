@@ -105,7 +105,7 @@ def test_a_site_waits_for_a_coordinator_that_is_about_to_start(monkeypatch, tmp_
     monkeypatch.setattr(fleet.time, "sleep", lambda _: None)
     told = []
     fleet._activate("coordinator", tmp_path / "ca.crt", tmp_path / "key", told.append)
-    assert told == [f"coordinator: HTTP {status}; trying again" for status in (503, 502)]
+    assert told == [f"coordinator: is not ready (HTTP {status}); trying again" for status in (503, 502)]
 
 
 def test_an_outage_is_two_lines():
