@@ -211,6 +211,6 @@ def test_a_configuration_that_no_run_has_is_one_line(tmp_path, text):
 
 
 def test_of_a_configuration_that_lacks_parts_nothing_is_built(tmp_path):
-    with pytest.raises(UserError, match=r"config\.yaml: no detector can be built of it \(KeyError: 'task'\)"):
-        with built_of(RunFolder(tmp_path)):
-            {}["task"]
+    said = r"config\.yaml: no detector can be built of it \(KeyError: 'task'\)"
+    with pytest.raises(UserError, match=said), built_of(RunFolder(tmp_path)):
+        {}["task"]
