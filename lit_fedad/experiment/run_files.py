@@ -80,7 +80,8 @@ def read_settings(folder: Path) -> Config:
         raise UserError(f"{path}: not the configuration of a run; name another folder")
     version = config.pop("format", None)
     if version != _FORMAT:
-        maker = _MAKERS.get(version, f"another version of lit_fedad (format {version})")
+        known = version if isinstance(version, int | None) else -1
+        maker = _MAKERS.get(known, f"another version of lit_fedad (format {version!s:.20})")
         raise UserError(
             f"{folder}: a run of {maker}, which this version cannot open; use that version, or train again"
             " (another out=DIR, or fresh=true)"
