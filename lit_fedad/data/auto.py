@@ -12,7 +12,7 @@ from typing import Any
 from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.typed_words import as_typed, shell_word
-from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suffixes
+from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suffixes, images_in
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import matches
 from lit_fedad.data.layout_names import LABELS, MASKS, NORMAL, ONE, TEST, TRAIN, ZERO, bare
@@ -131,9 +131,8 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
             f"{root}: has folders of images ({names}), and none is called as normal images are (good, normal, ok);"
             f" give data=folders data.train_normal=[{folders[0].name}], or rename it"
         )
-    raise UserError(
-        f"{root}: holds no images" + (f" in its folders {names}" if names else "") + "; check data.root"
-    )
+    images_in(root, LeftOut())  # refuses a folder without any, and names what else lies there
+    raise UserError(f"{root}: holds no images in its folders {names}; check data.root")
 
 
 def _refuse_foreign(root: Path) -> None:

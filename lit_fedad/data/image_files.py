@@ -27,6 +27,7 @@ _SYSTEM = frozenset(
         "#recycle",
     }
 )
+_HEIC = (".heic", ".heif")
 _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
 
 SOME = ".bmp, .gif, .jpg, .png, .tif, .webp and others, DICOM too"
@@ -96,7 +97,9 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
             dicom.append(path)
         else:
             form = None if path.name.lower().endswith(_UNFINISHED) else _sniffed(path)
-            if form is None:
+            if form is None and path.suffix.lower() in _HEIC:
+                left_out.add("HEIC photographs, to be saved as JPEG or PNG", [path])
+            elif form is None:
                 left_out.add("files that are no image", [path])
             else:
                 (dicom if form == "DICOM" else images).append(path)

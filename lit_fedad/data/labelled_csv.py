@@ -1,5 +1,6 @@
 """One folder of images with their labels in a CSV file: HeadCT, and RSNA and VinDr-CXR as Kaggle has them."""
 
+import os
 import re
 import warnings
 from collections import Counter
@@ -162,11 +163,20 @@ _Names = list[dict[str, list[Path]]]
 
 def _names(files: Sequence[Path], root: Path, folder: Path) -> _Names:
     """What files may be called, most exact first: paths, name, both without suffix, number without leading zeros."""
-    names: _Names = [{} for _ in range(6)]
+    names: _Names = [{} for _ in range(7)]
     for path in files:
         full, below = path.relative_to(root).as_posix(), path.relative_to(folder)
         number = str(int(path.stem)) if path.stem.isdecimal() else path.stem
-        words = (full, below.as_posix(), path.name, below.with_suffix("").as_posix(), path.stem, number)
+        whole = os.path.abspath(path)  # noqa: PTH100, for links stay as they are written
+        words = (
+            whole,
+            full,
+            below.as_posix(),
+            path.name,
+            below.with_suffix("").as_posix(),
+            path.stem,
+            number,
+        )
         for kind, word in zip(names, words, strict=True):
             kind.setdefault(normalize("NFC", word), []).append(path)
     return names
@@ -178,7 +188,7 @@ def _file(image: str, names: _Names, table: Path) -> Path | None:
     suffix = Path(image).suffix
     stem = image.removesuffix(suffix) if suffix.lower() in (*image_suffixes(), *DICOM_SUFFIXES) else image
     number = str(int(stem)) if stem.isdecimal() else stem
-    for kind, word in zip(names, (image, image, image, stem, stem, number), strict=True):
+    for kind, word in zip(names, (*[image] * 4, stem, stem, number), strict=True):
         paths = kind.get(word, ())
         if len(paths) > 1:
             raise UserError(

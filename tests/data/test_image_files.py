@@ -58,9 +58,11 @@ def test_files_without_a_suffix_are_told_by_their_content(root):
     (root / "picture.v2").write_bytes(picture("PNG"))
     (root / "BMW").write_bytes(b"BM is how this text begins")
     (root / "copy.png.part").write_bytes(picture("PNG"))
+    (root / "IMG_1.HEIC").touch()
     found, line = names(root)
     assert found == ["IM000001", "b.png", "deep/er/a.png", "photo", "picture.v2"]
-    assert line == f"{root}: skipped files that are no image (2, first {root / 'BMW'})"
+    assert f"skipped files that are no image (2, first {root / 'BMW'})" in line
+    assert f"HEIC photographs, to be saved as JPEG or PNG (1, first {root / 'IMG_1.HEIC'})" in line
 
 
 def test_masks_beside_images_are_no_images_and_masks_may_be_called_so(root):

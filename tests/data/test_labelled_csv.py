@@ -150,9 +150,11 @@ def test_blanks_around_a_label_do_not_matter(table):
     }
 
 
-@pytest.mark.parametrize("word", ["a.png", "images/a.png", "images\\a.png", "./a.png", "a", "\u00fc"])
-def test_an_id_may_be_a_path_with_either_slash_and_letters_in_either_form(table, word):
-    images = table([(word, 1), ("b", 0)], ["a.png", "b.png", "u\u0308.png"], normal=[0])
+@pytest.mark.parametrize(
+    "word", ["a.png", "images/a.png", "images\\a.png", "./a.png", "a", "\u00fc", "{root}/set/images/a.png"]
+)
+def test_an_id_may_be_a_path_with_either_slash_and_letters_in_either_form(table, tmp_path, word):
+    images = table([(word.format(root=tmp_path), 1), ("b", 0)], ["a.png", "b.png", "u\u0308.png"], normal=[0])
     assert [sample.label for sample in images.test] == [1]
 
 
