@@ -34,7 +34,12 @@ def run() -> int:
     # and the search at the end, when all memory is given back anyway, more than a second.
     gc.set_threshold(10_000)
     try:
-        return main()
+        status = main()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of a pipe, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     finally:
         gc.freeze()
 

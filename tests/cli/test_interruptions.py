@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from lit_fedad.cli import main as cli
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.experiment import train as experiment
 
@@ -23,6 +24,17 @@ def test_an_interruption_is_one_line_and_status_130(say, monkeypatch, command, h
     status, _, err = say(command, *(["run=r"] if command == "evaluate" else []))
     assert status == 130
     assert err == ["error: interrupted" + ("; the same command continues" if hint else "")]
+
+
+def test_a_reader_who_has_enough_ends_a_command_without_a_traceback(monkeypatch):
+    moved = []
+    monkeypatch.setattr(cli, "main", lambda: os.write(moved[0], b"a line"))
+    monkeypatch.setattr(os, "dup2", lambda *_: moved.append("away"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    moved.append(writer)
+    assert (cli.run(), moved) == (141, [writer, "away"])
+    os.close(writer)
 
 
 def test_an_interrupted_save_of_torch_ends_as_an_interruption_does(say, monkeypatch):
