@@ -148,9 +148,8 @@ def predict(
     display.note(f"{opened.title}{named_version(opened.result)}: {scorer.summary(rows)}")
     display.where_next([("scores", str(scores)), *scorer.pictures(rows)])
     if read < len(rows):
-        raise UserError(
-            f"{len(rows) - read} of {len(rows)} images could not be read; the others are scored: {scores}"
-        )
+        others = f"; the others are scored: {scores}" if read else ""
+        raise UserError(f"{len(rows) - read} of {len(rows)} images could not be read{others}")
     return scores
 
 

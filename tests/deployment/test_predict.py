@@ -209,7 +209,7 @@ def test_long_names_cost_nothing_and_linked_folders_are_taken(tiny_run, photos, 
 
 def test_a_folder_of_unreadable_images_is_told(tiny_run, tmp_path):
     (tmp_path / "bad.png").write_text("no")
-    with pytest.raises(UserError, match=r"1 of 1 images could not be read"):
+    with pytest.raises(UserError, match=r"1 of 1 images could not be read$"):
         predict(str(tiny_run), str(tmp_path), out=str(tmp_path / "out"))
 
 
