@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -332,6 +333,14 @@ def _on_disk(memo: Path | None, *parts: Sequence[Sample]) -> Iterator[bytes]:
     home = {product: os.path.commonpath(folders) for product, folders in by_product.items()}
     files = [file for sample in chain(*parts) for file in (sample.path, *_mask_files(sample.mask))]
     hashes = content_hashes(files, memo)
+    train, test = ([sample.path for sample in samples] for samples in parts)
+    trained = {hashes[path] for path in train}
+    if leaks := [path for path in test if hashes[path] in trained]:
+        warnings.warn(
+            f"{len(leaks)} of {len(test)} test images are training images too, and metrics are too good, first"
+            f" {leaks[0]}; lit-fedad data check names all",
+            stacklevel=2,
+        )
     for samples in parts:
         for sample in samples:
             place = sample.path.absolute().relative_to(home[sample.category]).as_posix()

@@ -77,3 +77,10 @@ def test_a_lost_image_is_one_line(images):
     images.train[2].path.unlink()
     with pytest.raises(UserError, match=f"^image {images.train[2].path} cannot be read"):
         data_digest(images, PARTITION)
+
+
+def test_a_test_image_that_is_a_training_image_too_is_told(images):
+    with pytest.warns(
+        UserWarning, match=r"1 of 1 test images are training images too, .*crack.000\.png; lit-fedad"
+    ):
+        data_digest(images, PARTITION)
