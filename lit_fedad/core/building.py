@@ -207,4 +207,4 @@ def nearest(key: str, known: Iterable[str]) -> str:
     """Returns the end of a message: the key that was perhaps meant, or all there are."""
     names = sorted(known)
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; valid keys: {', '.join(names)}"
+    return f"; did you mean '{close[0]}'?" if close else f"; valid keys: {', '.join(names) or 'none'}"

@@ -53,8 +53,10 @@ def fit_preset(
                 OmegaConf.update(composed, key, most[word])
         for part in parts:
             part.update({key: value for key, value in limits.items() if key in part and part[key] is None})
-        for key in set(composed.data) - set(plain.data) - set(inspect.signature(reader).parameters):
-            del composed.data[key]
+        for group, taker in (("data", reader), ("partition", locate(composed.partition._target_))):
+            for key in set(composed[group]) - set(plain[group]) - set(inspect.signature(taker).parameters):
+                if f"{group}.{key}" not in given:
+                    del composed[group][key]
         if (
             gives_arrays(reader) and composed.image.size != plain.image.size
         ):  # the preset's, not the command's
