@@ -174,7 +174,7 @@ class LongTailedStages:
         if not size:
             raise UserError(
                 f"partition: stage {stage} of client {client} is left without an image, for its classes have fewer"
-                " images than stages; lower clients, stages or imbalance"
+                " images than stages; lower partition.clients, stages or imbalance"
             )
         return size
 
@@ -232,7 +232,7 @@ class ProductsInTurn:
             if len(by_category[category]) < self.clients:
                 raise UserError(
                     f"partition: {self.clients} clients but {len(by_category[category])} training images of category"
-                    f" '{category}'; lower clients, or leave it out of order"
+                    f" '{category}'; lower partition.clients, or leave it out of order"
                 )
         return order
 

@@ -184,7 +184,7 @@ class ByProduct:
         clients = len(piles) if self.clients is None else self.clients
         if clients > len(piles):
             raise UserError(
-                f"partition: {clients} clients but {len(piles)} categories; lower clients to that"
+                f"partition: {clients} clients but {len(piles)} categories; lower partition.clients to that"
             )
         return Partition.of_clients(chain.from_iterable(piles[client::clients]) for client in range(clients))
 
@@ -217,7 +217,7 @@ class ByGroup:
             groups.setdefault(name, []).append(index)
         if self.clients > len(groups):
             raise UserError(
-                f"partition: {self.clients} clients but {len(groups)} groups of images; lower clients, or give"
+                f"partition: {self.clients} clients but {len(groups)} groups of images; lower partition.clients, or give"
                 " another partition.group"
             )
         indices_of: list[list[int]] = [[] for _ in range(self.clients)]
@@ -247,7 +247,9 @@ class IID:
         """Shuffles the training images with ``seed`` and cuts them into even parts."""
         images = len(image_set.train)
         if self.clients > images:
-            raise UserError(f"partition: {self.clients} clients but {images} training images; lower clients")
+            raise UserError(
+                f"partition: {self.clients} clients but {images} training images; lower partition.clients"
+            )
         return Partition.of_clients(
             np.array_split(numpy_generator(seed, "partition").permutation(images), self.clients)
         )

@@ -232,12 +232,12 @@ def test_different_seeds_differ():
         ),
         (
             lambda: LongTailedStages(clients=20, classes=1, stages=5, imbalance=1),
-            r"stage \d of client \d+ is left without an image.*lower clients, stages or imbalance",
+            r"stage \d of client \d+ is left without an image.*lower partition.clients, stages or imbalance",
         ),
         (lambda: ProductsInTurn(clients=0), "clients=0: give at least 1"),
         (
             lambda: ProductsInTurn(clients=21),
-            "21 clients but 20 training images of category 'c'; lower clients",
+            "21 clients but 20 training images of category 'c'; lower partition.clients",
         ),
         (lambda: ProductsInTurn(order=["b", "x"]), "no category 'x'; the known ones are a, b, c"),
         (lambda: ProductsInTurn(order=["b", "a", "b"]), "category 'b' is named twice"),
