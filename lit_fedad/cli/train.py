@@ -8,6 +8,7 @@ from lit_fedad.core.config import Config, choices, compose, config_groups, given
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted
+from lit_fedad.core.typed_words import shell_word
 from lit_fedad.experiment.claim import locked
 from lit_fedad.report.console import Display
 
@@ -38,7 +39,7 @@ def train(overrides: Sequence[str]) -> None:
     run = RunFolder.of(config).path
     lines = [
         ("all numbers", str(run / "result.json")),
-        ("new images", f"lit-fedad predict run={run} images=FOLDER"),
+        ("new images", f"lit-fedad predict {shell_word(f'run={run}')} images=FOLDER"),
     ]
     if (heatmaps := run / "figures" / "heatmaps.png").exists():
         lines.insert(0, ("heatmaps", str(heatmaps)))

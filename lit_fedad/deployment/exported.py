@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, check_stored, plain_json, stored_text
+from lit_fedad.core.typed_words import shell_word
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
@@ -231,7 +232,9 @@ def find_exported(run: str, client: int | str | None = None, version: int | None
     wanted = list(found) if number is None else [f"client_{names.label(number)}"]
     if not found or wanted[0] not in found:
         name = "" if client is None else f" client={client}"
-        raise UserError(f"{folder}: no exported detector{name}; first: lit-fedad export run={run}{name}")
+        raise UserError(
+            f"{folder}: no exported detector{name}; first: lit-fedad export {shell_word(f'run={run}')}{name}"
+        )
     if len(wanted) > 1:
         raise UserError(f"{folder}: give client=N, one of {', '.join(found)}")
     return found[wanted[0]]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.typed_words import shell_word
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.image_files import entries
@@ -361,6 +362,6 @@ def _next(home: RunFolder, number: int) -> list[tuple[str, str]]:
     """Says where a new version lies, and what to do with it."""
     return [
         ("written", str(home.version_folder(number).path)),
-        ("try it", f"lit-fedad predict run={home.path} version={number} images=FOLDER"),
-        ("use it", f"lit-fedad update run={home.path} default={number}"),
+        ("try it", f"lit-fedad predict {shell_word(f'run={home.path}')} version={number} images=FOLDER"),
+        ("use it", f"lit-fedad update {shell_word(f'run={home.path}')} default={number}"),
     ]

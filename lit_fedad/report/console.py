@@ -32,6 +32,7 @@ from rich.text import Text
 import lit_fedad
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.text import printable, redact
+from lit_fedad.core.typed_words import shell_word
 from lit_fedad.report.closing import closing_rows, constant_predictions, in_words, looking_at_nothing
 from lit_fedad.report.naming import (
     METRIC_TITLES,
@@ -253,7 +254,9 @@ class Display:
     def unsent(self, records: int, run: Path) -> None:
         """Warns of tracking records that wait in a run's folder, if there are any."""
         if records:
-            self.warn(f"{records} tracking records are kept; send them: lit-fedad sync run={run}")
+            self.warn(
+                f"{records} tracking records are kept; send them: lit-fedad sync {shell_word(f'run={run}')}"
+            )
 
     def error(self, message: str) -> None:
         """Prints an error as one line on standard error, also when quiet."""

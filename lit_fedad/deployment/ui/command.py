@@ -11,6 +11,7 @@ from typing import Any
 
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.typed_words import shell_word
 from lit_fedad.deployment.exported import SHEET
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.report.console import Display
@@ -98,7 +99,9 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
         if not loaded:
             folders = sorted(path.parent for path in (run / "export").glob(f"*/{SHEET}"))
             if not folders:
-                raise UserError(f"no exported detector; first: lit-fedad export run={run} format=onnx")
+                raise UserError(
+                    f"no exported detector; first: lit-fedad export {shell_word(f'run={run}')} format=onnx"
+                )
             loaded.append(ServedDetector(folders[0]))
         (detector,) = loaded
         try:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable
+from lit_fedad.core.typed_words import shell_word
 from lit_fedad.data.pictures import read_picture
 from lit_fedad.deployment.exported import SHEET
 from lit_fedad.deployment.new_rate import choose_version, save_threshold
@@ -92,7 +93,7 @@ class OperatorPage:
             if silent
             else ("#009E73", "Decides", f"at most {promised} of normal images are called anomalous")
         )
-        command = f"lit-fedad watch run={view.path} images=FOLDER"
+        command = f"lit-fedad watch {shell_word(f'run={view.path}')} images=FOLDER"
         drifts = self._lamp(_NONE) or f"Drift is not watched; this does: <code>{escape(command)}</code>"
         lamps = [drifts, _light(*failed), *([_light(*decides)] if rules else [])]
         return "<br>".join([*lamps, escape(self._reviewed())])
@@ -146,7 +147,8 @@ class OperatorPage:
             is_shipped = f"{limit:.6g}" if math.isfinite(limit) else "none: too few calibration images"
             lines.append(
                 f"Shipped for alpha {rule.alpha:g}: {is_shipped}; {rule.scores.total} calibration images. This"
-                f" threshold: `lit-fedad predict run={view.path} client={number} alpha={rate:.4g} images=FOLDER`"
+                f" threshold: `lit-fedad predict {shell_word(f'run={view.path}')} client={number}"
+                f" alpha={rate:.4g} images=FOLDER`"
             )
             return self._lamp(table), "\n\n".join(lines), histogram_svg(histogram(rule.scores, seen, at), at)
 
@@ -187,7 +189,7 @@ class OperatorPage:
         tables = [name for name in self.view.tables() if self._pictured(name, _WORST)]
         if not tables:
             gr.Markdown(
-                f"No heatmaps yet: `lit-fedad predict run={self.view.path} images=FOLDER` writes them."
+                f"No heatmaps yet: `lit-fedad predict {shell_word(f'run={self.view.path}')} images=FOLDER` writes them."
             )
             return
         with gr.Row():
@@ -275,7 +277,8 @@ class OperatorPage:
         """Says what is needed before an image can be tried; at each visit."""
         if any((self.view.path / "export").glob(f"*/{SHEET}")):
             return ""
-        return f"No detector is exported yet: `lit-fedad export run={self.view.path} format=onnx` does."
+        run = shell_word(f"run={self.view.path}")
+        return f"No detector is exported yet: `lit-fedad export {run} format=onnx` does."
 
     def _scored(self, table: str) -> list[ScoredFile]:
         path = self.view.tables().get(table)
