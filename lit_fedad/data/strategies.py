@@ -217,8 +217,8 @@ class ByGroup:
             groups.setdefault(name, []).append(index)
         if self.clients > len(groups):
             raise UserError(
-                f"partition: {self.clients} clients but {len(groups)} groups of images; lower partition.clients, or give"
-                " another partition.group"
+                f"partition: {self.clients} clients but {len(groups)} groups of images; lower partition.clients, or"
+                " give another partition.group"
             )
         indices_of: list[list[int]] = [[] for _ in range(self.clients)]
         names = list(groups)
