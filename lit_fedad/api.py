@@ -103,8 +103,8 @@ class Federation:
 
     @cached_property
     def task(self) -> Task:
-        """What a client learns, a LightningModule with untrained weights."""
-        return self._model.task
+        """What a client learns, a LightningModule with untrained weights, ready to be trained."""
+        return self._model.task.train()  # a Trainer leaves modes as they are
 
     @cached_property
     def data(self) -> FederatedDataModule:
