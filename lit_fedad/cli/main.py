@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -118,6 +119,8 @@ def _line(error: BaseException, name: str) -> str | None:
             return (
                 f"no space is left on the disk for {error.filename or 'a file'}: make room{_continues(name)}"
             )
+        case OSError(errno=errno.EACCES | errno.EROFS) if error.filename:
+            return f"{error.filename}: cannot be read or written ({error.strerror})"
         case MemoryError() | RuntimeError() if _is_out_of_memory(error):
             return (
                 "the memory of this machine or its GPU is not enough: give a smaller image.size, grid, batch_size or"

@@ -1,5 +1,6 @@
 """The command line: what each command prints, and its exit status."""
 
+import errno
 import functools
 import importlib
 import logging
@@ -311,6 +312,14 @@ def test_memory_that_is_not_enough_is_one_line_and_status_2(say, monkeypatch, er
     assert len(err) == 1
     assert "memory" in err[0]
     assert "image.size" in err[0]
+
+
+def test_a_folder_that_may_not_be_written_is_one_line(say, monkeypatch):
+    def refused(*_, **given):
+        raise OSError(errno.EROFS, "Read-only file system", "reports")
+
+    monkeypatch.setattr(experiment, "train", refused)
+    assert say("train")[::2] == (2, ["error: reports: cannot be read or written (Read-only file system)"])
 
 
 def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):
