@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from lit_fedad.core.config import Config, choices, compose, config_groups, given_keys
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.core.text import redacted
-from lit_fedad.core.typed_words import shell_word
+from lit_fedad.core.text import redacted, shell_word
 from lit_fedad.experiment.claim import locked
 from lit_fedad.report.console import Display
 

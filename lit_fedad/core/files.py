@@ -220,10 +220,13 @@ def stored_yaml(content: str) -> Any:
     """
     try:
         value = yaml.load(content, _PlainLoader)  # noqa: S506 (a safe loader)
-        check_unfolded(value)
-        _check_plain(value)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error  # as its own readers fail, too
+    try:
+        check_unfolded(value)
+        _check_plain(value)
+    except (ValueError, RecursionError) as error:
+        raise yaml.YAMLError(str(error)) from error
     return value
 
 

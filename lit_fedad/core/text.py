@@ -105,3 +105,10 @@ def csv_cell(value: Any) -> Any:
     except ValueError:
         return f"'{value}"
     return value
+
+
+def shell_word(word: str) -> str:
+    """Quotes a word for a shell where it needs it."""
+    if any(letter in word for letter in '"$`\\!'):
+        return shlex.quote(word)
+    return f'"{word}"' if any(letter in word for letter in " '[]()&;#*?~|<>") else word

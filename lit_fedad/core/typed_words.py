@@ -1,7 +1,6 @@
 """Words of the command line, taken as they are typed where Hydra's grammar would read something else in them."""
 
 import re
-import shlex
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -69,13 +68,6 @@ def advice(override: str) -> str:
     """Returns the form in which an override is taken as typed, in quotes for the shell."""
     key, _, value = override.partition("=")
     return f'give "{key}={_quoted(value)}" to take it as typed'
-
-
-def shell_word(word: str) -> str:
-    """Quotes a word for a shell where it needs it."""
-    if any(letter in word for letter in '"$`\\!'):
-        return shlex.quote(word)
-    return f'"{word}"' if any(letter in word for letter in " '[]()&;#*?~|<>") else word
 
 
 def _settled(value: str) -> bool:

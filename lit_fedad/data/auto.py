@@ -11,7 +11,8 @@ from typing import Any
 
 from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.typed_words import as_typed, shell_word
+from lit_fedad.core.text import shell_word
+from lit_fedad.core.typed_words import as_typed
 from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suffixes, images_in
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import matches

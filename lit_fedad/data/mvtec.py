@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.typed_words import shell_word
+from lit_fedad.core.text import shell_word
 from lit_fedad.data.image_files import LeftOut, entries, images_in
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample

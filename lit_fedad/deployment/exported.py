@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, check_stored, plain_json, stored_text
-from lit_fedad.core.typed_words import shell_word
+from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display

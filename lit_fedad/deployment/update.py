@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.typed_words import shell_word
+from lit_fedad.core.text import shell_word
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.image_files import entries

@@ -31,8 +31,7 @@ from rich.text import Text
 
 import lit_fedad
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.text import printable, redact
-from lit_fedad.core.typed_words import shell_word
+from lit_fedad.core.text import printable, redact, shell_word
 from lit_fedad.report.closing import closing_rows, constant_predictions, in_words, looking_at_nothing
 from lit_fedad.report.naming import (
     METRIC_TITLES,

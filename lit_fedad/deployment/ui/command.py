@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.typed_words import shell_word
+from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.exported import SHEET
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.report.console import Display

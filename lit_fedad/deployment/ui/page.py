@@ -14,8 +14,7 @@ import gradio as gr
 import pandas as pd
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.text import printable
-from lit_fedad.core.typed_words import shell_word
+from lit_fedad.core.text import printable, shell_word
 from lit_fedad.data.pictures import read_picture
 from lit_fedad.deployment.exported import SHEET
 from lit_fedad.deployment.new_rate import choose_version, save_threshold
