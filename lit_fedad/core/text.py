@@ -5,6 +5,7 @@ given passes through here.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
