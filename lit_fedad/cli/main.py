@@ -16,7 +16,7 @@ from types import FrameType
 
 from lit_fedad import __version__
 from lit_fedad.cli.help import Command, Form, command_help, only, overview
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, is_out_of_memory
 from lit_fedad.core.extras import extra_of, install, require
 from lit_fedad.core.files import is_disk_full
 from lit_fedad.core.options import bind
@@ -121,18 +121,12 @@ def _line(error: BaseException, name: str) -> str | None:
             )
         case OSError(errno=errno.EACCES | errno.EROFS) if error.filename:
             return f"{error.filename}: cannot be read or written ({error.strerror})"
-        case MemoryError() | RuntimeError() if _is_out_of_memory(error):
+        case MemoryError() | RuntimeError() if is_out_of_memory(error):
             return (
                 "the memory of this machine or its GPU is not enough: give a smaller image.size, grid, batch_size or"
                 f" evaluation.batch_size{_continues(name)}"
             )
     return None
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether an error says that memory could not be had; torch has no class for that of the processor."""
-    told = ("out of memory", "can't allocate memory")
-    return isinstance(error, MemoryError) or any(words in str(error) for words in told)
 
 
 def _continues(name: str) -> str:

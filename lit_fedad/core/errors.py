@@ -1,4 +1,4 @@
-"""The one exception whose message is meant for the person at the keyboard."""
+"""The one exception whose message is meant for the person at the keyboard, and what other errors say."""
 
 
 class UserError(Exception):
@@ -17,3 +17,9 @@ def first_line(error: BaseException) -> str:
         ('odd', 'ValueError')
     """
     return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether an error says that memory could not be had; torch has no class for that of the processor."""
+    told = ("out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in told)

@@ -132,7 +132,10 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
             f"{root}: has folders of images ({names}), and none is called as normal images are (good, normal, ok);"
             f" give data=folders data.train_normal=[{folders[0].name}], or rename it"
         )
-    images_in(root, LeftOut())  # refuses a folder without any, and names what else lies there
+    try:
+        images_in(root, LeftOut())  # names what else lies there
+    except UserError as error:
+        raise UserError(f"{error}; check data.root") from error
     raise UserError(f"{root}: holds no images in its folders {names}; check data.root")
 
 

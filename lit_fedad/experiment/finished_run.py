@@ -16,7 +16,7 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.state import detached, load_state, state_of
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
-from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.errors import UserError, first_line, is_out_of_memory
 from lit_fedad.core.files import atomic, sha256
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.labelled import Images
@@ -116,6 +116,8 @@ def built_of(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        if is_out_of_memory(error):
+            raise
         said = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(
             f"{folder.path / 'config.yaml'}: no detector can be built of it ({said:.300})"

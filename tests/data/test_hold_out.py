@@ -85,14 +85,15 @@ def test_an_image_that_trains_cannot_calibrate(tmp_path):
 @pytest.mark.parametrize(
     ("group", "said"),
     [
-        ("(", "is no regular expression"), ("(" * 900, "is no regular expression"), ("a{4294967296}", "is no reg"),
-        ("lot", "is not found in /data/p0/patient0_0.png"), ("x" * 1001, "of at most 1000 characters"),
-        (5, "give a regular expression"),
+        ("(", "is no regular expression"), ("(" * 900, "is no regular expression"),
+        ("a{4294967296}", "is no regular expression"), ("lot", "is not found in /data/p0/patient0_0.png"),
+        ("x" * 1001, "of at most 1000 characters"), (5, "give a regular expression"),
     ],
 )  # fmt: skip
-def test_groups_that_are_none_are_refused(group, said):
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_groups_that_are_none_are_refused(group, said, share):
     with pytest.raises(UserError, match=said):
-        hold_out(Partition((tuple(range(3)),)), images(3), 0, 0, group)
+        hold_out(Partition((tuple(range(3)),)), images(3), share, 0, group)
 
 
 def test_an_expression_that_is_searched_for_without_end_is_refused(monkeypatch):

@@ -90,7 +90,7 @@ def test_real_weights_and_photographs(lab, tmp_path):
 
     overrides = (
         "experiment=real_mixture", f"data.root={ROOT}", f"backbone.weights={weights}", "tracking=off",
-        "data.train_per_product=8", "data.test_per_product=4", "rounds=1", "image.size=128",
+        "data.train_per_product=8", "data.test_per_product=4", "rounds=1",
         "partition=iid", "partition.clients=2", "fabric.accelerator=cpu", f"cache.folder={lab.shared}",
         f"out={tmp_path / 'run'}",
     )  # fmt: skip

@@ -16,13 +16,7 @@ pytestmark = [
     pytest.mark.real_data,
     pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder"),
 ]
-SMALL = (
-    "image.size=128",
-    "data.train_per_product=12",
-    "data.test_per_product=12",
-    "rounds=1",
-    "evaluation.pictures=1",
-)
+SMALL = ("data.train_per_product=12", "data.test_per_product=12", "rounds=1", "evaluation.pictures=1")
 
 
 @pytest.fixture
@@ -62,8 +56,9 @@ def test_images_without_masks_have_no_pixel_metrics(real):
 
 
 def test_literal_feddymem_collapses_and_says_so(real, capsys):
-    collapsing = ("method=feddymem_literal", "image.size=128", "rounds=4")
-    result = real("real_mixture", *collapsing, "evaluation.pictures=0", "evaluation.every=4")
+    result = real(
+        "real_mixture", "method=feddymem_literal", "rounds=4", "evaluation.pictures=0", "evaluation.every=4"
+    )
     spread = [scalars["memory_spread"] for scalars in result["scalars"]]
     assert spread[-1] < spread[0] / 2
     shown = capsys.readouterr()

@@ -215,3 +215,5 @@ def test_of_a_configuration_that_lacks_parts_nothing_is_built(tmp_path):
     said = r"config\.yaml: no detector can be built of it \(KeyError: 'task'\)"
     with pytest.raises(UserError, match=said), built_of(RunFolder(tmp_path)):
         {}["task"]
+    with pytest.raises(RuntimeError, match="out of memory"), built_of(RunFolder(tmp_path)):
+        raise RuntimeError("CUDA out of memory")
