@@ -183,7 +183,7 @@ class CSI(Representation):
             return
         images = self.images_of(batch)
         crops = (
-            crop_resize(images, box.expand(len(images), 4), mirrored.expand(len(images)))
+            crop_resize(images, box.expand(images.shape[0], 4), mirrored.expand(images.shape[0]))
             for box, mirrored in zip(self.boxes, self.mirrored, strict=True)
         )
         for crop in crops if len(self.boxes) else (images,):

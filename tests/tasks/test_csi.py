@@ -12,6 +12,10 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment.detector import Detector, trace
+from lit_fedad.methods.local import LocalClient
+from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks import contrastive_losses
 from lit_fedad.tasks.csi import CSI
@@ -134,6 +138,17 @@ def test_crops_are_the_same_for_an_image_in_any_batch():
     plain = make(samples=0, image_size=16, encoder=Corners())
     plain.refresh(loader(*images), CONTEXT, first=True)
     assert not torch.allclose(together, plain.predict_step({"image": images}).image_score)
+
+
+@pytest.mark.slow
+def test_the_graph_takes_any_number_of_images():
+    task = make(samples=2)
+    task.refresh(loader(image(1, 2, 3, 4)), CONTEXT, first=True)
+    rule = DecisionRule("drawn", ScoreCounts.of(torch.tensor([0.0])), 0.5)
+    detector = Detector(LocalClient(task), ImageTransform(4), rule)
+    pixels = torch.rand(3, 3, 4, 4)
+    found = trace(detector, ImageTransform(4)).module()(pixels)
+    torch.testing.assert_close(found["image_score"], detector(pixels)["image_score"])
 
 
 def test_frozen_features_of_turned_images_score_as_their_pixels():
