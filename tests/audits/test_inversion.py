@@ -224,6 +224,7 @@ def test_one_step_is_inverted_at_the_weights_it_began_with(asked, averaged):
     assert len(fits) == 1
 
 
+@pytest.mark.slow
 def test_a_round_is_inverted_without_labels(asked, averaged):
     invert(reopen(str(averaged)), InversionOptions(client=1, images=2))
     assert report(averaged)["update"] == "round"
@@ -292,6 +293,7 @@ def test_nothing_to_seek_and_no_step_are_refused(options):
         InversionOptions(**options)
 
 
+@pytest.mark.slow
 def test_a_method_that_shares_nothing_of_images_is_one_line(tmp_path):
     folder = played(tmp_path / "local", "method=local", *CLASSES)
     with pytest.raises(
@@ -317,6 +319,7 @@ def test_positive_controls_are_of_few_images_of_the_client(asked, copied):
     assert min(float((one - asked[2]["target"]).abs().max()) for one in features) < 0.05
 
 
+@pytest.mark.slow
 def test_a_reconstruction_that_is_the_image_is_identified(averaged, monkeypatch):
     run = reopen(str(averaged))
     held = run.data.partition.clients

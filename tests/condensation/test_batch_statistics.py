@@ -5,7 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 from timm.layers import BatchNormAct2d
 from torch import nn
 

@@ -84,6 +84,7 @@ def test_a_method_that_brings_no_preset_is_refused(write, experiment):
         compose(["method=mine", *experiment])
 
 
+@pytest.mark.slow
 def test_a_method_and_a_preset_may_add_callbacks(write):
     write(
         method__mine="defaults: [fedavg]\ncallbacks: {one: {_target_: a.One}}",

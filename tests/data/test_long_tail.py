@@ -25,6 +25,7 @@ def test_profiles_of_cifar10(imbalance, kept):
     classes=st.integers(2, 120),
     imbalance=st.integers(1, 100) | st.floats(1, 100),
 )
+@pytest.mark.slow
 def test_profile_agrees_with_decimal_arithmetic(largest, classes, imbalance):
     kept = long_tail([largest] * classes, imbalance)
     for number, count in enumerate(kept):

@@ -32,6 +32,7 @@ def test_the_set_has_ten_families_and_three_others(images):
     assert len({image.numpy().tobytes() for image in everything}) == len(everything)
 
 
+@pytest.mark.slow
 def test_a_motif_depends_on_the_seed_and_on_no_other(images):
     again = motifs()
     assert torch.equal(again.train_images, images.train_images)
@@ -76,6 +77,7 @@ def test_neither_colours_nor_pixels_give_anomalies_away(images):
         assert 0.4 < roc_auc_score(anomalous, distance) < 0.65
 
 
+@pytest.mark.slow
 def test_form_tells_the_families_apart(images):
     """Amplitude spectra, which know neither colour nor place, do far better than one in thirteen."""
 

@@ -54,6 +54,7 @@ def test_a_product_does_not_depend_on_the_others(images):
     assert nuts(resplit(images, 5)) == nuts(resplit(alone, 5))
 
 
+@pytest.mark.slow
 def test_runs_on_the_sets_own_split_are_the_same_as_before_there_was_another():
     given = ["method=federated_bank", "debug=seconds"]
     plain, redrawn = compose(given), compose([*given, "data.split_seed=0"])

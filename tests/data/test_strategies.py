@@ -61,6 +61,7 @@ def test_dirichlet_gives_every_client_min_size(counts, clients, seed, balance):
     assert min(partition.sizes) >= 4
 
 
+@pytest.mark.slow
 def test_dirichlet_shares_have_the_moments_of_the_distribution():
     # q_j of Dir(alpha 1_N) has mean 1/N and variance (N - 1) / (N^2 (N alpha + 1)).
     clients, alpha, total = 4, 0.7, 1000

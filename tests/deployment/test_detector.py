@@ -53,6 +53,7 @@ def test_decisions_part_at_the_threshold_as_the_run_has_it(make_detector):
     assert found["p_value"].tolist() == [1.0, 0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_a_prediction_that_branches_on_values_is_one_line(make_detector):
     class Branches(LocalClient):
         def predict_step(self, batch, batch_idx=0):

@@ -113,6 +113,7 @@ def test_p_values_of_the_stream_are_those_of_the_test_of_drift(tiny_run, camera,
     assert sum(found["scores"]["expected"]) == calibration.total
 
 
+@pytest.mark.slow
 def test_only_new_and_changed_files_are_scored(tiny_run, camera, tmp_path):
     images, out = camera(2), tmp_path / "camera" / "out"  # its picture of drift is none of the images
     (images / "half.png").write_bytes(b"half")
@@ -155,6 +156,7 @@ def test_the_folder_is_looked_at_until_the_user_ends_it(tiny_run, camera, tmp_pa
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.slow
 def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camera, tmp_path, monkeypatch):
     sent = []
 
@@ -182,6 +184,7 @@ def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camer
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.slow
 def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
     images, out = camera(2), tmp_path / "out"
     look(tiny_run, images, out)

@@ -71,6 +71,7 @@ def test_runs_on_image_files_are_judged_again_and_predict(lab, tmp_path, differe
         (["method=fedavg", "task=autoencoder", "features=frozen"], "encoder.conv"),
     ],
 )
+@pytest.mark.slow
 def test_pixels_are_one_key_away(given, trained):
     frozen = build_model(compose([*given, "backbone=own"]), ["a", "b"]).task
     pixels = build_model(compose([*given, "backbone=own", "features=train"]), ["a", "b"]).task

@@ -24,6 +24,7 @@ def skewed(lab):
     return lab.finished("method=fedavg", *SMALL, *MOTIFS, *overrides)
 
 
+@pytest.mark.slow
 def test_a_client_without_images_takes_no_part(skewed):
     out, result = skewed
     sizes = result["partition"]["sizes"]
@@ -35,6 +36,7 @@ def test_a_client_without_images_takes_no_part(skewed):
     assert Partition.load(out / "partition.json").sizes == tuple(sizes)
 
 
+@pytest.mark.slow
 def test_its_partition_is_played_again_by_another_method(lab, skewed, tmp_path):
     out, first = skewed
     overrides = ("partition=file", "partition.clients=10", f"partition.path={out / 'partition.json'}")

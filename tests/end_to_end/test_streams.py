@@ -141,6 +141,7 @@ AUTOENCODER = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_clients_that_predict_alike_are_judged_at_their_own_tasks(lab):
     """Client 0 sees gravel, then grain, client 1 the other way round; both are the one averaged autoencoder."""
     _, result = lab.finished(*AUTOENCODER, *TWO, "partition.rotate=true")

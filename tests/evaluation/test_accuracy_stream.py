@@ -159,6 +159,7 @@ def test_the_cases_are_telling(play):
     assert metrics["local_accuracy"]["mean"] < metrics["local_accuracy_masked"]["mean"]
 
 
+@pytest.mark.slow
 def test_rounds_without_evaluation_change_nothing_of_those_with_one(play):
     """Scores of the last visits before an evaluation, among them the end of each task, are all that is needed."""
     often, seldom = play(folder="a"), play(folder="b", every=100)
@@ -169,6 +170,7 @@ def test_rounds_without_evaluation_change_nothing_of_those_with_one(play):
             assert_same(due[report.round], expected(often, report.round))
 
 
+@pytest.mark.slow
 def test_tasks_that_come_again(play):
     """Every round of the last ten turns is judged; of each stage the last visit counts."""
     federation = play(schedule="literal", every=6, fraction=1.0)
@@ -203,6 +205,7 @@ def test_metrics_are_named_in_order_and_all_of_them_are_given(play):
 # --------------------------------------------------------------------------------------------- the server's model
 
 
+@pytest.mark.slow
 def test_a_model_for_all_is_asked_for_once(play):
     asked = []
 
@@ -217,6 +220,7 @@ def test_a_model_for_all_is_asked_for_once(play):
         np.testing.assert_equal(one.metrics, other.metrics)
 
 
+@pytest.mark.slow
 def test_the_server_s_model_may_differ_at_each_client(play):
     federation = play(differ=True)
     for report in federation.history:
@@ -224,6 +228,7 @@ def test_the_server_s_model_may_differ_at_each_client(play):
 
 
 @pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.slow
 def test_without_models_of_their_own_the_server_s_is_that_of_the_participants(play, alike):
     federation = play(own_model=False, alike=alike, fraction=0.67)
     assert federation.evaluator.after_fit
@@ -241,6 +246,7 @@ def test_without_models_of_their_own_the_server_s_is_that_of_the_participants(pl
         assert set(report.trained) == set(report.participants)
 
 
+@pytest.mark.slow
 def test_merged_models_are_those_of_all_clients_on_what_the_server_sent(play):
     federation = play(merged_model=True, differ=True, fraction=0.34)
     for report in federation.history:
@@ -260,6 +266,7 @@ def test_merged_models_are_those_of_all_clients_on_what_the_server_sent(play):
 
 
 @pytest.mark.parametrize("models", [{}, {"own_model": False}, {"merged_model": True}])
+@pytest.mark.slow
 def test_interrupted_runs_are_judged_as_uninterrupted_ones(play, models):
     whole = play(folder="whole", **models)
     for until in (1, 5):

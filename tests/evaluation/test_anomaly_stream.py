@@ -210,6 +210,7 @@ def test_metrics_are_named_in_order_and_all_of_them_are_given(played):
         assert set(metrics) == set(rounds.evaluator.metrics)
 
 
+@pytest.mark.slow
 def test_ends_of_tasks_are_all_it_takes(played):
     """The first client's tasks end with rounds 2, 4, 6, the second's with 3 and 6."""
     rounds, found = played
@@ -230,6 +231,7 @@ def test_tasks_that_were_not_measured_at_their_end_count_in_no_mean(played):
     assert sparse["incremental_i_auroc"]["per_client"][0] == pytest.approx(np.mean(on_met[1:]))
 
 
+@pytest.mark.slow
 def test_clients_that_predict_alike_are_scored_once_each_on_its_own_products():
     evaluated = (3, 4, 6)
     alike = Rounds(Detector(alike=True, maps=True))
@@ -258,6 +260,7 @@ def test_pixels_are_measured_where_there_are_masks_and_maps(masks, maps):
     assert found["i_auroc"]["per_client"][0] == pytest.approx(i_auroc(Detector(), 0, ROUNDS, "abc"))
 
 
+@pytest.mark.slow
 def test_regions_that_saturate_are_judged_on_what_was_met():
     """Masks are one region each. A region of which all pixels must be found has PRO; one found by any pixel, more."""
     found = {}

@@ -60,6 +60,7 @@ def found():
     return judge.summarise({number: judge.score(Client(number), number) for number in (0, 1)})
 
 
+@pytest.mark.slow
 def test_each_product_is_scikit_learns_and_they_count_alike(found):
     for name, accuracy in (("i_auroc", 1e-12), ("aupr", 1e-12), ("p_auroc", 2e-3)):
         values = {p: np.mean([by_hand(c, p)[name] for c in (0, 1)]) for p in ("nut", "bolt")}

@@ -92,6 +92,7 @@ def test_without_workers_nothing_of_ray_is_needed(monkeypatch):
     assert workers(compose(["method=fedavg"]), SimpleNamespace(world_size=1)) is None
 
 
+@pytest.mark.slow
 def test_learning_rates_fall_where_the_configuration_or_the_method_says_so():
     def factors(*overrides):
         small = ["experiment=small", "backbone=own", "image.size=64", "rounds=3"]

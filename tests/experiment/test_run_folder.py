@@ -22,6 +22,7 @@ def config():
     return compose(["debug=seconds", "tracking=off"])
 
 
+@pytest.mark.slow
 def test_the_same_configuration_gets_the_same_folder_and_another_one_another(config):
     folder = RunFolder.of(config).path
     assert folder.parts[0] == "outputs"

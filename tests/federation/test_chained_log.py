@@ -14,6 +14,7 @@ def _write(file):
         ChainedLog(file).append(number=number)
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_chain(tmp_path):
     file = tmp_path / "approved.jsonl"
     processes = [get_context("fork").Process(target=_write, args=(file,)) for _ in range(3)]

@@ -152,6 +152,7 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
     assert files == {path.name: sha256(path) for path in complete.glob("*.pt")}
 
 
+@pytest.mark.slow
 def test_reports_of_earlier_rounds_are_written_once_and_those_of_the_set_up_may_change(tmp_path):
     setup, history = RoundReport(0, "set-up", [0]), [RoundReport(1, "train", [0, 1], {3: "gone"})]
     files = []

@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from conftest import TinyPyramid
 
+from helpers.tiny_pyramid import TinyPyramid
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Softmin

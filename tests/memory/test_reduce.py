@@ -166,6 +166,7 @@ def test_slot_radii_are_the_root_mean_square_distances_to_the_slot(maps, memory,
         assert radii[slot].item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_sample_reduce_returns_distinct_patches_of_the_stream_uniformly():
     maps = torch.arange(60.0).view(10, 6, 1)
     kept = torch.zeros(60)

@@ -63,6 +63,7 @@ def test_the_centre_is_the_mean_of_all_images_after_pre_training(play, tap):
     assert not any(CENTRE in m for at, client, m in tap.sent if at > 0 and client is not None)
 
 
+@pytest.mark.slow
 def test_pre_training_lowers_the_error_of_reconstructions(play):
     data = {0: images(12), 1: images(8, seed=1)}
     played = play(task=task(), data=data, client={"pretraining": 30}, rounds=1)

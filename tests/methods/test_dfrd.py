@@ -99,6 +99,7 @@ class Stop(Exception):  # noqa: N818
     """The end of a process."""
 
 
+@pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(federate, exactly):
     def stop(federation, report):
         if report.round > 0:

@@ -83,6 +83,7 @@ class Stop(Exception):  # noqa: N818
         (CRAD(), 0),
     ],
 )
+@pytest.mark.slow
 def test_without_shared_densities_and_distillation_it_is_fedavg(
     play, federate, make_contrastive, make_images, exactly, loss, warmup
 ):
@@ -105,6 +106,7 @@ def test_without_shared_densities_and_distillation_it_is_fedavg(
         assert (one.bytes_up, one.bytes_down) == (other.bytes_up, other.bytes_down)
 
 
+@pytest.mark.slow
 def test_shared_densities_make_a_difference(play, make_contrastive, make_images):
     """To scores at once, where clients judge alike; to weights after the warm-up."""
     data = {client: make_images(8, seed=client) for client in range(2)}
@@ -163,6 +165,7 @@ def test_bytes_of_both_exchanges_are_counted(play, make_contrastive, make_images
     assert history[0].bytes_down == dict.fromkeys(data, 0)
 
 
+@pytest.mark.slow
 def test_densities_in_training_are_those_under_the_merged_weights_of_the_round_before(
     play, make_contrastive, make_images, tap
 ):
@@ -178,6 +181,7 @@ def test_densities_in_training_are_those_under_the_merged_weights_of_the_round_b
     assert len({float(message[WEIGHT].sum()) for message in letters.values()}) == 5
 
 
+@pytest.mark.slow
 def test_clients_that_are_not_picked_keep_their_last_densities(play, make_contrastive, make_images, tap):
     data = {client: make_images(6, seed=client) for client in range(4)}
     history = play(make_contrastive(), data, channel=tap, rounds=3, fraction=0.75).history
@@ -205,6 +209,7 @@ class Watched(FADngsClient):
 
 
 @pytest.mark.parametrize("buffers", ["mean", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_embeddings_are_never_used_under_other_weights(play, make_contrastive, make_images, buffers):
     """Training and evaluation, of clients that took part in the round before and of others."""
     data = {client: make_images(6, seed=client) for client in range(4)}
@@ -295,6 +300,7 @@ def test_without_any_density_the_run_ends_in_one_line(play, make_contrastive, ma
 # ------------------------------------------------------------------------------------------- distillation
 
 
+@pytest.mark.slow
 def test_distillation_begins_after_the_warm_up(play, make_contrastive, make_images):
     """Until then, weights are those of a run without; after it they are others."""
     data = {0: make_images(), 1: make_images(seed=1)}
@@ -332,6 +338,7 @@ def test_without_statistics_of_the_server_there_is_no_distillation(play, make_co
 
 
 @pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(
     play, make_contrastive, make_images, exactly, monkeypatch, shared
 ):
@@ -366,6 +373,7 @@ def test_interrupted_runs_end_as_uninterrupted_ones(
 
 
 @pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_evaluation_leaves_no_trace(play, make_contrastive, make_images, exactly, shared):
     data = {client: make_images(5 + client, seed=client) for client in range(3)}
     settings = {"sed": True, "fraction": 0.67, "shuffle": True, "settings": {"share_densities": shared}}

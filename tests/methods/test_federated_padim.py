@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import DataLoader, Subset
 
 from lit_fedad.federation.evaluator import LocalQuery

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import DataLoader
 
 from lit_fedad.memory.moments import Moments

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import TinyPyramid
 from helpers.methods import exchanges_of
+from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.contracts import Update

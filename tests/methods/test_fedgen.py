@@ -85,6 +85,7 @@ def test_there_is_nothing_to_learn_from_the_generator_before_round_two(federate,
     exactly(ours.server.weights, plain.server.weights)
 
 
+@pytest.mark.slow
 def test_the_generator_learns_what_the_heads_mean():
     server = FedGenServer(client_of(), steps=300, batch_size=16, learning_rate=0.02)
     server.context = Context(0, 1)
@@ -136,6 +137,7 @@ class Stop(Exception):  # noqa: N818
     """The end of a process."""
 
 
+@pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(federate, exactly):
     settings = {"task": None, "data": data_of(), "client": SMALL, "shuffle": True, "rounds": 2}
 

@@ -281,6 +281,7 @@ def test_a_single_client_is_its_own_ensemble(fedic, data):
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
 def test_a_class_that_clients_hardly_hold_is_learnt(fedic, seed):
     """Two images of class 2 among clients are too few for the average; the labelled set has as many of each."""
     held = {0: loader([0, 1] * 15 + [2], 10 + seed), 1: loader([0, 1] * 15 + [2], 20 + seed)}

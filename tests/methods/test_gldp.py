@@ -175,6 +175,7 @@ def test_with_clients_of_one_size_the_plain_mean_is_fedrep_s(play, exactly):
 
 
 @pytest.mark.parametrize(("lam", "off"), [(1.0, "global_relation"), (0.0, "local_relation")])
+@pytest.mark.slow
 def test_lambda_switches_a_relation_off(play, exactly, monkeypatch, lam, off):
     """As if it were zero; the one that is left matters."""
     one = play(lam=lam, rounds=3)
@@ -186,6 +187,7 @@ def test_lambda_switches_a_relation_off(play, exactly, monkeypatch, lam, off):
         exactly(weights(play(lam=None, rounds=3)), weights(one))
 
 
+@pytest.mark.slow
 def test_relations_act_once_there_is_something_to_relate_to(play, exactly):
     history = play().history
     local = [report.scalars["local_relation"] for report in history]
@@ -275,6 +277,7 @@ def test_a_client_keeps_its_head_and_its_prototypes(play):
 
 
 @pytest.mark.parametrize("schedule", ["stage_major", "literal"])
+@pytest.mark.slow
 def test_interrupted_streams_end_as_uninterrupted_ones(play, exactly, schedule):
     """With clients that skip rounds, and now and then a whole task."""
     parts = {"sampler": ClientSampler(fraction=0.34), "evaluate_every": 1}

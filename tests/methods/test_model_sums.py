@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import TinyPyramid
 from helpers.methods import exchanges_of
 from helpers.summed_bank import summed_bank
+from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import DataLoader, Subset
 
 from lit_fedad.core.errors import UserError

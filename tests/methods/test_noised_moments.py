@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 from scipy.stats import binom
 from torch import nn
 from torch.utils.data import DataLoader

@@ -131,6 +131,7 @@ def test_consolidation_by_hand():
     assert outputs["loss"].item() == pytest.approx(plain.item() + 1.5 * outputs["drift"].item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_fisher_information_is_the_mean_sum_of_squared_slopes():
     """Against all channels' slopes one by one, averaged over many draws."""
     live, loader = task(), images(3)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.utils.data import ConcatDataset, DataLoader
 

@@ -145,6 +145,7 @@ def test_an_absent_client_keeps_its_control(scaffold, make_linear, make_points, 
             exactly(controls[report.round][present], controls[report.round - 1][present])
 
 
+@pytest.mark.slow
 def test_controls_take_the_drift_out(federate, scaffold, make_linear, hand):
     """Clients that disagree, many steps a round: FedAvg stops beside the optimum of the mean loss, SCAFFOLD on it."""
     near = [((0.5, 0.0), (1.0, 0.0)), ((-0.5, 0.5), (0.0, 1.0)), ((0.0, -0.5), (-1.0, 0.0))]

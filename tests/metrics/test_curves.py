@@ -71,6 +71,7 @@ def test_infinite_scores_have_a_rank(curve, bins):
     ),
     st.integers(0, 10),
 )
+@pytest.mark.slow
 def test_auroc_of_logarithmic_bins_is_off_by_at_most_half_the_tied_pairs(pairs, mantissa_bits):
     scores, labels = torch.tensor([score for score, _ in pairs]), torch.tensor([label for _, label in pairs])
     bins = LogBins(mantissa_bits)

@@ -70,6 +70,7 @@ def exact_pro(maps: torch.Tensor, masks: torch.Tensor, limit: float = 0.3) -> to
 
 
 @pytest.mark.parametrize(("seed", "limit"), [(0, 0.05), (1, 0.3), (2, 1.0)])
+@pytest.mark.slow
 def test_exact_is_the_definition(seed, limit):
     maps, masks = images(seed)
     expected = pro_by_loops(maps.numpy(), masks.numpy(), limit)

@@ -154,6 +154,7 @@ def test_jitter_factors_are_uniform_and_as_frequent_as_asked():
     assert kstest(factors.numpy(), "uniform", args=(0.6, 0.8)).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_jitter_is_torchvisions_chain_in_an_order_drawn_per_batch(images, monkeypatch):
     calls = []
 

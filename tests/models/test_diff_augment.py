@@ -140,6 +140,7 @@ def test_a_group_is_treated_alike_and_only_it(operation):
     assert not torch.allclose(a, b, atol=0.01)
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_images_through_every_operation():
     torch.manual_seed(0)
     images = torch.randn(6, 2, 4, 4, dtype=torch.float64, requires_grad=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 from torch.nn import functional as F
 
 from lit_fedad.contracts.task import learned_state

@@ -33,6 +33,7 @@ def package(tmp_path, whole, monkeypatch):
     return file
 
 
+@pytest.mark.slow
 def test_auto_takes_the_package_where_the_hub_is_out_of_reach(package, whole):
     with pytest.warns(UserWarning, match=rf"{lite0.NAME} of {lite0.PACKAGE} takes its place$"):
         backbone = create_backbone("resnet18", weights="auto")

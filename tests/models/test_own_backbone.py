@@ -78,6 +78,7 @@ def found_again(backbone, layer: int) -> float:
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.slow
 def test_it_finds_places_again_that_random_weights_lose(layer):
     with warnings.catch_warnings(action="ignore"):
         random = create_backbone(OWN_NAME, weights="random")

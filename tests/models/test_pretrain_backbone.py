@@ -58,6 +58,7 @@ def test_few_places_are_a_random_part():
     assert set(cells.tolist()) != set(other.tolist())
 
 
+@pytest.mark.slow
 def test_places_are_told_apart_better_after_some_steps():
     torch.manual_seed(0)
     scenes = Scenes(size=32, scenes=8, textures=8, shift=2, lighting=0.5)
@@ -97,6 +98,7 @@ def pretrained(out, steps):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.slow
 def test_a_backbone_takes_its_weights_however_often_it_was_stopped(tmp_path, monkeypatch):
     whole, step = pretrained(tmp_path / "whole", 4), DenseContrast.training_step
 

@@ -62,6 +62,7 @@ def steps(monkeypatch):
     return done, fails
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_run_then_attacked(steps, capsys):
     done, fails = steps
     fails.add("FedVCK")

@@ -73,6 +73,7 @@ def test_knowledge_over_the_rounds_with_and_without_selection(made_up, capsys):
     assert "fedvck_fig1b-rounds.csv" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_representations_of_two_runs_side_by_side(made_up):
     report("fadngs_fig7", "root.semantic_cifar10=DIR")
     assert made_up == ["FADngs on CIFAR-100, seed 0", "CSI on CIFAR-100, seed 0"]

@@ -40,6 +40,7 @@ def test_a_size_that_the_sender_chooses_is_not_guessed(monkeypatch):
         upload_mib(configuration("fedavg"), PATH)
 
 
+@pytest.mark.slow
 def test_what_crosses():
     found = messages(configuration("fedmix"), PATH)
     assert found == {
@@ -53,6 +54,7 @@ def test_what_crosses():
     assert found["up, before round 1"] == "-"
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_table_and_runs_nothing(workdir, capsys):
     assert cli.main(["report", "table=fedvck_5", "rows=FedVCK", "tracking=off"]) == 0
     assert "2.02" in capsys.readouterr().out

@@ -161,6 +161,7 @@ def test_a_run_that_was_begun_is_resumed(quick_runs, capsys):
     assert frame().set_index("row").loc["FedDyMem", "folder"] == str(begun)
 
 
+@pytest.mark.slow
 def test_a_failure_costs_no_other_run(quick_runs, capsys):
     titles, fails = quick_runs
     fails.add("Local")
@@ -182,6 +183,7 @@ def test_a_failure_costs_no_other_run(quick_runs, capsys):
 GLDP = ["tracking=off", "seeds=0", "rows=fedavg (known classes),fedavg,gldp-lp,gldp-gp"]
 
 
+@pytest.mark.slow
 def test_columns_of_the_same_data_share_its_root(quick_runs, capsys):
     titles, _ = quick_runs
     make(["table=gldp_2", "root.cifar10=/images", *GLDP], Display())
@@ -208,6 +210,7 @@ def test_columns_of_the_same_data_share_its_root(quick_runs, capsys):
     assert re.search(r"\| GLDP-LP \| \*\*70\.00 \\\[80\.00\\\]\*\* \| 65\.36 \|", text)
 
 
+@pytest.mark.slow
 def test_own_experiment_in_place_of_the_papers_settings(quick_runs):
     make(["table=gldp_fig4", "experiment=gldp_small", *GLDP], Display(quiet=True))
     runs = frame("gldp_fig4", "reports/gldp_fig4-gldp_small")

@@ -175,6 +175,7 @@ def test_more_than_twenty_classes_are_counted_instead_of_named():
 
 
 @pytest.mark.parametrize(("clients", "tasks", "classes"), [(3, 3, 20), (100, 1, 30)])
+@pytest.mark.slow
 def test_nothing_of_the_tasks_is_cut_off_or_overlaps(clients, tasks, classes):
     figure = stages_figure([np.full((tasks, classes), 999)] * clients, ["some class"] * classes)
     figure.canvas.draw()
@@ -287,6 +288,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_pyplot_and_its_global_state_stay_untouched(tmp_path):
     before = dict(matplotlib.rcParams)
     figures = [

@@ -150,6 +150,7 @@ def test_a_link_in_markdown_survives_any_address():
     assert "[e](x%28y%29%20%22z%22)" in render_markdown(page, "p")[0]
 
 
+@pytest.mark.slow
 def test_figures_of_several_runs():
     figure = lines_figure(
         {"a": [[(1, 0.5), (100, 0.6)]], "b": [[(0, 0.1), (2, 0.3)]]}, "MB", "y", whole=False

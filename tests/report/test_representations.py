@@ -82,6 +82,7 @@ def test_contours_lie_around_the_images_of_their_client(tmp_path):
         assert (widths[-1] < np.ptp(own, axis=0)).all()
 
 
+@pytest.mark.slow
 def test_a_client_of_two_images_has_no_density(tmp_path):
     owners = OWNERS.copy()
     owners[:2] = 7
@@ -104,6 +105,7 @@ def test_all_panels_are_square_and_hold_every_image(tmp_path):
         assert ((right, high) > PLACES).all()
 
 
+@pytest.mark.slow
 def test_ten_clients_can_be_told_apart_on_one_page(tmp_path):
     figure = draw_representations(tmp_path / "a.png", PLACES, np.arange(60) % 11 - 1, GLOBAL, LOCAL)
     legend = figure.axes[0].get_legend()

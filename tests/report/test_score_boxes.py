@@ -41,6 +41,7 @@ def scaled_medians(pair):
     return [(np.median(values) - low) / (high - low) for values in pair]
 
 
+@pytest.mark.slow
 def test_one_panel_a_client_and_two_boxes_a_model(tmp_path):
     figure = draw(tmp_path, scores(3, ("averaged", "distilled", "local")))
     assert [axes.get_title() for axes in shown(figure)] == ["client 0", "client 1", "client 2"]

@@ -73,6 +73,7 @@ def test_machines_agree_whatever_is_their_own():
         assert agreed(compose_overrides(["method=fedavg", "debug=seconds", *overrides], own)) != agreed(one)
 
 
+@pytest.mark.slow
 def test_the_coordinator_decides_the_size_of_photographs_for_sites_of_any_memory(monkeypatch):
     words = with_size(["method=federated_bank"])
     assert words == ["method=federated_bank", "image.size=256"]

@@ -72,6 +72,7 @@ def rows_of(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_every_image_is_in_it_and_only_counts_cross(site, decide):
     folder = site.settings.folder / "reports" / RUN
     decide(1e9)
@@ -96,6 +97,7 @@ def test_every_image_is_in_it_and_only_counts_cross(site, decide):
     assert len(reply.payload) < 1000  # eight counts
 
 
+@pytest.mark.slow
 def test_without_matplotlib_it_has_no_picture(site, decide, monkeypatch):
     folder = site.settings.folder / "reports" / RUN
     decide(1e9)

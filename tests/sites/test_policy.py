@@ -112,6 +112,7 @@ def test_what_asks_for_single_patches_or_one_batch_is_refused(files, overrides, 
         (["method=federated_subspace", "rounds=0"], 0),
     ],
 )
+@pytest.mark.slow
 def test_sums_and_weights_leave_by_default(files, overrides, code):
     assert hello(files, overrides).code == code
 
@@ -122,6 +123,7 @@ def test_of_four_images_no_sum_leaves(files):
     assert (reply.code, reply.numbers[0]) == (Code.NOT_ALLOWED, KINDS.index(Kind.SUMS))
 
 
+@pytest.mark.slow
 def test_products_have_numbers_where_the_policy_does_not_tell_their_names(files, folder):
     (own,) = (folder / "north" / "images").iterdir()
     answers = {}
@@ -260,6 +262,7 @@ def test_made_up_runs_leave_nothing_behind(files):
     assert not (files.folder / "states").exists()
 
 
+@pytest.mark.slow
 def test_runs_without_noise_are_few(files):
     few = replace(files, policy=Policy(runs=1))
     site = Site(few, Display(quiet=True))

@@ -38,6 +38,7 @@ def make(objectives, rows):
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.slow
 def test_pareto_front_of_two_objectives(tmp_path, capsys):
     rows = [
         (None, 1e-4, [0.5, 100.0], {"default": True}),

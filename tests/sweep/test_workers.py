@@ -264,6 +264,7 @@ def test_password_is_not_repeated(tmp_path):
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_heartbeat_of_a_database_passes_a_trial_on(tmp_path):
     """A worker on another host, as far as this process can tell: it only stops to send heartbeats."""
     database = open_storage(f"sqlite:///{tmp_path}/study.db", tmp_path, 600)

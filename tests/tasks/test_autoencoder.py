@@ -93,6 +93,7 @@ def test_cached_features_are_refused():
         make().training_step({"pyramid": (torch.zeros(2, 3, 4, 4),)})
 
 
+@pytest.mark.slow
 def test_learns_normal_images_and_ranks_corrupted_ones_above_them():
     task, train = make(sigma=1.0), loader(smooth_images(33, seed=0))  # the last batch holds one image
     normal = smooth_images(12, seed=1)

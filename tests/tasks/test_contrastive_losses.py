@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 from torch import nn
 
 from lit_fedad.core.errors import UserError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError

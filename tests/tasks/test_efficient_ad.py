@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 
 from lit_fedad.contracts import Context
 from lit_fedad.core.errors import UserError

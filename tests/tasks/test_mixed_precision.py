@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.tiny_pyramid import TinyPyramid
 
 from lit_fedad.tasks.efficient_ad import EfficientAD
 from lit_fedad.tasks.reverse_distillation import ReverseDistillation

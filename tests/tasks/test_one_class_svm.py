@@ -95,6 +95,7 @@ def test_weights_begin_as_the_authors():
     assert float(weights.std()) == pytest.approx(0.88, abs=0.02)
 
 
+@pytest.mark.slow
 def test_training_moves_normal_images_inside():
     task = make(encoder=frozen_encoder(), learning_rate=1e-2, fourier=50, alpha=10.0, nu=0.2)
     images = {"image": torch.randn(16, 3, 16, 16)}

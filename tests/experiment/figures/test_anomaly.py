@@ -152,6 +152,7 @@ def test_nothing_measured_draws_nothing(tmp_path):
     assert not (tmp_path / "figures").exists()
 
 
+@pytest.mark.slow
 def test_the_largest_clients_cases_with_their_p_values(restored, drawn, tmp_path):
     federation, data, fabric = restored
     sizes = data.partition.sizes

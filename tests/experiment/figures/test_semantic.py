@@ -238,6 +238,7 @@ def test_owners_decisions_and_those_of_one_client_alone(played_fadngs, drawn, tm
     assert 0 < alone.sum() < len(alone)
 
 
+@pytest.mark.slow
 def test_every_model_is_judged_by_densities_of_its_own_kind(played_fadngs, drawn, tmp_path):
     federation, data, fabric = played_fadngs
     capacities.show_capacities(federation, data, fabric, tmp_path)

@@ -65,6 +65,7 @@ def test_matching_is_sgd_class_by_class():
     assert torch.equal(features, rows(3, 6, WIDTH, seed=1))
 
 
+@pytest.mark.slow
 def test_matching_brings_gradients_near_those_of_other_features():
     classifier, classes = rows(K, WIDTH + 1), torch.arange(K)
     real = rows(K, 30, WIDTH, seed=1) + 2 * rows(K, 1, WIDTH, seed=2)
@@ -171,6 +172,7 @@ def test_the_number_of_threads_does_not_matter(exactly):
     exactly(learnt(2), learnt(1))
 
 
+@pytest.mark.slow
 def test_a_classifier_of_federated_features_classifies_real_ones():
     """The base is fixed; no client holds all classes."""
     server = CReFFServer(

@@ -164,6 +164,7 @@ def test_an_image_that_the_model_gets_wrong_is_drawn_more_often(watched, data):
     assert chances[0] == chances[2]
 
 
+@pytest.mark.slow
 def test_the_previous_model_is_the_one_received_when_last_taking_part(fedvck, data, tap, watched, exactly):
     """One of two clients a round: between its rounds, a client keeps what it received."""
     condensation, seen = watched

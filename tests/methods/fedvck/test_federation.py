@@ -1,5 +1,6 @@
 """FedVCK as a whole: FedDM without its parts, resumed runs, the adversary's view, and learning."""
 
+import pytest
 from helpers.fedvck import CLIENT, FABRIC, SERVER, held_apart, make, mean, server_of, std, upload
 
 from lit_fedad.audits.statistics import adversary_view
@@ -98,6 +99,7 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
     assert [report.scalars for report in heard.history] == [report.scalars for report in quiet.history]
 
 
+@pytest.mark.slow
 def test_classes_that_clients_hold_apart_are_learnt_from_noise(fedvck):
     client = {"condensation": Condensation(12, 5.0, batch=8, augment=False), "minimum": 4}
     server = {"training": CondensedTraining(10, 16, 0.02, augment=False)}

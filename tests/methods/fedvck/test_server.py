@@ -136,6 +136,7 @@ def test_a_server_by_hand(fedvck, tap, with_own):
     assert federation.history[1].scalars["server_loss"] == pytest.approx(by_hand, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_first_round_has_no_contrast(fedvck, exactly):
     plain, strong = ({"contrast": contrast} for contrast in (0.0, 5.0))
     exactly(fedvck(server=plain, rounds=1).server.weights, fedvck(server=strong, rounds=1).server.weights)

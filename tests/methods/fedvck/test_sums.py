@@ -212,6 +212,7 @@ def test_an_observer_of_an_upload_trains_on_images_condensed_to_it(play, tap, ex
     exactly(state_of(heard.server), state_of(quiet.server))
 
 
+@pytest.mark.slow
 def test_classes_that_clients_hold_apart_are_learnt_from_sums(play):
     server = {
         "training": CondensedTraining(10, 16, 0.02, augment=False),
