@@ -239,7 +239,7 @@ class Sites:
         """Has requests carried, and reads the replies."""
         most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
-        away = {c: f"left out until the next round: {cause}" for c, cause in self._away.items()}
+        away = {c: f"not asked again in this round: {cause}" for c, cause in self._away.items()}
         carried: dict[int, bytes | NoReply] = {
             c: NoReply(cause) for c, cause in (away | dict(self.left_out)).items() if c in requests
         }
