@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.evaluation.decisions import promised_rates
-from lit_fedad.experiment.build import RunData
+from lit_fedad.experiment.build import Record, RunData
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
@@ -37,7 +37,11 @@ class Tracking(RunCallback):
     def on_run_start(self, run: Run) -> None:
         """Begins the record, or continues that of a resumed run."""
         if run.fabric.is_global_zero:
-            self._tracker, self._data = open_tracker(run), run.data
+            config, self._data, data = run.config, run.data, run.data.record(run.config)
+            self._tracker = open_tracker(run, data)  # an interruption from here on ends the record
+            untracked = ("out", "tracking", "fresh", "callbacks")
+            self._tracker.params({key: value for key, value in config.items() if key not in untracked})
+            self._tracker.dataset(data.name, data.source, data.digest, data.profile, context="training")
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Records the round's numbers."""
@@ -81,11 +85,11 @@ class Tracking(RunCallback):
         run.display.unsent(delivery.pending, run.folder.path)
 
 
-def open_tracker(run: Run) -> Tracker:
-    """Opens a run's record, with its parameters, tags and data."""
+def open_tracker(run: Run, data: Record) -> Tracker:
+    """Opens a run's record, with its tags."""
     config, path, backbone = run.config, run.folder.path, run.model.provenance
-    settings, data = config["tracking"], run.data.record(config)
-    tracker = Tracker(
+    settings = config["tracking"]
+    return Tracker(
         path,
         experiment=settings["experiment"] or data.name,
         run_name=data.run_name or path.name,
@@ -105,10 +109,6 @@ def open_tracker(run: Run) -> Tracker:
         enabled=settings["enabled"],
         parent_run_id=settings["parent"],
     )
-    untracked = ("out", "tracking", "fresh", "callbacks")
-    tracker.params({key: value for key, value in config.items() if key not in untracked})
-    tracker.dataset(data.name, data.source, data.digest, data.profile, context="training")
-    return tracker
 
 
 def _described(run: Run, result: Mapping[str, Any]) -> str:

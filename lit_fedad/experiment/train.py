@@ -96,8 +96,8 @@ def _play(fabric: Fabric, config: Config, participants: Participants, quiet: boo
     folder = RunFolder.of(config).path
     with plain_warnings(display, ignore=not fabric.is_global_zero), disk_full_in_one_line(folder):
         run = participants.build(fabric, config, display)
-        fabric.call("on_run_start", run)
         try:
+            fabric.call("on_run_start", run)
             if fabric.is_global_zero:
                 run.data.save(folder)
             run.federation.run()

@@ -54,6 +54,7 @@ class Tracker:
         self._delivery = None if enabled else Delivery(None, 0, None)
         if not enabled:
             return
+        self._ended = False
         self._folder = folder.resolve()
         self._journal = Journal(self._folder)
         self._sender = Sender(self._folder, destination(uri))
@@ -107,11 +108,13 @@ class Tracker:
             timeout_s: Longest wait in seconds; what is not sent by then stays in the journal.
 
         Returns:
-            State of the delivery; a second call returns the same.
+            State of the delivery; a second call returns the same, or waits again where the first was interrupted.
         """
         if self._delivery is None:
-            self._journal.append("end", {"status": status})
-            self._journal.close()
+            if not self._ended:  # else an interruption came while it waited
+                self._journal.append("end", {"status": status})
+                self._journal.close()
+                self._ended = True
             self._delivery = self._sender.finish(timeout_s)
         return self._delivery
 

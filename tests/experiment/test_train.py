@@ -6,6 +6,7 @@ import pytest
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.experiment.console import Console
+from lit_fedad.experiment.train import _play
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 
@@ -32,3 +33,17 @@ def test_a_constant_prediction_is_said_in_a_line_of_its_round(predicted, warned,
 def test_rounds_without_an_evaluation_say_nothing_of_it(capsys):
     print_round(RoundReport(3, "train", [0]))
     assert capsys.readouterr().err == ""
+
+
+def test_callbacks_that_have_begun_hear_of_an_interruption_of_the_others(tmp_path):
+    heard = []
+
+    def call(hook, *_):
+        heard.append(hook)
+        if hook == "on_run_start":
+            raise KeyboardInterrupt
+
+    fabric = SimpleNamespace(is_global_zero=True, call=call)
+    with pytest.raises(KeyboardInterrupt):
+        _play(fabric, {"out": str(tmp_path)}, SimpleNamespace(build=lambda *_: None), quiet=True)
+    assert heard == ["on_run_start", "on_exception"]

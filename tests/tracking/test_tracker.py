@@ -3,9 +3,10 @@ import time
 from pathlib import Path
 
 import mlflow
+import pytest
 
 from lit_fedad.tracking.reading import find_run_folder
-from lit_fedad.tracking.sender import Delivery, deliver
+from lit_fedad.tracking.sender import Delivery, Sender, deliver
 from lit_fedad.tracking.server import RUN_ID, destination
 from lit_fedad.tracking.tracker import Tracker, amend
 
@@ -122,6 +123,24 @@ def test_disabled_tracker_does_nothing(tmp_path):
     assert tracker.close() == Delivery(None, 0, None)
     assert tracker.run_id is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_wait_goes_on_and_the_first_status_stays(tmp_path, journal, monkeypatch):
+    monkeypatch.setattr(Sender, "start", lambda sender: None)
+    tracker, waits = Tracker(tmp_path, "patience", "run"), []
+
+    def finish(sender, timeout_s):
+        waits.append(timeout_s)
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        return Delivery("r", 0, None)
+
+    monkeypatch.setattr(Sender, "finish", finish)
+    with pytest.raises(KeyboardInterrupt):
+        tracker.close()
+    assert tracker.close("FAILED") == Delivery("r", 0, None)
+    ends = [record["values"] for record in journal(tmp_path) if record["kind"] == "end"]
+    assert ends == [{"status": "FINISHED"}]
 
 
 def test_run_that_is_not_tracked_is_not_amended(tmp_path):
