@@ -13,7 +13,14 @@ from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
 from lit_fedad.core.typed_words import as_typed
-from lit_fedad.data.image_files import LeftOut, entries, find_images, image_suffixes, images_in
+from lit_fedad.data.image_files import (
+    LeftOut,
+    entries,
+    find_images,
+    image_suffixes,
+    images_in,
+    require_folder,
+)
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import matches
 from lit_fedad.data.layout_names import LABELS, MASKS, NORMAL, ONE, TEST, TRAIN, ZERO, bare
@@ -108,8 +115,7 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
     Raises:
         UserError: No layout is recognised; the line says what was seen, and what to give.
     """
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder; give the folder of your images")
+    require_folder(root, "the folder of your images")
     split = {"train_share": train_share, "seed": seed}
     _refuse_foreign(root)
     for look in (_annotated, _table, _mvtec, _divided, _classes, _flat):

@@ -67,6 +67,20 @@ class LeftOut:
             warnings.warn(line, stacklevel=3)
 
 
+def require_folder(root: Path, wanted: str) -> None:
+    """Checks that a folder exists.
+
+    Args:
+        root: The folder.
+        wanted: What to give instead, in the words of a message.
+
+    Raises:
+        UserError: There is none, or it is a file.
+    """
+    if not root.is_dir():
+        raise UserError(f"{root}: {'is a file' if root.is_file() else 'no such folder'}; give {wanted}")
+
+
 def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Path]:
     """Lists the images in a folder and in all folders within it, of which there may be none.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
-from lit_fedad.data.image_files import LeftOut, entries, images_in
+from lit_fedad.data.image_files import LeftOut, entries, images_in, require_folder
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import limited, resplit
@@ -50,8 +50,7 @@ def mvtec_mixture(
         UserError: A folder, a product, an image or a mask is missing, or a limit is below 1.
     """
     root = Path(root).expanduser()
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder; give the folder that holds the product folders")
+    require_folder(root, "the folder that holds the product folders")
 
     skipped = LeftOut()
     train: list[Sample] = []

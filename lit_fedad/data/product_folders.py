@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import LeftOut, entries, images_in
+from lit_fedad.data.image_files import LeftOut, entries, images_in, require_folder
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import choose_products, limited
@@ -45,8 +45,7 @@ def product_folders(
         UserError: A folder, a product, an image or a mask is missing.
     """
     root = Path(root).expanduser()
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder; give the folder that holds the products")
+    require_folder(root, "the folder that holds the products")
     names = sorted(path.name for path in entries(root) if any((path / form).is_dir() for form in train))
     if not names:
         raise UserError(

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import LeftOut, find_images, image_suffixes, images_in
+from lit_fedad.data.image_files import LeftOut, find_images, image_suffixes, images_in, require_folder
 
 
 def picture(form):
@@ -108,6 +108,12 @@ def test_one_file_is_taken_whatever_it_is_and_no_image_is_one_line(root):
         images_in(root / "empty")
     with pytest.raises(UserError, match="no such folder"):
         images_in(root / "none")
+
+
+@pytest.mark.parametrize(("name", "said"), [("none", "no such folder"), ("b.png", "is a file")])
+def test_a_folder_is_asked_for_by_what_is_there(root, name, said):
+    with pytest.raises(UserError, match=f"{name}: {said}; give the folder of your images"):
+        require_folder(root / name, "the folder of your images")
 
 
 def test_what_is_left_out_is_warned_of(root):
