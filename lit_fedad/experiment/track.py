@@ -81,8 +81,11 @@ class Tracking(RunCallback):
     def _close(self, run: Run, status: str) -> None:
         if self._tracker is None:
             return
-        delivery = self._tracker.close(status)
-        run.display.unsent(delivery.pending, run.folder.path)
+        tracker, self._tracker = self._tracker, None  # its status is written once
+        try:
+            tracker.close(status)
+        finally:
+            run.display.unsent(tracker.close().pending, run.folder.path)
 
 
 def open_tracker(run: Run, data: Record) -> Tracker:

@@ -36,7 +36,6 @@ from lit_fedad.tracking.tracker import Tracker
 
 _FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"
 _LEAST_PATIENCE_S = 4
-_DATABASE_S = 120  # a new MLflow database takes half a minute; a server that is away ends the wait by itself
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ def _track(
         tracker.metrics({f"best/{metric}": value}, step=trial)
     for file in files:
         tracker.artifact(file, folder="figures" if file.suffix == ".png" else "")
-    return tracker.close(status, timeout_s=_DATABASE_S)
+    return tracker.close(status)
 
 
 def _place(study: Study, plan: Plan) -> dict[str, Any]:

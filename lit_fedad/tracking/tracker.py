@@ -54,10 +54,11 @@ class Tracker:
         self._delivery = None if enabled else Delivery(None, 0, None)
         if not enabled:
             return
-        self._ended = False
         self._folder = folder.resolve()
         self._journal = Journal(self._folder)
-        self._sender = Sender(self._folder, destination(uri))
+        self._sender = Sender(self._folder, server := destination(uri))
+        # On a busy machine the first records wait half a minute for a new database to be made.
+        self._patience_s = 120 if server.startswith("sqlite:") else 15
         self._sender.save()
         self._journal.append(
             "start", {"experiment": experiment, "run_name": run_name, "journal": uuid.uuid4().hex}
@@ -100,22 +101,25 @@ class Tracker:
         """
         self._log("tags", text_values(tags))
 
-    def close(self, status: str = "FINISHED", timeout_s: float = 15) -> Delivery:
+    def close(self, status: str = "FINISHED", timeout_s: float | None = None) -> Delivery:
         """Ends the run and waits a while for its last records to be sent.
 
         Args:
             status: ``FINISHED``, ``FAILED`` or ``KILLED``.
-            timeout_s: Longest wait in seconds; what is not sent by then stays in the journal.
+            timeout_s: Longest wait in seconds; what is not sent by then stays in the journal. None for 15, and for 120
+                where the server is a database file, which always answers.
 
         Returns:
-            State of the delivery; a second call returns the same, or waits again where the first was interrupted.
+            State of the delivery; a second call returns the same.
         """
         if self._delivery is None:
-            if not self._ended:  # else an interruption came while it waited
-                self._journal.append("end", {"status": status})
-                self._journal.close()
-                self._ended = True
-            self._delivery = self._sender.finish(timeout_s)
+            self._journal.append("end", {"status": status})
+            self._journal.close()
+            try:
+                self._delivery = self._sender.finish(self._patience_s if timeout_s is None else timeout_s)
+            except KeyboardInterrupt:  # who is asked twice to end waits no longer
+                self._delivery = self._sender.finish(0)
+                raise
         return self._delivery
 
     def _log(self, kind: str, values: Mapping[str, Any], scope: str | int | None = None) -> None:

@@ -125,22 +125,22 @@ def test_disabled_tracker_does_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_wait_goes_on_and_the_first_status_stays(tmp_path, journal, monkeypatch):
-    monkeypatch.setattr(Sender, "start", lambda sender: None)
-    tracker, waits = Tracker(tmp_path, "patience", "run"), []
+def test_an_interrupted_wait_ends_and_leaves_the_records(tmp_path, journal, monkeypatch):
+    waits = []
 
     def finish(sender, timeout_s):
         waits.append(timeout_s)
-        if len(waits) == 1:
+        if timeout_s:
             raise KeyboardInterrupt
-        return Delivery("r", 0, None)
+        return Delivery(None, 3, "not sent")
 
+    monkeypatch.setattr(Sender, "start", lambda sender: None)
     monkeypatch.setattr(Sender, "finish", finish)
+    tracker = Tracker(tmp_path, "patience", "run")
     with pytest.raises(KeyboardInterrupt):
-        tracker.close()
-    assert tracker.close("FAILED") == Delivery("r", 0, None)
-    ends = [record["values"] for record in journal(tmp_path) if record["kind"] == "end"]
-    assert ends == [{"status": "FINISHED"}]
+        tracker.close("KILLED")
+    assert (tracker.close().pending, waits) == (3, [120, 0])
+    assert [r["values"] for r in journal(tmp_path) if r["kind"] == "end"] == [{"status": "KILLED"}]
 
 
 def test_run_that_is_not_tracked_is_not_amended(tmp_path):
