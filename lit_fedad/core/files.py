@@ -129,6 +129,37 @@ LARGEST_TEXT = 1 << 28
 """Most bytes of a file of text, such as settings or results."""
 
 
+def check_regular(path: Path) -> None:
+    """Refuses pipes, sockets and devices, whose reading may never end.
+
+    Args:
+        path: A file; links are followed.
+
+    Raises:
+        UserError: It is no regular file.
+        OSError: It cannot be found.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"{path}: is no regular file (but a folder, pipe, socket or device); leave it out")
+
+
+def given_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
+    """Reads a file that an operator put in its place, where a link may stand, as to a mounted key.
+
+    Args:
+        path: The file; links are followed.
+        most: Most bytes that it may have.
+
+    Raises:
+        UserError: If it is no regular file, or longer.
+        OSError: If it cannot be read.
+    """
+    check_regular(path)
+    if (size := path.stat().st_size) > most:
+        raise UserError(f"{path}: has {size} bytes, more than any file of its kind")
+    return path.read_bytes()
+
+
 def check_stored(path: Path) -> None:
     """Refuses what is no file of the folder itself: a link, pipe, socket, device or folder.
 
@@ -169,9 +200,7 @@ def stored_bytes(path: Path) -> bytes:
         OSError: If it cannot be read.
     """
     check_stored(path)
-    if (size := path.stat().st_size) > LARGEST_TEXT:
-        raise UserError(f"{path}: has {size} bytes, more than any file of its kind")
-    return path.read_bytes()
+    return given_bytes(path)
 
 
 def stored_text(path: Path) -> str:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, sha256
-from lit_fedad.data.input_files import check_regular, read_json
+from lit_fedad.core.files import atomic, check_regular, sha256
+from lit_fedad.data.input_files import read_json
 
 _MOST_KNOWN = 1_000_000
 _TICK_NS = 50_000_000  # a file system's clock may stand still as long: a change within it would not show

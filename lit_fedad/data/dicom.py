@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image
 
 from lit_fedad.core.extras import require
-from lit_fedad.data.input_files import check_pixels, check_regular, chosen_page
+from lit_fedad.core.files import check_regular
+from lit_fedad.data.input_files import check_pixels, chosen_page
 
 _DEFLATED = "1.2.840.10008.1.2.1.99"  # would be inflated as a whole before anything can be checked
 _NATIVE = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")

@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import re
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -14,23 +13,11 @@ import numpy as np
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import given_bytes
 from lit_fedad.data.sample import Sample
 
+_LARGEST = 1 << 31  # bytes of a list of images or regions: those of COCO have 450 million
 _DEFLATE_RATIO = 1032  # the highest of the method that packs .npz files
-
-
-def check_regular(path: Path) -> None:
-    """Refuses pipes, sockets and devices, whose reading may never end.
-
-    Args:
-        path: A file; links are followed.
-
-    Raises:
-        UserError: It is no regular file.
-        OSError: It cannot be found.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path}: is no regular file (but a folder, pipe, socket or device); leave it out")
 
 
 def read_json(path: Path) -> Any:
@@ -40,13 +27,12 @@ def read_json(path: Path) -> Any:
         path: The file.
 
     Raises:
-        UserError: It is no regular file.
+        UserError: It is no regular file, or too long.
         OSError: It cannot be read.
         ValueError: It is not JSON, or nested too deeply.
     """
-    check_regular(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(given_bytes(path, _LARGEST).decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -69,7 +55,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; correct its name under data, or put it there")
     try:
-        content = path.read_bytes()
+        content = given_bytes(path, _LARGEST)
         wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         text = content.decode("utf-16" if wide else "utf-8-sig")
         first, _, rest = text.lstrip().partition("\n")

@@ -23,7 +23,8 @@ from PIL import Image
 from torch import Tensor
 
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.data.input_files import check_array, check_pixels, check_regular
+from lit_fedad.core.files import check_regular
+from lit_fedad.data.input_files import check_array, check_pixels
 from lit_fedad.data.labelled import HALF, LabelledSet
 from lit_fedad.data.subset import limited_by
 

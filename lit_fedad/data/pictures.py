@@ -16,8 +16,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import check_regular
 from lit_fedad.data.dicom import read_dicom, read_native_dicom
-from lit_fedad.data.input_files import check_pixels, check_regular, chosen_page
+from lit_fedad.data.input_files import check_pixels, chosen_page
 from lit_fedad.data.sample import DICOM_SUFFIXES
 from lit_fedad.data.tiff_codecs import NO_PICTURE, other_compression, uncompressed
 

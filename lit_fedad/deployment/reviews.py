@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended
+from lit_fedad.core.files import appended, check_regular
 from lit_fedad.core.text import csv_cell, printable
-from lit_fedad.data.input_files import check_regular
 
 if TYPE_CHECKING:
     from lit_fedad.deployment.ui.reading import ScoredFile

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import given_bytes
 
 _BEGIN = "0" * 64
 _GONE = (-1, -1, -1)
+_LARGEST = 1 << 31  # bytes: years of requests
 
 
 class ChainedLog:
@@ -43,7 +45,7 @@ class ChainedLog:
             if not stat.S_ISREG(found.st_mode):
                 raise UserError(f"{self.file}: is no regular file; restore it from a copy")
             if _mark(found) != self._seen:
-                content = self.file.read_bytes()
+                content = given_bytes(self.file, _LARGEST)
                 self._lines, self._whole = self._checked(content), content.rfind(b"\n") + 1
                 self._seen = _mark(found)
         except OSError as error:

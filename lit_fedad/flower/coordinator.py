@@ -17,6 +17,7 @@ import uvicorn
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
+from lit_fedad.core.files import stored_text
 from lit_fedad.experiment.claim import locked
 from lit_fedad.flower.federation_folder import LINK, FederationFolder
 from lit_fedad.flower.leftover import end_leftover, remember
@@ -151,7 +152,7 @@ def _follow(
 def _register(folder: FederationFolder, display: Display) -> None:
     """Registers new keys at the SuperLink. It keeps those of others, which the open port does not let in any more."""
     known = folder.path / _REGISTERED
-    marks = known.read_text().split("\n") if known.exists() else []
+    marks = stored_text(known).split("\n") if known.exists() else []
     for name, mark in folder.fingerprints().items():
         if mark in marks:
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -22,7 +22,7 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMEST
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import write_secret
+from lit_fedad.core.files import given_bytes, write_secret
 
 K = TypeVar("K")
 _YEARS = datetime.timedelta(days=10 * 365)
@@ -179,8 +179,8 @@ def _authority(path: Path) -> ec.EllipticCurvePrivateKey:
 def _read(path: Path, load: Callable[[bytes], Any], kind: type[K], what: str) -> K:
     """Reads a key of an elliptic curve; `what` tells what it should be, and what to do where it is not."""
     try:
-        key = load(path.read_bytes())
-    except (OSError, ValueError, TypeError) as error:
+        key = load(given_bytes(path))
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UserError(f"{path}: holds no {what}") from error
     if not isinstance(key, kind):
         raise UserError(f"{path}: is of no elliptic curve, and no {what}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import plain_json, stored_text
 
 _FILE = "superlink.json"
 _GRACE_S = 10
@@ -36,7 +37,7 @@ def end_leftover(folder: Path) -> bool:
     if not path.exists():
         return False
     try:
-        noted = json.loads(path.read_text())
+        noted = plain_json(stored_text(path))
         pid, began = int(noted["pid"]), float(noted["began"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import given_bytes, stored_yaml
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class SettingsFolder:
         """
         file = path / f"{cls.holds}.yaml"
         try:
-            content = yaml.safe_load(file.read_text())
+            content = stored_yaml(given_bytes(file).decode())
             if not isinstance(content, dict) or not set(content) <= {f.name for f in fields(cls)} - {"path"}:
                 raise ValueError("other keys")
             folder = cls(path.absolute(), **cls._words(content))

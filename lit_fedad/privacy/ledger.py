@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,9 @@ class Ledger:
         lines = self.log.entries()
         for line in lines:
             pair = (line.get("epsilon"), line.get("delta"))
-            if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in pair):
+            if not all(
+                isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max for value in pair
+            ):
                 raise UserError(
                     f"{self.log.file}: holds an epsilon or delta that is none; restore it from a copy"
                 )

@@ -16,7 +16,7 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
+from lit_fedad.core.files import atomic, plain_json, stored_text
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
 from lit_fedad.experiment.build import Model, tells_products
@@ -264,7 +264,7 @@ def _read(file: Path, names: Mapping[int, str]) -> tuple[dict[int, Facts], list[
     if not file.exists():
         return {}, []
     try:
-        content = json.loads(file.read_text())
+        content = plain_json(stored_text(file))
         said, products = content["sites"], list(map(str, content["products"]))
         numbers = {name: own.pop("client") for name, own in said.items()}
         found = {numbers[name]: Facts(**own) for name, own in said.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import write_secret
+from lit_fedad.core.files import given_bytes, write_secret
 from lit_fedad.privacy.keys import KEY_BYTES, KeyPair
 from lit_fedad.sites.refusals import Code, RefusalError
 
@@ -94,7 +94,7 @@ class KeyRegistry:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return given_bytes(path).decode()
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path}: cannot be read ({type(error).__name__}); make it: lit-fedad site init"

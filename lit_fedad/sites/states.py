@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lit_fedad.contracts.state import detached
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
+from lit_fedad.core.files import atomic, stored_text
+from lit_fedad.experiment.run_files import there
 from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.client_pool import State
 from lit_fedad.sites.refusals import Code, RefusalError
@@ -44,7 +45,7 @@ class States:
         self.folder, self.initial, self.marks = folder, detached(initial), marks
         for name, mark in marks.items():
             try:
-                begun = (folder / name).read_text() if (folder / name).is_file() else mark
+                begun = stored_text(folder / name) if there(folder / name) else mark
             except (OSError, ValueError) as error:
                 raise UserError(f"{folder / name}: cannot be read ({type(error).__name__})") from error
             if begun != mark:

@@ -52,6 +52,17 @@ def test_what_init_writes_is_read(tmp_path, capsys):
     assert all(part in told for part in ("SHA256:", "north/reports/ab/report.md", "north/detectors/ab"))
 
 
+@pytest.mark.parametrize("name", ["federation.yaml", "ca.key", "keys/north.pub"])
+def test_an_endless_file_ends_a_coordinators_command_in_one_line(tmp_path, capsys, name):
+    init(tmp_path)
+    path = tmp_path / "fed" / name
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+    command = "renew" if name == "ca.key" else "start"
+    assert main(["federation", command, f"fed={tmp_path / 'fed'}"]) == 2
+    assert f"{name}: is no regular file" in "".join(capsys.readouterr().err.splitlines())
+
+
 def test_keys_and_certificates_are_renewed_in_place(tmp_path, capsys):
     init(tmp_path)
     files = [tmp_path / "north" / "key.pub", tmp_path / "fed" / "ca.crt", tmp_path / "north" / "sum.pub"]

@@ -15,8 +15,7 @@ from jinja2 import Template
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import plain_json, stored_text
-from lit_fedad.data.input_files import check_regular
+from lit_fedad.core.files import check_regular, plain_json, stored_text
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
 from lit_fedad.report.naming import human_bytes, metric_title
