@@ -204,7 +204,7 @@ def _configured(
     elif test is not None:
         raise UserError("test= needs normal=, the training images")
     config = compose(
-        [f"{key}={_value(value)}" for key, value in {**given, **flatten(settings or {})}.items()]
+        [f"{key}={_value(key, value)}" for key, value in {**given, **flatten(settings or {})}.items()]
     )
     return config, listed
 
@@ -272,9 +272,14 @@ def _lists(key: str, named: Mapping[str, Any]) -> dict[str, list[Any]]:
     return lists
 
 
-def _value(value: object) -> str:
-    """Writes a value as an override of the configuration has it."""
+def _value(key: str, value: object) -> str:
+    """Writes a value of a key as an override of the configuration has it."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     plain = isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value)
-    return str(value) if plain else json.dumps(value, ensure_ascii=False)
+    try:
+        return str(value) if plain else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{key}: give a number, a text, a list or a section, not {type(value).__name__}"
+        ) from None

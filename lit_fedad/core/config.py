@@ -186,8 +186,9 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     # Without the debug preset: all groups, and what is said of data and images. Other keys may be the preset's own.
     plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
     for override in overrides:
-        if "=" not in override and not override.startswith("~"):
-            raise UserError(f"'{override}' is not of the form key=value")
+        if not re.match(r"~|[^=]{1,250}=", override):  # Hydra looks for a file of the name of every key
+            raise UserError(f"'{override:.100}' is not of the form key=value")
+        _check_choice(override)
     try:
         register_resolvers()
         with _hydra():
@@ -213,6 +214,16 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         )
     check_root(config)
     return config
+
+
+def _check_choice(override: str) -> None:
+    """Refuses a choice of a group that no file of the package has: Hydra would read any file behind ``../``."""
+    key, _, given = override.lstrip("+").partition("=")
+    group, name = key.partition("@")[0], given.strip("'\"")
+    if group not in config_groups() or name in ("null", "???", *choices(group)):
+        return
+    if "," not in name or name.startswith("["):  # of a,b Hydra says that it is two values
+        raise UserError(_no_choice(group, name))
 
 
 def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool) -> DictConfig:
@@ -360,16 +371,19 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         )
     if match := re.search(r"Could not find '([^']+)'", text):
         group, _, name = match[1].rpartition("/")
-        if group.startswith("data/"):
-            folder = match[1].removeprefix("data/")
-            return f"data={folder} is no data set; a folder is given by data.root={folder}, with data=auto"
-        if group == "method" and name in RENAMED:
-            return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
-        return f"{group} has no option '{name}'{nearest(name, choices(group))}"
+        return _no_choice(group, name)
     if isinstance(error, OverrideParseException):
         override = str(error.override)
         return f"{override} cannot be read; {advice(override)}"
     return text
+
+
+def _no_choice(group: str, name: str) -> str:
+    if group == "data" and "/" in name:
+        return f"data={name} is no data set; a folder is given by data.root={name}, with data=auto"
+    if group == "method" and name in RENAMED:
+        return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
+    return f"{group} has no option '{name}'{nearest(name, choices(group))}"
 
 
 def _flat_keys(overrides: list[str]) -> set[str]:

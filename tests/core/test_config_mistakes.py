@@ -41,6 +41,10 @@ def composed_with(overrides):
         (["task.learning_rat=1"], "unknown key 'task.learning_rat'; did you mean 'task.learning_rate'"),
         (["metod=feddymem"], "did you mean 'method'"),
         (["partition.alfa=1"], "did you mean 'partition.alpha'"),
+        (["method=5"], "method has no option '5'"),
+        (["method=[fedavg,../../elsewhere]"], "method has no option '[fedavg,../../elsewhere]'"),
+        (["+method@_global_=../../elsewhere"], "method has no option '../../elsewhere'"),
+        (["=1"], "'=1' is not of the form key=value"),
         (["method=feddymm"], "method has no option 'feddymm'; did you mean 'feddymem'"),
         (["backbone=resnet"], "did you mean 'resnet18'"),
         (
