@@ -12,6 +12,7 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100, STL10, SVHN, ImageFolder, Places365
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import given_bytes
 from lit_fedad.data.labelled import HALF, LabelledSet, balanced, draw, read_images, resized
 
 Part = tuple[Tensor | list[Path], Tensor]
@@ -204,7 +205,7 @@ def _class_names(path: Path, wnids: Sequence[str]) -> tuple[str, ...]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = given_bytes(path).decode("utf-8", "replace").splitlines()
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read; unpack {TINY_ADDRESS}, and give its folder as root"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import given_bytes
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import split_normals
 
@@ -30,9 +31,12 @@ def path_lists(file: str | Path, name: str = "images", train_share: float = 0.8,
     """
     parts: dict[str, list[Sample]] = {"train": [], "test": []}
     try:
-        with Path(file).open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
-            for row in csv.DictReader(lines, strict=True):
-                parts[row["part"]].append(Sample(Path(row["path"]), row["product"], row["defect"]))
+        lines = io.StringIO(given_bytes(Path(file)).decode("utf-8", "surrogateescape"), newline="")
+        rows = csv.DictReader(lines, strict=True)
+        if set(rows.fieldnames or ()) != set(_COLUMNS):
+            raise ValueError("other columns")
+        for row in rows:
+            parts[row["part"]].append(Sample(Path(row["path"]), row["product"], row["defect"]))
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); train anew, or restore it") from error
     except (ValueError, LookupError, TypeError, csv.Error) as error:

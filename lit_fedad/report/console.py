@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _LINE_WIDTH = 120  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
+_LONGEST = 2000  # characters of a warning or an error
 # Columns that a narrow round line leaves out, the highest number first; all others count 0.
 _LESSER = {"left": 1, "up": 2, "down": 3, "time": 4}
 
@@ -266,8 +267,12 @@ class Display:
         self._out.print(text, soft_wrap=True, markup=False, emoji=False)
 
     def _complain(self, kind: str, style: str, message: str) -> None:
+        said = _clean(message)
+        said = (
+            said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
+        )  # a file may have a name of any length
         with self._err.capture() as line:
-            self._err.print(Text.assemble((f"{kind}:", style), f" {_clean(message)}"), soft_wrap=True)
+            self._err.print(Text.assemble((f"{kind}:", style), f" {said}"), soft_wrap=True)
         # Through sys.stderr, which a live bar replaces; a rich console would write past it, into the bar.
         sys.stderr.write(line.get())
 

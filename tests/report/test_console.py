@@ -223,12 +223,12 @@ def test_metrics_have_their_usual_names(out):
 def test_warnings_and_errors_are_one_line_each_on_standard_error(capsys):
     display = Display()
     display.warn("client 3 [bold]failed[/bold]\nand was " + "skipped " * 30)
-    display.error("data.root: no such folder")
+    display.error("data.root: no such folder" + 5000 * "!")
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
         "warning: client 3 [bold]failed[/bold] and was " + "skipped " * 30,
-        "error: data.root: no such folder",
+        "error: data.root: no such folder" + 1975 * "!" + "...",
     ]
 
 
