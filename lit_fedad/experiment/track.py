@@ -104,7 +104,7 @@ def open_tracker(run: Run, data: Record) -> Tracker:
             "backbone": backbone["name"],
             "weights": backbone["taken"],
             "seed": str(config["seed"]),
-            "mlflow.source.name": f"lit-fedad train method={config['method']['name']} data={data.name}",
+            "mlflow.source.name": f"lit-fedad train method={config['method']['name']}",
             "mlflow.source.type": "LOCAL",
             "lit_fedad.out": str(path.resolve()),
         },

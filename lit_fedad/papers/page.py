@@ -74,7 +74,7 @@ def report_runs(
         with display.progress("The report"):
             page = build_page(tracked, runs, links, uri)
     file = write_page(page, links.out)
-    display.note(f"{len(runs)} complete runs; the page has {human_bytes(file.stat().st_size)}")
+    display.note(f"complete runs: {len(runs)}; the page has {human_bytes(file.stat().st_size)}")
     display.where_next(
         [("page", str(file)), ("text", str(links.out / "report.md")), ("runs", f"mlflow ui ({links.ui})")]
     )
