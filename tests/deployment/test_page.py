@@ -108,6 +108,8 @@ def test_every_tab_shows_the_run_and_the_buttons_write_reviews(run, tmp_path):
         page.wait_for_selector("text=Choose an image first.")
         page.locator(".thumbnail-item").first.click()
         page.wait_for_selector("text=image_1.png: normal, p = 0.02")
+        assert page.get_by_label("Fullscreen").count()
+        assert not page.get_by_label("Share").count()  # with Gradio's makers
         scores = run / "predictions/scores.csv"
         shown = scores.read_text()
         scores.write_text(shown.replace("image_1", "image_9"))  # another `predict` while the page is open

@@ -25,7 +25,8 @@ _STYLE = """
 .thumbnail-item .caption-label { top: var(--spacing-sm) !important; bottom: auto !important }
 .table-wrap :is(th, td, span) { overflow-wrap: normal !important; word-break: normal !important }
 @media (max-width: 600px) {
-  .table-wrap :is(th, td, span) { font-size: .75rem; padding: 0 2px !important }
+  .table-wrap :is(th, td, span) { font-size: .7rem; padding: 0 1px !important }
+  .table-wrap .cell-wrap { padding: var(--spacing-sm) 1px !important }
   .grid-container { grid-template-columns: repeat(2, 1fr) !important }
 }
 """

@@ -38,6 +38,7 @@ _SHOWN = 48
 _ALL, _NONE = "any", "none"
 _WORST, _NEAR = "most anomalous", "called normal, nearest to the threshold"
 _CHOOSE = "Choose an image."
+_HEATMAP = "heatmap (yellow: twice the threshold)"
 _BUTTONS: tuple[tuple[Review, str], ...] = (
     ("correct", "Correct"),
     ("false alarm", "False alarm"),
@@ -203,6 +204,7 @@ class OperatorPage:
             height="auto",
             label="heatmaps",
             interactive=False,
+            buttons=["download", "fullscreen"],  # Gradio's others would send pictures to its maker
         )
         chosen = gr.State(-1)
         said = gr.Markdown(_CHOOSE, elem_id="said")
@@ -211,7 +213,7 @@ class OperatorPage:
                 what: gr.Button(title, elem_id=title.lower().replace(" ", "-")) for what, title in _BUTTONS
             }
         with gr.Row():
-            original, heatmap = _panel("image"), _panel("heatmap")
+            original, heatmap = _panel("image"), _panel(_HEATMAP)
 
         def choose(images: list[ScoredFile], event: gr.SelectData) -> tuple[Any, ...]:
             image = images[event.index]
@@ -259,7 +261,7 @@ class OperatorPage:
         file = gr.File(label="an image", file_types=["image"], type="filepath", height=160)
         words = gr.Markdown(elem_id="verdict")
         with gr.Row():
-            original, heatmap = _panel("image"), _panel("heatmap")
+            original, heatmap = _panel("image"), _panel(_HEATMAP)
 
         def score(path: str | None) -> tuple[Any, Any, str]:
             image, drawn, said = None, None, ""
