@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import stat
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -143,6 +144,17 @@ def check_regular(path: Path) -> None:
         raise UserError(f"{path}: is no regular file (but a folder, pipe, socket or device); leave it out")
 
 
+def given_path(key: str, path: object) -> Path:
+    """Returns a path that somebody's Python code gives, below the home folder where it begins with ``~``.
+
+    Raises:
+        UserError: If it is no path; `key` names it.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"{key}: give a path, not {type(path).__name__}")
+    return Path(path).expanduser()
+
+
 def given_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
     """Reads a file that an operator put in its place, where a link may stand, as to a mounted key.
 
@@ -230,6 +242,19 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text[:20]} is no finite number")
     return number
+
+
+def check_unpacked(path: Path) -> None:
+    """Refuses an archive of torch that would become longer as it is read.
+
+    Raises:
+        ValueError: If it would.
+        zipfile.BadZipFile: If it is no archive.
+    """
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+    if sum(part.file_size for part in parts) > path.stat().st_size:
+        raise ValueError("it is packed")
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -57,7 +57,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     except NotImplementedError:
         warnings.warn(f"{folder}: its file system has no locks; start no second command on it", stacklevel=3)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
+        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror})") from error
     try:
         yield
     finally:

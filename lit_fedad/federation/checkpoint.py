@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,16 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import check_stored, check_unfolded, link, plain_json, sha256, stored_text, sync
+from lit_fedad.core.files import (
+    check_stored,
+    check_unfolded,
+    check_unpacked,
+    link,
+    plain_json,
+    sha256,
+    stored_text,
+    sync,
+)
 from lit_fedad.federation.round_report import RoundReport
 
 _MOST_UNFOLDED = 1 << 30
@@ -60,7 +68,7 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
         check_stored(path)
         if digest is not None and sha256(path) != digest:
             raise UserError(f"{path}: changed since it was written; {advice}")
-        _check_archive(path)
+        check_unpacked(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
         check_unfolded(state)
         _check_tensors(state, path.stat().st_size)
@@ -69,18 +77,6 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
         raise
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct or torch
         raise UserError(f"{path}: cannot be read ({_cause(error)}); {advice}") from error
-
-
-def _check_archive(path: Path) -> None:
-    """Refuses a file that would become longer as it is read.
-
-    Raises:
-        ValueError: If it would.
-    """
-    with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-    if sum(part.file_size for part in parts) > path.stat().st_size:
-        raise ValueError("it is packed")
 
 
 def _check_tensors(state: Any, size: int) -> None:

@@ -5,6 +5,7 @@ import difflib
 import hashlib
 import threading
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import check_unpacked
 from lit_fedad.models import lite0
 from lit_fedad.models.backbone_parts import TransformerBlocks, dynamic_size
 
@@ -331,6 +333,8 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
+        if zipfile.is_zipfile(path):  # else a file as torch wrote them before version 1.6
+            check_unpacked(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct, safetensors or torch
         raise UserError(f"weights file {path} cannot be read: {_line(error)}") from error

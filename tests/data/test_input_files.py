@@ -18,6 +18,7 @@ from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.folders import folders
 from lit_fedad.data.packed import packed, packed_images
 from lit_fedad.data.partition import Partition
+from lit_fedad.data.path_lists import path_lists
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.data.vision import read_coco
@@ -44,6 +45,15 @@ def special(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     request.param((tmp_path / "a.png").relative_to(tmp_path))
     return tmp_path / "a.png"
+
+
+def test_a_list_of_images_that_is_none_is_named(special):
+    with pytest.raises(UserError, match=r"a\.png: is no regular file"):
+        path_lists(special)
+    special.unlink()
+    special.write_text("[]")
+    with pytest.raises(UserError, match=r"a\.png: is no list of images with columns"):
+        path_lists(special)
 
 
 def test_what_is_no_regular_file_is_refused_where_images_are_read(special):

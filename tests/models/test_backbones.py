@@ -1,6 +1,7 @@
 import os
 import socket
 import warnings
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -187,6 +188,14 @@ def test_damaged_files_are_said_in_one_line(tmp_path, suffix, content):
     with pytest.raises(UserError, match=rf"weights{suffix} cannot be read: ") as caught:
         create_backbone(TINY, weights=path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_packed_file_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "weights.pth"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("weights/data.pkl", bytes(1 << 20))
+    with pytest.raises(UserError, match=r"weights\.pth cannot be read: it is packed"):
+        create_backbone(TINY, weights=path)
 
 
 @pytest.mark.parametrize(
