@@ -18,7 +18,7 @@ from lit_fedad.contracts import Task
 from lit_fedad.core.config import Config, compose, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.core.files import absent, undone
+from lit_fedad.core.files import absent, given_path, undone
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.path_lists import list_text
@@ -195,7 +195,7 @@ def _configured(
     if data is not None:
         given["data"] = data
     if out is not None:
-        given["out"] = out = str(Path(out).expanduser())
+        given["out"] = out = str(given_path("out", out))
     if normal is not None:
         if data is not None:
             raise UserError("data= and normal= are both given; give one of them")

@@ -119,7 +119,7 @@ def _line(error: BaseException, name: str) -> str | None:
             return (
                 f"no space is left on the disk for {error.filename or 'a file'}: make room{_continues(name)}"
             )
-        case OSError(errno=errno.EACCES | errno.EROFS) if error.filename:
+        case OSError(errno=errno.EACCES | errno.EROFS | errno.ENAMETOOLONG) if error.filename:
             return f"{error.filename}: cannot be read or written ({error.strerror})"
         case MemoryError() | RuntimeError() if is_out_of_memory(error):
             return (

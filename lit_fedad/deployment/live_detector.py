@@ -18,6 +18,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import given_path
 from lit_fedad.data.pictures import Picture, to_rgb
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.evaluation.predict import predict_batch
@@ -164,7 +165,7 @@ def decision_rule(
     Raises:
         UserError: If alpha is not in (0, 1), or nobody has calibrated with this product.
     """
-    if not isinstance(alpha, str) and not 0 < alpha < 1:
+    if alpha != "auto" and not (isinstance(alpha, int | float) and 0 < alpha < 1):
         raise UserError(f"alpha={alpha} must be above 0 and below 1")
     known = sorted({name for own in calibration.clients.values() for name in own})
     if product is not None and product not in known:
@@ -300,7 +301,7 @@ def load_detector(
     Raises:
         UserError: If there is no such complete run, client or product, or the run learned classes.
     """
-    opened = open_client(str(Path(run).expanduser()), client, version)
+    opened = open_client(str(given_path("run", run)), client, version)
     if opened.classifies:
         raise UserError(f"run={run}: it learned classes; lit-fedad predict writes them")
     return LiveDetector(opened, opened.rule(alpha, product))

@@ -67,7 +67,7 @@ def make_fabric(
         settings["strategy"] = ClientsApart(start_method=start)  # type: ignore[arg-type]
     try:
         return Fabric(accelerator=accelerator, precision=precision, callbacks=list(callbacks), **settings)
-    except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
+    except (ValueError, TypeError, RuntimeError, MisconfigurationException, ImportError) as error:
         raise UserError(f"fabric: {' '.join(str(error).split())}") from error
 
 

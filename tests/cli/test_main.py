@@ -320,6 +320,9 @@ def test_a_folder_that_may_not_be_written_is_one_line(say, monkeypatch):
 
     monkeypatch.setattr(experiment, "train", refused)
     assert say("train")[::2] == (2, ["error: reports: cannot be read or written (Read-only file system)"])
+    status, _, (line,) = say("evaluate", f"run={500 * 'x'}")
+    assert status == 2
+    assert "File name too long" in line
 
 
 def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):

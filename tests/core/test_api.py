@@ -107,13 +107,14 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
         ({"normal": "photos"}, "normal: give a list of paths, not 'photos'"),
         ({"normal": ["a.png"] * 5, "test": {"good": "b.png"}}, "test: give a list of paths, not 'b.png'"),
         ({"normal": ["a.png"] * 5, "test": ["b.png"]}, "test: give paths by label"),
+        ({"out": 5}, "out: give a path, not int"),
         ({"method": b"fedavg"}, "method: give a number, a text, a list or a section, not bytes"),
         ({"normal": [PAGE]}, "a single image"),  # as the run is built, where its list of images is written
     ],
 )
 def test_bad_input_is_refused(given, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        lf.train(**given, out=tmp_path / "run", settings={"tracking": "off"}, quiet=True)
+        lf.train(**{"out": tmp_path / "run", **given}, settings={"tracking": "off"}, quiet=True)
     assert not list(tmp_path.iterdir())
 
 

@@ -119,6 +119,7 @@ def test_a_product_chooses_its_own_calibration(tiny_run, photos, tmp_path):
     for options, said in (
         ({"product": "moon"}, "product=moon: calibrated are"),
         ({"alpha": 1.5}, "alpha=1.5"),
+        ({"alpha": "x"}, "alpha=x must be above 0"),
     ):
         with pytest.raises(UserError, match=said):
             predict(str(tiny_run), str(photos), out=str(tmp_path), **options)
