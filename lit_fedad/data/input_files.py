@@ -1,5 +1,7 @@
 """Files of other people, opened so that none of them hangs the program or fills its memory."""
 
+from __future__ import annotations
+
 import codecs
 import csv
 import io
@@ -79,6 +81,21 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as CSV: {reason}; save it as CSV in UTF-8") from error
     return columns, rows
+
+
+def written_rows(path: Path, strict: bool = False) -> csv.DictReader[str]:
+    """Reads a table that a command wrote, whose paths may be no UTF-8.
+
+    Args:
+        path: The file.
+        strict: Whether a quote that is not closed is an error.
+
+    Raises:
+        UserError: It is no regular file, or too long.
+        OSError: It cannot be read.
+    """
+    text = given_bytes(path).decode("utf-8", "surrogateescape")
+    return csv.DictReader(io.StringIO(text, newline=""), strict=strict)
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -7,6 +7,7 @@ classes have names, ``classes`` ([K]). MedMNIST has both parts in one file: ``tr
 """
 
 import io
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ Channels = Literal[1, 3]
 
 _GREY = ("1", "L")  # Pillow's modes
 # Of archives and arrays; of a claimed size there may be too little memory.
-_DAMAGE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    OSError, EOFError, ValueError, RuntimeError, MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @limited_by(LabelledSet.subset)
@@ -213,7 +216,7 @@ def _open(path: Path) -> NpzFile:
         raise UserError(
             f"{path}: no such file; give its folder as root and its name relative to it"
         ) from None
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise UserError(f"{path}: is not a readable .npz file; get it anew") from error
     if not isinstance(arrays, NpzFile):
         raise UserError(f"{path}: holds a single array; pack images and labels into an .npz file")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes
+from lit_fedad.data.input_files import written_rows
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import split_normals
 
@@ -31,8 +31,7 @@ def path_lists(file: str | Path, name: str = "images", train_share: float = 0.8,
     """
     parts: dict[str, list[Sample]] = {"train": [], "test": []}
     try:
-        lines = io.StringIO(given_bytes(Path(file)).decode("utf-8", "surrogateescape"), newline="")
-        rows = csv.DictReader(lines, strict=True)
+        rows = written_rows(Path(file), strict=True)
         if set(rows.fieldnames or ()) != set(_COLUMNS):
             raise ValueError("other columns")
         for row in rows:

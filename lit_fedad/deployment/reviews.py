@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended, check_regular
+from lit_fedad.core.files import appended
 from lit_fedad.core.text import csv_cell, printable
+from lit_fedad.data.input_files import written_rows
 
 if TYPE_CHECKING:
     from lit_fedad.deployment.ui.reading import ScoredFile
@@ -68,10 +69,7 @@ class Reviews:
 
     def __init__(self, file: Path) -> None:
         try:
-            check_regular(file)
-            with file.open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
-                rows = csv.DictReader(lines)
-                self._said = {row["path"]: row["review"] for row in islice(rows, _MOST_ROWS)}
+            self._said = {row["path"]: row["review"] for row in islice(written_rows(file), _MOST_ROWS)}
         except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(
                 f"reviews={file}: is no table of reviews ({' '.join(str(error).split())})"

@@ -244,6 +244,10 @@ def test_flipped_bits_and_foreign_members_name_the_key(plain):
     content[start + 200] ^= 255
     file.write_bytes(content)
     refused("test.npz: key 'images' is damaged", root, "train.npz", "test.npz")
+    cut = b"\x93NUMPY\x01\x00\x18\x00{'descr': '|u1', (\n      \n"  # a header that is no value of Python's
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("images.npy", cut)
+    refused("test.npz: key 'images' is damaged", root, "train.npz", "test.npz")
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("images.npy", "no array")
     refused("test.npz: key 'images' is", root, "train.npz", "test.npz")

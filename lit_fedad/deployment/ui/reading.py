@@ -15,7 +15,8 @@ from jinja2 import Template
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import check_regular, plain_json, stored_text
+from lit_fedad.core.files import plain_json, stored_text
+from lit_fedad.data.input_files import written_rows
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
 from lit_fedad.report.naming import human_bytes, metric_title
@@ -217,9 +218,7 @@ def read_scored(table: Path) -> list[ScoredFile]:
         UserError: If it is no such table.
     """
     try:
-        check_regular(table)
-        with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-            rows = list(islice(csv.DictReader(file), _MOST_ROWS))
+        rows = islice(written_rows(table), _MOST_ROWS)
         found = [
             ScoredFile(
                 row["path"],
