@@ -180,7 +180,7 @@ def _read(path: Path, load: Callable[[bytes], Any], kind: type[K], what: str) ->
     """Reads a key of an elliptic curve; `what` tells what it should be, and what to do where it is not."""
     try:
         key = load(given_bytes(path))
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (OSError, ValueError, TypeError, NotImplementedError, UnsupportedAlgorithm) as error:
         raise UserError(f"{path}: holds no {what}") from error
     if not isinstance(key, kind):
         raise UserError(f"{path}: is of no elliptic curve, and no {what}")

@@ -39,6 +39,8 @@ def end_leftover(folder: Path) -> bool:
     try:
         noted = plain_json(stored_text(path))
         pid, began = int(noted["pid"]), float(noted["began"])
+        if not 0 < pid < 1 << 31:
+            raise ValueError("no number of a process")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
     left = _session(pid, began)

@@ -1,5 +1,6 @@
 """Keys and certificates."""
 
+import base64
 import ssl
 import subprocess
 
@@ -40,7 +41,18 @@ def test_the_fingerprint_is_that_of_ssh_keygen(tmp_path):
     assert found in said.stdout
 
 
-@pytest.mark.parametrize("content", [b"", b"ssh-rsa AAAA", b"\xff\xfe"])
+COMPRESSED = b"".join(
+    len(part).to_bytes(4) + part for part in (b"ecdsa-sha2-nistp384", b"nistp384", b"\2" + bytes(48))
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"ssh-rsa AAAA", b"\xff\xfe", b"ecdsa-sha9 AAAA",
+        b"ecdsa-sha2-nistp384 " + base64.b64encode(COMPRESSED),
+    ],
+)  # fmt: skip
 def test_what_is_no_key_is_refused(tmp_path, content):
     path = tmp_path / "key.pub"
     path.write_bytes(content)

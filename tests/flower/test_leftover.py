@@ -65,7 +65,10 @@ def test_another_process_of_that_number_is_left_alone(tmp_path, session):
     assert alive(child)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"pid": "x", "began": 0}'])
+NUMBERS = ["x", 1 << 40, 0]  # the session 0 is that of others
+
+
+@pytest.mark.parametrize("content", ["{", "[]", *(json.dumps({"pid": pid, "began": 0}) for pid in NUMBERS)])
 def test_a_note_that_cannot_be_read_is_told(tmp_path, content):
     (tmp_path / "superlink.json").write_text(content)
     with pytest.raises(UserError, match="cannot be read; end Flower's SuperLink yourself"):
