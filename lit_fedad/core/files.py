@@ -244,17 +244,23 @@ def _finite(text: str) -> float:
     return number
 
 
+_HEADER = 1 << 16  # bytes that describe one part of an archive, at most
+
+
 def check_unpacked(path: Path) -> None:
-    """Refuses an archive of torch that would become longer as it is read.
+    """Refuses an archive of torch that would become longer as it is read, or that is a small part of its file.
 
     Raises:
-        ValueError: If it would.
+        ValueError: If it is one of these.
         zipfile.BadZipFile: If it is no archive.
     """
     with zipfile.ZipFile(path) as archive:
         parts = archive.infolist()
-    if sum(part.file_size for part in parts) > path.stat().st_size:
+    size, held = path.stat().st_size, sum(part.file_size for part in parts)
+    if held > size:
         raise ValueError("it is packed")
+    if size > held + _HEADER * (len(parts) + 1):  # a hole of any size would take hours to hash
+        raise ValueError("it has bytes that are of no part of it")
 
 
 class _PlainLoader(yaml.SafeLoader):

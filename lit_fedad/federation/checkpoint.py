@@ -66,9 +66,9 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
     """
     try:
         check_stored(path)
+        check_unpacked(path)
         if digest is not None and sha256(path) != digest:
             raise UserError(f"{path}: changed since it was written; {advice}")
-        check_unpacked(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
         check_unfolded(state)
         _check_tensors(state, path.stat().st_size)

@@ -98,6 +98,7 @@ BOMBS = {
     ),
     "nowhere": torch.zeros(3, device="meta"),
     "packed": torch.zeros(1 << 20),
+    "behind a hole": torch.zeros(1),
 }
 
 
@@ -111,8 +112,13 @@ def test_a_planted_file_fills_no_memory(tmp_path, kind):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in parts.items():
                 archive.writestr(name, content)
+    if kind == "behind a hole":
+        content = path.read_bytes()
+        with path.open("wb") as file:
+            file.seek(1 << 40)
+            file.write(content)
     with pytest.raises(UserError, match="server.pt: cannot be read"):
-        read_state(path)
+        read_state(path, "0" * 64 if kind == "behind a hole" else None)
 
 
 def test_what_a_killed_process_had_no_time_to_remove_is_removed_by_the_next(toy, saved):
