@@ -24,6 +24,7 @@ REJECTED = "rejected.jsonl"
 """File of the records that a server has refused, beside the journal."""
 
 _MAX_NAME = 250
+_LARGEST = 1 << 30  # bytes of a journal
 _MAX_TEXT = 6000
 _MAX_DIGEST = 36
 
@@ -94,7 +95,7 @@ def check_journal(folder: Path) -> None:
     """Checks that the journal of a folder and what servers refused of it, if there are any, are files of that folder.
 
     Raises:
-        UserError: If it is a link, pipe or device, or its folder is a link.
+        UserError: If it is a link, pipe or device, too long to be read, or its folder is a link.
     """
     path = journal_file(folder)
     if path.parent.is_symlink():
@@ -102,6 +103,8 @@ def check_journal(folder: Path) -> None:
     for own in (path, path.with_name(REJECTED)):
         if own.exists() or own.is_symlink():
             check_stored(own)
+            if (size := own.stat().st_size) > _LARGEST:
+                raise UserError(f"{own}: has {size} bytes, more than any file of its kind; remove it")
 
 
 def complete_lines(file: BinaryIO) -> Iterator[bytes]:

@@ -1,5 +1,8 @@
 import math
 
+import pytest
+
+from lit_fedad.core.errors import UserError
 from lit_fedad.tracking.journal import Journal
 from lit_fedad.tracking.sender import Delivery, deliver
 from lit_fedad.tracking.tracker import Tracker
@@ -45,3 +48,11 @@ def test_values_that_are_not_finite_are_dropped(tmp_path, client, journal):
     assert [record["values"] for record in journal(tmp_path) if record["kind"] == "metrics"] == [
         {"kept": 1.0}
     ]
+
+
+def test_a_journal_of_any_length_is_not_read(tmp_path):
+    (tmp_path / "tracking").mkdir()
+    with (tmp_path / "tracking" / "journal.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match=r"journal\.jsonl: has .* bytes"):
+        Journal(tmp_path)
