@@ -4,6 +4,8 @@ import gc
 
 import hypothesis
 
+import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
+
 # How long an example takes is up to the machine and its load.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -119,7 +119,7 @@ def test_a_missing_folder_of_masks_is_named(tmp_path):
 def test_a_missing_root_is_named(tmp_path):
     assert str(tmp_path / "none") in refused("no such folder", tmp_path / "none")
     picture(tmp_path / "file.png")
-    refused("no such folder", tmp_path / "file.png")
+    refused("is a file", tmp_path / "file.png")
 
 
 def test_a_root_without_products_points_deeper(tmp_path):

@@ -8,7 +8,6 @@ import torch
 from filelock import FileLock
 from torch.utils.data import DataLoader
 
-import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
 from helpers.tiny_pyramid import TinyPyramid
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models.memory_generator import MemoryGenerator
