@@ -28,20 +28,9 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
-# Files of few tests and a minute or more: begun last, they would leave the other processes idle.
-BEGUN_FIRST = {
-    "test_docs_site",
-    "test_faults_of_a_long_run",
-    "test_killed_workers",
-    "test_notebooks",
-    "test_own_backbone",
-    "test_real_data",
-}
-
-
 def pytest_collection_modifyitems(items):
-    """Puts long files first, an order that `make test-slow` keeps."""
-    items.sort(key=lambda item: item.path.stem not in BEGUN_FIRST)
+    """Puts long tests first: begun last, they would leave the other processes idle."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish():

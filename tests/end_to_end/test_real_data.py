@@ -65,6 +65,7 @@ def test_literal_feddymem_collapses_and_says_so(real, capsys):
     assert "the memory is collapsing" in shown.out + shown.err
 
 
+@pytest.mark.long
 def test_fadngs_on_cifar(tmp_path, lab):
     """A tenth of the paper's images a client: every part of FADngs, against two sets of anomalies."""
     from lit_fedad.core.config import compose

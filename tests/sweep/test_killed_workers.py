@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_eight_trials_two_workers_three_kills(study_file, tmp_path):
     """No trial is lost, none is played twice, and those of killed workers are continued."""
     out, kills, draw = tmp_path / "study", 3, random.Random(0)
