@@ -87,8 +87,7 @@ _JUDGEMENT = ("alpha", "pictures", "alone", "batch_size")
 TILING = ("tile", "overlap")
 """Keys of the image that say how it is cut into tiles."""
 
-# Types of keys whose default value does not tell them.
-_TYPES: dict[str, Any] = {
+TYPES: dict[str, Any] = {
     "image.size": int | list,
     "image.resize": int | None,
     "image.tile": int | None,
@@ -99,6 +98,7 @@ _TYPES: dict[str, Any] = {
     "calibration.by": typing.Literal["product", "client"],
     "learning_rate_decay": typing.Literal["cosine", None],
 }
+"""Types of keys whose default value does not tell them."""
 
 RENAMED = {
     "feddymem_trained": "method=feddymem",
@@ -315,7 +315,7 @@ def check_root(config: Config) -> None:
             default = defaults[key]
             # Where nothing is given, a path can be.
             annotation = str | None if default is None else type(default)
-            check_type(section[key], _TYPES.get(prefix + key, annotation), prefix + key)
+            check_type(section[key], TYPES.get(prefix + key, annotation), prefix + key)
     _check_callbacks(config.get("callbacks", {}))
     _check_alpha(config.get("evaluation", {}).get("alpha", "auto"))
     for key, (least, most) in RANGES.items():

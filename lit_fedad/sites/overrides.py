@@ -11,14 +11,17 @@ from __future__ import annotations
 import functools
 import math
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.building import locate, options_of, takes
-from lit_fedad.core.config import Config, choices, compose, config_groups, identity
+from lit_fedad.core.config import TYPES, Config, choices, compose, config_groups, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.strategies import Pooled
+from lit_fedad.data.transform import Fit
+from lit_fedad.evaluation.accuracy_stream import ClientTest
 from lit_fedad.experiment.trusted_targets import check_targets
 from lit_fedad.models.backbones import create_backbone
 from lit_fedad.sites.refusals import Code, RefusalError
@@ -49,13 +52,13 @@ OPERATORS = ("calibration.group", "image.page")
 _CALLED = ("method.name", "method.paper", "method.under")
 """What a method is called, which its package says."""
 
-_LISTED: Mapping[str, tuple[str, ...]] = {
-    "image.fit": ("squeeze", "pad", "crop"),
-    "calibration.by": ("product", "client"),
-    "evaluation.client_test": ("own", "balanced"),
-    "learning_rate_decay": ("cosine",),
+_LISTED: Mapping[str, Any] = {
+    "image.fit": Fit,
+    "calibration.by": TYPES["calibration.by"],
+    "evaluation.client_test": ClientTest,
+    "learning_rate_decay": TYPES["learning_rate_decay"],
 }
-"""Names that settings without a class of their own take."""
+"""Literals of the texts that settings without a class of their own take."""
 
 _WEIGHTS = ("auto", "imagenet", "own", "random")
 """Weights of a backbone that are no file."""
@@ -208,7 +211,7 @@ def _check_text(override: str, config: Config) -> None:
         raise OverrideError(override, "it is no number")
     if not isinstance(value, str) or key in config_groups():
         return
-    listed = _LISTED.get(key, ())
+    listed = tuple(one for one in typing.get_args(_LISTED.get(key)) if one)
     if isinstance(section, Mapping) and "_target_" in section:
         target = locate(section["_target_"])
         listed = options_of(target, last)
