@@ -4,8 +4,9 @@ Installs anomalib and Flower into environments of their own in ``cache``, and ru
 PaDiM (fit and test; ResNet-18 with the same random weights, 224 pixels, a coreset of 10 %), pixel metrics, `predict`
 of 100 images, export to ONNX and its latency, the start of the command; FedAvg's round beside a bare PyTorch loop,
 beside Flower's simulation and, with ``pfllib=DIR``, a clone of PFLlib, beside its loop. ``data`` is a product in the
-layout of MVTec AD; without it images are drawn. ``client_images=992`` is the number of images of each of FedAvg's ten
-clients. Seconds are the processor's, user and system, and the clock's.
+layout of MVTec AD; without it images are drawn. Of ``tasks``, predict and export need patchcore, and latency export.
+``client_images=992`` is the number of images of each of FedAvg's ten clients. Seconds are the processor's, user and
+system, and the clock's.
 """
 
 import json
