@@ -239,9 +239,8 @@ class Sites:
         """Has requests carried, and reads the replies."""
         most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
-        away = {c: f"not asked again in this round: {cause}" for c, cause in self._away.items()}
         carried: dict[int, bytes | NoReply] = {
-            c: NoReply(cause) for c, cause in (away | dict(self.left_out)).items() if c in requests
+            c: NoReply(cause) for c, cause in (self._away | dict(self.left_out)).items() if c in requests
         }
         for _ in carried if turns else ():
             self.progress.step()

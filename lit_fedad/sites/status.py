@@ -155,7 +155,7 @@ def _of(client: int, history: Sequence[RoundReport]) -> dict[str, Any]:
         "last_round": taken[-1].round if taken else None,
         "bytes_up": sum(report.bytes_up.get(client, 0) for report in history),
         "bytes_down": sum(report.bytes_down.get(client, 0) for report in history),
-        "troubles": troubles,
+        "troubles": list(dict.fromkeys(troubles)),  # who has failed is not scored either
     }
 
 
