@@ -76,7 +76,7 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
         display.note("the SuperLink of a coordinator that was killed was still running, and has been ended")
     if _listening(folder.link):
         raise UserError(f"port {folder.link} is in use; change link in {folder.file}")
-    with (folder.path / "superlink.log").open("ab") as log:
+    with (folder.path / "superlink.log").open("wb") as log:  # of this start alone: it may be long
         try:
             process = subprocess.Popen(  # noqa: S603
                 command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -71,7 +72,8 @@ def _payload(name: str, contents: dict[str, bytes], most: int) -> bytes | NoRepl
         if not isinstance(message, Message):
             return NoReply("a message holds something else than a payload", away=False)
         if message.has_error():
-            return None if message.error.code in GONE else NoReply(f"Flower: {message.error.reason}")
+            # Its text may be a site's.
+            return None if message.error.code in GONE else NoReply(f"Flower's error {message.error.code}")
         return unwrapped(message)
     except UserError as error:
         return NoReply(str(error), away=False)
@@ -83,6 +85,9 @@ def _payload(name: str, contents: dict[str, bytes], most: int) -> bytes | NoRepl
 
 
 _POLL_S = 0.2
+
+_AGAIN = 5
+"""Most times that a request is sent again: a site can say itself that it got lost, and each fills the disk."""
 
 
 class GridCarrier:
@@ -120,7 +125,7 @@ class GridCarrier:
     def carry(self, requests: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | NoReply]]:
         """Brings every client its request; see `Carrier.carry`."""
         end = time.monotonic() + self.timeout
-        waiting, sent = set(requests), dict[str, int]()
+        waiting, sent, again = set(requests), dict[str, int](), Counter[int]()
         while (waiting or sent) and time.monotonic() < end:
             keys = self.keys()
             for client in sorted(waiting - set(keys)):
@@ -139,8 +144,11 @@ class GridCarrier:
                 waiting.discard(client)
             for request, answer in pull(self.grid, list(sent), most) if sent else ():
                 client = sent.pop(request)
-                if answer is None:
+                if answer is None and again[client] < _AGAIN:
+                    again[client] += 1
                     waiting.add(client)
+                elif answer is None:
+                    yield client, NoReply(f"has lost its request {_AGAIN + 1} times")
                 else:
                     self._missed.discard(client)
                     yield client, answer

@@ -39,10 +39,10 @@ _HOP = {"host", "connection", "content-length", "transfer-encoding", "keep-alive
 _UNREAD = {"content-encoding", "date", "server"}  # of answers: the first is undone, nobody reads the others
 
 _BESIDE = 64 << 20
-"""Bytes that a site may send beside twice the longest reply, from one request of the run to the next or in an hour:
-they lie on this machine's disk, some until the run is over."""
+"""Bytes, with headers, that a site may send beside twice the longest reply, from one request of the run to the next or
+in an hour: they lie on this machine's disk, some until the run is over. What is free has as many of its own."""
 _EACH = 4 << 10  # bytes that a request may cost there beside its body
-_FREE = (_POLL, f"{_PREFIX}send-node-heartbeat")  # which leave nothing there
+_FREE = (_POLL, f"{_PREFIX}send-node-heartbeat")  # which leave nothing there, unless they fail
 
 _KEPT_S = 75
 """How long a connection is kept that nothing goes over, in seconds: longer than a site keeps it."""
@@ -75,7 +75,7 @@ class FleetProxy:
         self.upstream, self.authority, self.authenticator = upstream, authority, authenticator
         self.signal, self.sign_offs, self.over = signal, sign_offs, over
         self.busy: Counter[bytes] = Counter()
-        self.spent: Counter[bytes] = Counter()
+        self.spent: Counter[tuple[bytes, bool]] = Counter()  # by key, and whether by what is free
         self.hour = 0.0
         self.client: httpx.AsyncClient
         methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
@@ -116,8 +116,9 @@ class FleetProxy:
             return _stranger()
         if (body := await _body(request, _LARGEST if path in _SENDS else _SHORT)) is None:
             return PlainTextResponse("too large\n", status_code=413)
-        cost = len(body) + _EACH
-        if self._spent(key, cost) > 2 * self.signal.longest + _BESIDE:
+        told = sum(len(name) + len(value) for name, value in request.headers.raw)  # Flower's log repeats some
+        account, cost = (key, path in _FREE), told + len(body) + _EACH
+        if self._spent(account, cost) > 2 * self.signal.longest + _BESIDE:
             return PlainTextResponse("more than any reply\n", status_code=429)
         headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1") not in _HOP]
         seen = self.signal.count
@@ -126,9 +127,9 @@ class FleetProxy:
         except httpx.TransportError:
             return PlainTextResponse("the SuperLink does not answer\n", status_code=503)
         if path in _FREE and found.is_success:
-            self.spent[key] -= cost
+            self.spent[account] -= cost
         if path == _POLL and found.is_success and found.content:
-            self.spent[key] = 0
+            self.spent[key, False] = 0
         elif path == _POLL and found.is_success:
             await self.signal.wait(seen, self.over)
         elif path == _ACTIVATE and found.is_success:
@@ -138,12 +139,12 @@ class FleetProxy:
         kept = {name: value for name, value in found.headers.items() if name not in _HOP | _UNREAD}
         return Response(found.content, found.status_code, kept)
 
-    def _spent(self, key: bytes, cost: int) -> int:
+    def _spent(self, account: tuple[bytes, bool], cost: int) -> int:
         """Adds to what a site has sent since the run's last request to it, or in this hour; returns the sum."""
         if (hour := time.monotonic() // 3600) != self.hour:
             self.hour, self.spent = hour, Counter()
-        self.spent[key] += cost
-        return self.spent[key]
+        self.spent[account] += cost
+        return self.spent[account]
 
 
 def _stranger() -> Response:

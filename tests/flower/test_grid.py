@@ -123,6 +123,15 @@ def test_what_got_lost_with_its_node_is_sent_again(code):
     assert len(grid.pushed) == 4
 
 
+def test_a_site_does_not_say_without_end_that_its_request_got_lost(monkeypatch):
+    """With each request that is sent again it may fill the coordinator's disk again."""
+    monkeypatch.setattr("lit_fedad.flower.grid._POLL_S", 0.0)
+    grid = Grid({8: KEYS[0]}, *[3] * 6)
+    found = GridCarrier(grid, lambda: KEYS, 60.0, SimpleNamespace(send=lambda most: None), NOBODY)
+    assert dict(found.carry({0: b"to north"}, 1000)) == {0: NoReply("has lost its request 6 times")}
+    assert len(grid.pushed) == 6
+
+
 def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
     grid, keys = Grid({7: KEYS[1], 8: KEYS[0]}, *["wait"] * 1000), dict(KEYS)
     signal = SimpleNamespace(send=lambda most: keys.pop(1))  # after its request was pushed
@@ -169,7 +178,7 @@ def test_other_errors_and_other_messages_are_not_taken():
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, 7, foreign)
     found = carry(grid)
     assert found == {
-        0: NoReply("Flower: gone"),
+        0: NoReply("Flower's error 7"),  # its text may be a site's
         1: NoReply("a message holds something else than a payload", away=False),
     }
 

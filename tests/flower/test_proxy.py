@@ -129,8 +129,19 @@ def test_a_site_sends_no_more_than_replies_need(port, send, monkeypatch):
     port.signal.send(1 << 30)
     port.signal.send(15_000)  # the last replies are shorter
     push, given = ("/v1/fleet/push-object", bytes(20_000)), (POLL, b"a request")
-    found = [send(*one).status_code for one in (push, given, push, push, given)]
-    assert found == [200, 200, 200, 429, 429]
+    found = [send(*one).status_code for one in (push, given, push, push, given, push)]
+    assert found == [200, 200, 200, 429, 200, 200]
+
+
+@pytest.mark.parametrize("path", [POLL, "/v1/fleet/push-messages"])
+def test_a_request_that_fails_costs_its_headers_too(send, monkeypatch, path):
+    """The SuperLink's log has lines of it."""
+    monkeypatch.setattr(proxy, "_BESIDE", 20_000)
+    assert [send(path, b"", {"status": "415", "key": "x" * 10_000}).status_code for _ in range(3)] == [
+        415,
+        429,
+        429,
+    ]
 
 
 async def unread():
