@@ -12,6 +12,9 @@ from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.message import LARGEST
 from lit_fedad.core.errors import UserError
 
+_LONGEST = 200
+"""Most characters that are told of the names in a message: they are its sender's, and kept with the run."""
+
 TINY = 1e-2
 """Magnitude below which the values of an entry count as equally small."""
 
@@ -29,7 +32,8 @@ def check(message: Message, spec: MessageSpec, sender: str) -> None:
     """
     if set(message) != set(spec):
         missing, extra = sorted(set(spec) - set(message)), sorted(set(message) - set(spec))
-        raise UserError(f"{sender} sent {extra or 'nothing'} undeclared and left out {missing or 'nothing'}")
+        named = str(extra or "nothing")[:_LONGEST]
+        raise UserError(f"{sender} sent {named} undeclared and left out {missing or 'nothing'}")
     sizes: dict[str, int] = {}
     for name, form in spec.items():
         tensor = message[name]

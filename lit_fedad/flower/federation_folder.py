@@ -21,6 +21,9 @@ from lit_fedad.sites.overrides import check_overrides
 LINK = "coordinator"
 """Flower's name of this SuperLink."""
 
+_OWN = ("keys", "app", "flower", "signed_off", "registered")
+"""Names of this folder's own folders and files that a run's could be called, too."""
+
 # Flower's app bundle: the names of this package's parts, and no code.
 _APP = """\
 [project]
@@ -107,7 +110,7 @@ class FederationFolder(SettingsFolder):
                 raise UserError(f"port {port} must be in [1, 65535]")
         if not re.fullmatch(r"[\w.:-]{1,253}", self.host):
             raise UserError(f"host={self.host} must be the name or address by which sites reach this machine")
-        if not re.fullmatch(r"\w[\w-]{0,63}", self.out) or self.out in ("keys", "app", "flower"):
+        if not re.fullmatch(r"\w[\w-]{0,63}", self.out) or self.out in _OWN:
             raise UserError(
                 f"out={self.out} must be letters, digits, '_' and '-', and no other folder's name"
             )

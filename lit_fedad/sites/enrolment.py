@@ -100,6 +100,10 @@ def check_crosses(config: Config, classes: Sequence[str] = ()) -> None:
     learns = takes(config["task"], "classes")
     if learns and len(set(classes)) < 2:
         raise UserError(f"method={name}: its task learns classes; name all that sites hold: classes=cat,dog")
+    if not are_products(classes):
+        raise UserError(
+            f"classes: give at most {MOST_PRODUCTS} different names, of printable characters, 100 at most"
+        )
     if classes and not learns:
         raise UserError(f"classes: the task of method={name} learns none; leave them out")
 
@@ -244,7 +248,11 @@ def enrol(
     if tells_products(config):
         sites.told_apart = held = settled if begun and settled else held
         if not are_products(held):
-            raise UserError(f"sites name {len(held)} products; a model tells at most {MOST_PRODUCTS} apart")
+            client = max(facts, key=lambda client: len(facts[client].held))
+            raise UserError(
+                f"sites name {len(held)} products; a model tells at most {MOST_PRODUCTS} apart; site {names[client]}"
+                f" names most, {len(facts[client].held)}"
+            )
     sites.products = list(sites.asked.classes) or held
     _write(file, before | good, names, sites.told_apart)
     return facts, warnings

@@ -28,12 +28,14 @@ LONGEST_START = _LENGTH.size + _LONGEST_HEADER
 _LONGEST_TEXT = 500
 _MOST_ENTRIES = 1000
 _RUN = re.compile(r"[0-9a-f]{16}")
-_WORD = re.compile(r"[A-Za-z][\w./ -]{0,63}")
+_WORD = re.compile(r"[A-Za-z]\w{0,63}", re.ASCII)
+_MARK = re.compile(r"[\w.+-]{0,64}", re.ASCII)  # versions and hashes
+_FORM = re.compile(r"|\d{1,4} classes and sets of anomalies \([0-9a-f]{8}\)")
 QUESTIONS = ("scores", "calibration", "decisions", "further decisions")
 """What sites are asked of their test images, and of those that they calibrate with."""
 
 MOST_PRODUCTS = 200
-"""Most products that a site has, or all sites together where a model tells them apart: each has sums of its own."""
+"""Most products or classes that a site has, or all sites together where a model tells them apart: each has own sums."""
 _LONGEST_PRODUCT = 100
 
 
@@ -149,6 +151,7 @@ class Request(_Message):
             and not (self.same and self.payload)
             and (self.kind == "ask") == bool(self.question)
             and are_products(self.products)
+            and are_products(self.classes)
         )
         if not within:
             raise UserError("the coordinator sent a request whose numbers are out of range")
@@ -225,20 +228,23 @@ class Reply(_Message):
     sender: ClassVar[str] = "the site"
 
     def check(self) -> None:
-        """Checks sizes, names of products, and how much is said of an error; see `_Message.check`."""
+        """Checks sizes, names, and how much is said of software and errors; see `_Message.check`."""
         facts = self.facts
         stages = (size for own in facts.stages for size in own.values())
         sizes = (*stages, *facts.held.values(), *facts.tested.values())
         if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
             raise UserError("the site sent sizes that are no numbers of images")
-        if not all(map(are_products, (facts.held, facts.tested, *facts.stages))):
+        if not all(map(are_products, (facts.held, facts.tested, facts.anomalies, *facts.stages))):
             raise UserError(f"the site sent names that are not those of at most {MOST_PRODUCTS} products")
+        marks = (facts.version, facts.torch, facts.configuration, facts.backbone, facts.initial)
+        if not (all(map(_MARK.fullmatch, marks)) and _FORM.fullmatch(facts.form)):
+            raise UserError("the site sent texts that are no versions or hashes")
         if len(self.numbers) > MOST_NUMBERS or not all(_WORD.fullmatch(name) for name in self.scalars):
             raise UserError("the site sent more of an error than its number, or scalars without a name")
 
 
 def are_products(names: Collection[str]) -> bool:
-    r"""Tells whether texts are names of products: different, printable, of at most 100 characters, and not too many.
+    r"""Tells whether texts are names of products or classes: different, printable, at most 100 characters, not too many.
 
     Example:
         >>> [are_products(names) for names in (["nut", "M8 bolt"], ["nut", "nut"], ["a\n"], ["x" * 101])]

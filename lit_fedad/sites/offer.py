@@ -18,6 +18,7 @@ from lit_fedad.core.files import atomic
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.noised_sums import Noised
+from lit_fedad.sites.messages import are_products
 from lit_fedad.sites.overrides import compose_offered, packaged
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import Policy, SiteSettings, not_allowed
@@ -90,6 +91,8 @@ class Offer:
             lists = [value for value in content.values() if isinstance(value, list)]
             if len(lists) < len(content) or not all(isinstance(text, str) for own in lists for text in own):
                 raise ValueError("no lists of texts")
+            if not are_products(content["classes"]):
+                raise ValueError("no names of classes")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{file}: holds no offer; take offer.json from the coordinator's operator, or start the site once"

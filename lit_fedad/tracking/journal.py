@@ -72,8 +72,14 @@ def dataset_values(
 
 
 def _name(text: str) -> str:
-    """Replaces the characters that MLflow does not allow in a name."""
-    return re.sub(r"[^\w.\-/ ]", "_", text)[:_MAX_NAME]
+    """Replaces what MLflow does not allow in a name: characters, and parts that would be other folders as a path.
+
+    Example:
+        >>> _name("products/i_auroc/.."), _name("a//b=1")
+        ('products/i_auroc/_', 'a/_/b_1')
+    """
+    name = re.sub(r"[^\w.\-/ ]", "_", text)[:_MAX_NAME]
+    return re.sub(r"(^|/)(\.+|(?=/|$))", r"\1_", name)
 
 
 def _text(value: object) -> str:

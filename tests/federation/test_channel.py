@@ -105,6 +105,7 @@ def test_what_was_not_declared_does_not_cross(change, error):
         ({"memory": torch.zeros(4, 2)}, r"client 2 sent 'memory' of shape \(4, 2\), declared as \(4, 3\)"),
         ({"counts": torch.tensor([1.0, torch.nan])}, "'counts' with values that are not finite"),
         ({"image": torch.zeros(1)}, r"client 2 sent \['image'\] undeclared"),
+        ({"w" * 10_000: torch.zeros(1)}, r"client 2 sent \['w{198} undeclared"),
     ],
 )
 def test_what_was_not_declared_is_refused_on_receipt(change, error):

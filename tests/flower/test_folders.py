@@ -153,6 +153,15 @@ def test_settings_of_another_type_end_in_one_line(tmp_path, capsys, setting):
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("out", ["signed_off", "registered", "keys", "../run", "a\n"])
+def test_a_run_is_not_called_like_what_lies_beside_it(tmp_path, capsys, out):
+    init(tmp_path)
+    file = tmp_path / "fed" / "federation.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"out": out}))
+    assert main(["federation", "start", f"fed={tmp_path / 'fed'}"]) == 2
+    assert "and no other folder's name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "broken", ['{"sites": {}}', '{"round": 1, "rounds": 2, "sites": {"a": 5}}', "[]", "{"]
 )

@@ -101,8 +101,9 @@ def test_products_that_a_model_tells_apart_are_those_of_the_sites_that_began(tmp
 
 def test_more_products_than_a_model_tells_apart_are_refused(tmp_path, model, monkeypatch):
     monkeypatch.setattr(enrolment, "tells_products", lambda config: True)
-    many = {c: replace(own, held={f"{c}.{n}": 1 for n in range(101)}) for c, own in FACTS.items()}
-    with pytest.raises(UserError, match="sites name 202 products; a model tells at most 200 apart"):
+    many = {c: replace(own, held={f"{c}.{n}": 1 for n in range(101 + c)}) for c, own in FACTS.items()}
+    said = "sites name 203 products; a model tells at most 200 apart; site east names most, 102"
+    with pytest.raises(UserError, match=said):
         call(tmp_path, model, facts=many)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -71,21 +72,43 @@ def test_sizes_are_numbers_of_images(size):
     "names", [["nut"] * 2, ["x" * 101], [" "], [f"nut {number}" for number in range(201)]]
 )
 def test_names_of_products_are_few_and_short(names):
-    with pytest.raises(UserError, match="out of range"):
-        Request.from_bytes(changed(products=names))
+    for kind in ("products", "classes"):
+        with pytest.raises(UserError, match="out of range"):
+            Request.from_bytes(changed(**{kind: names}))
     if len(set(names)) == len(names):
         with pytest.raises(UserError, match="names that are not those of at most 200 products"):
             Reply.from_bytes(Reply(facts=Facts(tested=dict.fromkeys(names, 1))).to_bytes())
 
 
 def test_a_terminal_is_not_given_requests():
-    reply = Reply.from_bytes(Reply(facts=Facts(version="1\x1b[2J")).to_bytes())
-    assert reply.facts.version == "1\\x1b[2J"
+    reply = Reply.from_bytes(Reply(facts=Facts(anomalies=["1\x1b[2J"])).to_bytes())
+    assert reply.facts.anomalies == ["1\\x1b[2J"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"torch": "2.0 (see http://x)"}, {"version": "1\n"}, {"backbone": "x" * 65}, {"initial": "\u0430" * 16},
+        {"configuration": "../.."}, {"form": "3 classes and sets of anomalies, and more"},
+    ],
+)  # fmt: skip
+def test_no_free_text_comes_with_versions_and_hashes(said):
+    known = Facts(
+        "0.3.0",
+        "2.13.0+cpu",
+        "9cf76328517918dd",
+        "none",
+        "",
+        form="3 classes and sets of anomalies (0a1b2c3d)",
+    )
+    assert Reply.from_bytes(Reply(facts=known).to_bytes()).facts == known
+    with pytest.raises(UserError, match="no versions or hashes"):
+        Reply.from_bytes(Reply(facts=replace(known, **said)).to_bytes())
 
 
 def test_of_an_error_comes_a_number_that_this_version_may_not_know():
     assert "number 999" in Reply.from_bytes(Reply(code=999).to_bytes()).cause
     assert "number 24" in Reply.from_bytes(Reply(code=24).to_bytes()).cause  # without the numbers of its text
-    for wrong in (Reply(numbers=[0.0] * 5), Reply(scalars={"\n": 1.0})):
+    for wrong in (Reply(numbers=[0.0] * 5), Reply(scalars={"\n": 1.0}), Reply(scalars={"a/../b": 1.0})):
         with pytest.raises(UserError, match="more of an error than its number"):
             Reply.from_bytes(wrong.to_bytes())

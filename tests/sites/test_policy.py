@@ -289,7 +289,7 @@ def test_a_policy_that_is_none_is_refused_in_one_line(content):
     assert Policy.read(Policy().content).content == Policy().content
 
 
-@pytest.mark.parametrize("classes", ["nut", {"nut": 1}, [1], ["x" * (1 << 20)]])
+@pytest.mark.parametrize("classes", ["nut", {"nut": 1}, [1], ["x" * (1 << 20)], ["a\nNoise: x"]])
 def test_a_file_that_holds_no_offer_is_refused(tmp_path, classes):
     (tmp_path / "offer.json").write_text(json.dumps({"overrides": ["rounds=1"], "classes": classes}))
     with pytest.raises(UserError, match="holds no offer"):
