@@ -27,7 +27,8 @@ _KEYS = re.compile(
 )
 _PASSWORD = re.compile(r"(?i)^(?:[a-z][a-z0-9+.-]*:/{0,2})?[^\s:/@]*:(\S*)@")
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+# Where a cell begins for a spreadsheet: some take a semicolon or a tab for its end. Some obey wide signs, too.
+_FORMULA = re.compile(r"(^|[;\t])(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
 
 def redact(text: str, *addresses: str | None) -> str:
@@ -96,15 +97,15 @@ def csv_cell(value: Any) -> Any:
     """Puts a quote before a text that a spreadsheet would run as a formula; numbers and other values stay.
 
     Example:
-        >>> csv_cell("=HYPERLINK(1)"), csv_cell("-1.5"), csv_cell(-1.5)
-        ("'=HYPERLINK(1)", '-1.5', -1.5)
+        >>> csv_cell("=HYPERLINK(1)"), csv_cell("a;=1.png"), csv_cell("-1.5"), csv_cell(-1.5)
+        ("'=HYPERLINK(1)", "a;'=1.png", '-1.5', -1.5)
     """
-    if not isinstance(value, str) or not value.startswith(_FORMULA):
+    if not isinstance(value, str) or not _FORMULA.search(value):
         return value
     try:
         float(value)
     except ValueError:
-        return f"'{value}"
+        return _FORMULA.sub(r"\1'", value)
     return value
 
 

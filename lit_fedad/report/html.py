@@ -199,10 +199,15 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     # What would end a Markdown link is escaped in addresses.
-    environment.filters |= {"md": _escaped, "md_url": partial(quote, safe="/:#?&=%.,-_~+@")}
+    environment.filters |= {"md": escaped, "md_url": partial(quote, safe="/:#?&=%.,-_~+@")}
     return environment
 
 
-def _escaped(text: str) -> str:
-    """Escapes a text for Markdown, on one line."""
+def escaped(text: str) -> str:
+    r"""Escapes a text for Markdown, on one line.
+
+    Example:
+        >>> print(escaped("<b> of a|b"))
+        \<b\> of a\|b
+    """
     return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))

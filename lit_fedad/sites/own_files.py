@@ -24,7 +24,7 @@ from lit_fedad.experiment.finished_run import TrainedClient
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
-from lit_fedad.report.html import markdown_table
+from lit_fedad.report.html import escaped, markdown_table
 
 
 class OwnDetector:
@@ -163,8 +163,7 @@ class OwnReport:
             rate = Rate.of(self.images.labels[chosen], scores[chosen] > limit)
             threshold = "none: too few calibration images" if math.isinf(limit) else f"{limit:.4g}"
             counts = (rate.normal, rate.false_alarms, rate.anomalous, rate.misses)
-            name = (product or "of no product").replace("|", "\\|")
-            rows.append([name, *map(str, counts), threshold])
+            rows.append([escaped(product or "of no product"), *map(str, counts), threshold])
         head = ["product", "normal images", "false alarms", "anomalous images", "misses", "threshold"]
         lines = [
             f"# {self.config['method']['name']} after round {self.config['rounds']}, on this site's test images",

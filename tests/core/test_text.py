@@ -65,9 +65,15 @@ def test_what_a_terminal_would_obey_is_written_as_an_escape():
     assert printable("Größe 1, naïve 画像.png") == "Größe 1, naïve 画像.png"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1.png", "-a", "@SUM(A1)", "\t=1", "\r=1"])
-def test_formulas_are_quoted(text):
-    assert csv_cell(text) == f"'{text}"
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=1+1", "'=1+1"), ("+1.png", "'+1.png"), ("-a", "'-a"), ("@SUM(A1)", "'@SUM(A1)"), ("\r=1", "'\r=1"),
+        ("\uff1d1", "'\uff1d1"), ("a;=1;b", "a;'=1;b"), ("a\t@b", "a\t'@b"), ("\t=1", "'\t'=1"),
+    ],
+)  # fmt: skip
+def test_formulas_are_quoted_wherever_a_spreadsheet_begins_a_cell(text, cell):
+    assert csv_cell(text) == cell
 
 
 @pytest.mark.parametrize("value", ["-1.5", "+1", "a=b", "", -1.5, None])
