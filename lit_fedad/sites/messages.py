@@ -244,7 +244,7 @@ class Reply(_Message):
 
 
 def are_products(names: Collection[str]) -> bool:
-    r"""Tells whether texts are names of products or classes: different, printable, at most 100 characters, not too many.
+    r"""Tells whether texts are names of products or classes: different, printable, of 100 characters at most, few.
 
     Example:
         >>> [are_products(names) for names in (["nut", "M8 bolt"], ["nut", "nut"], ["a\n"], ["x" * 101])]
