@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,24 +25,41 @@ class Trained:
 
     Attributes:
         images: Hashes of the contents of images that are summed together, by stage and, where sums are of each
-            product's, by product.
+            product's, by product. A copy of an image is listed again: sums count it twice.
         groups: Hash of what decides which of them a mean image is of; empty where none leaves the site.
     """
 
-    images: Mapping[str, Collection[str]] = field(default_factory=dict)
+    images: Mapping[str, Sequence[str]] = field(default_factory=dict)
     groups: str = ""
 
-    def fewest_apart(self, before: Sequence[Mapping[str, Collection[str]]], least: int) -> int:
+    def fewest_apart(self, before: Sequence[Mapping[str, Sequence[str]]], least: int) -> int:
         """Returns of how few images sums over these and over earlier runs' tell, if of fewer than `least`; else that.
 
-        Whatever sums are added and subtracted, images that were in the same sums count alike. So sums tell of each set
-        of such images, and of none smaller. A set that is summed by itself is told by that already.
+        Whatever sums are added and subtracted, images that each sum counts as often stay together. So sums tell of
+        each set of such images, and of none smaller. A set that is summed by itself is told by that already.
         """
-        sums = {frozenset(images) for run in (*before, self.images) for images in run.values()}
-        together = defaultdict[frozenset[frozenset[str]], set[str]](set)
-        for image in frozenset().union(*sums):
-            together[frozenset(own for own in sums if image in own)].add(image)
-        return min([least, *(len(part) for part in together.values() if part not in sums)])
+        sums = [
+            dict(counts)
+            for counts in {
+                frozenset(Counter(images).items())
+                for run in (*before, self.images)
+                for images in run.values()
+            }
+        ]
+        in_same = defaultdict[tuple[int, ...], set[str]](set)
+        for image in set[str]().union(*sums):
+            in_same[tuple(number for number, counts in enumerate(sums) if image in counts)].add(image)
+        together = list[set[str]]()
+        for numbers, images in in_same.items():
+            shares = [{image: sums[number][image] for image in images} for number in numbers]
+            if any(share != shares[0] for share in shares):
+                by_counts = defaultdict[tuple[int, ...], set[str]](set)
+                for image in images:
+                    by_counts[tuple(share[image] for share in shares)].add(image)
+                together += by_counts.values()
+            elif shares[0] not in sums:
+                together.append(images)
+        return min([least, *map(len, together)])
 
 
 class Claims:

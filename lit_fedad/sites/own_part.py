@@ -92,18 +92,18 @@ class OwnPart:
             exchanges, self.model.client, self.config, self.fewest(by_product=True), hidden, picture
         )
 
-    def summed(self, by_product: bool) -> dict[str, set[str]]:
+    def summed(self, by_product: bool) -> dict[str, list[str]]:
         """Returns the contents of the images that are summed together: of a stage, or of one product of it."""
-        found = defaultdict[str, set[str]](set)
+        found = defaultdict[str, list[str]](list)
         for stage, indices in enumerate(self.partition.by_stage[self.number]):
             for index in indices:
                 product = self.images.train[index].category if by_product else ""
-                found[f"{stage}/{product}"].add(self._contents[index])
+                found[f"{stage}/{product}"].append(self._contents[index])
         return dict(found)
 
     def fewest(self, by_product: bool = False) -> int:
         """Returns the fewest images that are summed together; copies of an image count as one."""
-        return min(map(len, self.summed(by_product).values()), default=0)
+        return min((len(set(images)) for images in self.summed(by_product).values()), default=0)
 
     def fewest_scored(self, question: str) -> int:
         """Returns the fewest images of which an answer to a question is: of one product, of normal or of anomalous."""

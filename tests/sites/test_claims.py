@@ -86,6 +86,8 @@ def apart(images):
         (IMAGES[:60], together, 0), (IMAGES[:50], together, 0), (IMAGES[:65], together, 0),
         (IMAGES[60:], together, 0), (IMAGES[:59], together, 1), (IMAGES[:57], together, 3),
         (IMAGES[1:61], together, 1), (IMAGES[:61], together, 1),
+        (IMAGES[:60] + IMAGES[:1], together, 1), (IMAGES[:60] + IMAGES[:2] * 2 + IMAGES[2:5], together, 2),
+        (IMAGES[:60] * 2, together, 0), (IMAGES[:60] + IMAGES[:5], together, 0),
         (IMAGES[:50], apart, 2), (IMAGES[5:60], apart, 1), (IMAGES[:35], apart, 0),
     ],
 )  # fmt: skip
