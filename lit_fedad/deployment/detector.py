@@ -100,6 +100,9 @@ def trace(detector: Detector, transform: ImageTransform) -> ExportedProgram:
     Raises:
         UserError: If the client's prediction cannot be traced.
     """
+    for module in detector.modules():  # exporters take activations in place apart, which takes far longer
+        if "inplace" in vars(module):
+            vars(module)["inplace"] = False
     example = torch.zeros(2, transform.channels, *transform.shape)
     with torch.no_grad():
         detector(example)  # makes what a task makes once and keeps

@@ -39,11 +39,10 @@ def _save_onnx(program: ExportedProgram, path: Path) -> None:
     """Writes a graph as ONNX; refuses one with an operation that ONNX lacks."""
     for name in ("onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)  # they log what they leave as it is
+    if any(node.target in _ONNX_LACKS for node in program.graph.nodes):  # it takes as long as the export
+        program = program.run_decompositions(_ONNX_LACKS)
     try:
-        try:
-            onnx = _onnx(program)
-        except torch.onnx.OnnxExporterError:  # only now, as it takes as long as tracing
-            onnx = _onnx(program.run_decompositions(_ONNX_LACKS))
+        onnx = _onnx(program)
     except torch.onnx.OnnxExporterError as error:
         cause = first_line(error.__cause__ or error)
         raise UserError(

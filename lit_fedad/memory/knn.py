@@ -75,7 +75,7 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
             indices[rows] = search(block - centre)
         distances[rows] = _distances(block, bank, indices[rows])
     if k > 1:  # the recomputed distances may reorder near ties
-        distances, order = distances.sort(dim=1, stable=True)
+        distances, order = distances.topk(k, dim=1, largest=False)
         indices = indices.gather(1, order)
     return distances, indices
 

@@ -104,6 +104,8 @@ def sample_grid(grid: Tensor, where: Tensor) -> Tensor:
         grid: Values [C, H, W].
         where: Coordinates (x, y) in [-1, 1] [n, 2]; samples [n, C] are differentiable in both.
     """
+    if torch.compiler.is_exporting():  # embedding_bag would be a loop, which OpenVINO cannot read
+        return F.grid_sample(grid[None], where[None, None], align_corners=True)[0, :, 0].T
     _, height, width = grid.shape
     x = (where[:, 0] + 1) / 2 * (width - 1)
     y = (where[:, 1] + 1) / 2 * (height - 1)

@@ -13,6 +13,7 @@ from PIL import Image
 from lit_fedad.deployment.export import TOLERANCE, export
 from lit_fedad.deployment.formats import FORMATS
 
+load_onnx = pytest.importorskip("onnx").load
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*RANDOM weights")]
@@ -32,6 +33,7 @@ STREAM = (
     "method.client.base_epochs=1", "method.client.head_epochs=2",
 )  # fmt: skip
 RUNS = {
+    "feddymem": ("method=feddymem",),
     "federated_bank": ("method=federated_bank",),
     "dbe": ("method=dbe",),
     "autoencoder": (
@@ -73,6 +75,9 @@ def test_files_compute_what_the_client_does(lab, name, tmp_path):
                 torch.testing.assert_close(
                     one[output], values, rtol=1e-4, atol=1e-4 * float(values.abs().max())
                 )
+    # A loop over patches would be slow, and OpenVINO reads few.
+    operations = {node.op_type for node in load_onnx(tmp_path / "detector.onnx").graph.node}
+    assert not operations & {"If", "Loop", "Scan"}
     # Of a second model there is only what it has in common with the first.
     assert not [key for key in program.state_dict if key.startswith("client.personal.head")]
     assert "detector.onnx" in (tmp_path / "model_card.md").read_text()
