@@ -4,10 +4,10 @@ import csv
 import json
 import re
 import shutil
+from importlib.metadata import version
 
 import numpy as np
 import pytest
-import torch
 from huggingface_hub import ModelCard
 from PIL import Image
 
@@ -86,7 +86,7 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
         "| 0.0e+00 / 0.0e+00 | 0 of 1 |",
         f"| 0 | {sizes[0]} | ",
         "licence CC0",
-        f"torch {torch.__version__}",
+        f"torch {version('torch')}",
     ):
         assert line in card
     assert "onnx" not in card

@@ -146,7 +146,7 @@ def test_the_gallery_shows_each_file_as_its_picture(sides, tmp_path):
     choose = next(one.fn for one in page.fns.values() if one.name == "choose")
     for place, image in enumerate(images):
         _, words, original, *_ = choose(images, SimpleNamespace(index=place))
-        assert np.array_equal(original, rgb(shown(Path(image.path)))), words
+        assert np.array_equal(original.constructor_args["value"], rgb(shown(Path(image.path)))), words
 
 
 def test_updates_with_them_end_with_the_same_digits(lab, sides, differences):
