@@ -107,7 +107,7 @@ class Request(_Message):
         base: Step whose state it starts from; 0 for the initial one.
         settled: States of earlier steps are not needed any more.
         keep: Whether what predicts is kept as personal state (`Pose.keep`).
-        question: Name of the question; empty with another kind, which would else stand in the log under that name.
+        question: Which of `QUESTIONS`; empty with another kind, which would else stand in the log under that name.
         numbers: Its numbers.
         names: Its names: those of all clients' products; with ``offer``, those of the sites by client number.
         sealed: Number of bytes at the payload's beginning that are the envelopes of a secure sum.
@@ -139,7 +139,7 @@ class Request(_Message):
     sender: ClassVar[str] = "the coordinator"
 
     def check(self) -> None:
-        """Checks ranges, that a question alone is asked as one, and names of products; see `_Message.check`."""
+        """Checks ranges, that a question is one of `QUESTIONS`, and names of products; see `_Message.check`."""
         within = (
             self.kind in ("hello", "play", "ask", "offer", "reveal")
             and _RUN.fullmatch(self.run) is not None
@@ -150,6 +150,7 @@ class Request(_Message):
             and 0 <= self.sealed <= len(self.payload)
             and not (self.same and self.payload)
             and (self.kind == "ask") == bool(self.question)
+            and self.question in ("", *QUESTIONS)
             and are_products(self.products)
             and are_products(self.classes)
         )

@@ -36,7 +36,7 @@ from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims, Trained
-from lit_fedad.sites.messages import QUESTIONS, Reply, Request, digest
+from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, judge
 from lit_fedad.sites.overrides import agreed
 from lit_fedad.sites.own_files import OwnDetector, OwnReport
@@ -297,8 +297,6 @@ class Session:
         return exchanges.leave_out
 
     def _query(self, request: Request) -> ClientQuery[Any]:
-        if request.question not in QUESTIONS:
-            raise RefusalError(Code.QUERY, detail=request.question)
         if request.question == "scores":
             return self.evaluator
         data = self.data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -101,7 +102,8 @@ class Policy:
         for name, bounds in (("floors", FLOORS), ("ceilings", CEILINGS)):
             given = getattr(policy, name)
             known = isinstance(given, Mapping) and set(given) <= set(bounds)
-            if not known or not all(type(value) in (int, float) for value in given.values()):
+            numbers = known and all(type(value) in (int, float) for value in given.values())
+            if not numbers or any(math.isnan(value) for value in given.values()):
                 raise UserError(f"policy.{name}: give numbers for {', '.join(bounds)}")
         return policy
 

@@ -153,6 +153,13 @@ def test_settings_of_another_type_end_in_one_line(tmp_path, capsys, setting):
     assert "\n" not in said
 
 
+def test_a_setting_that_is_none_names_its_file(tmp_path, capsys):
+    file = tmp_path / "site.yaml"
+    file.write_text("name: n\naddress: h:1\ndata: [data=folders]\npolicy: {images: 0}\n")
+    assert main(["site", "start", f"site={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {file}: policy.images=0 must be a whole number")
+
+
 @pytest.mark.parametrize("out", ["signed_off", "registered", "keys", "../run", "a\n"])
 def test_a_run_is_not_called_like_what_lies_beside_it(tmp_path, capsys, out):
     init(tmp_path)

@@ -1,6 +1,7 @@
 """A coordinator that lies: what a site's policy lets out, whatever it asks."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -279,6 +280,7 @@ def test_runs_without_noise_are_few(files):
     [
         {"allow": ["everything"]}, {"allow": "counts"}, {"images": 0}, {"images": 1.5}, {"runs": "many"},
         {"floors": {"method.client.x": 1}}, {"floors": {"method.client.group": "1"}}, {"ceilings": {"x": 1}},
+        {"floors": {"batch_size": math.nan}},
         {"other": 1}, [], None,
     ],
 )  # fmt: skip

@@ -38,7 +38,7 @@ class Script:
 
 
 class Count(ClientQuery[int]):
-    name = "count"
+    name = "decisions"
     numbers = {"at": 0.5}
 
     def spec(self):
@@ -134,7 +134,7 @@ def test_who_answers_nonsense_has_failed(forged, cause):
     request = carrier.requests[0][0]
     assert (request.kind, request.question, request.numbers, request.keep) == (
         "ask",
-        "count",
+        "decisions",
         {"at": 0.5},
         True,
     )

@@ -86,7 +86,6 @@ def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
         ({"payload": b"garbage"}, Code.MESSAGE, []),
         ({"base": 1, "step": 9, "run": "f" * 16}, Code.STATE, [1]),
         ({"round": 1, "exchange": 3}, Code.EXCHANGE, [1, 3]),
-        ({"kind": "ask", "question": "images"}, Code.QUERY, []),
         ({"kind": "ask", "question": "calibration", "names": ["nut"]}, Code.PRODUCT, []),
         ({"kind": "ask", "question": "scores", "sums": True}, Code.LEAVE_OUT, []),
         ({"kind": "reveal"}, Code.PART, []),
