@@ -212,6 +212,8 @@ def _by_client(size: int, entries: Any) -> dict[int, bytes]:
 def _members(entries: Any) -> list[int]:
     if not isinstance(entries, list) or len(entries) > MOST_MEMBERS:
         raise TypeError
+    if len(set(entries)) < len(entries):
+        raise ValueError("twice")
     return [_whole(member) for member in entries]
 
 

@@ -200,8 +200,7 @@ class Session:
         if request.kind == "play":
             if self.noise is not None:
                 self.noise.pay(exchange, self.client, asked)
-            mask = self._mask(exchange, envelopes)
-            self.place = request.round, request.exchange, exchange.name
+            mask = self._mask(exchange, envelopes, (request.round, request.exchange, exchange.name))
             result = self.runner.play(exchange, data, mask)
             self.states.put(request.step, state_of(self.client))
             scalars = dict(result.scalars) if self.told_scalars and not self._noised else {}
@@ -262,13 +261,14 @@ class Session:
             raise RefusalError(Code.COUNT, images, self.facts.size)
         return offer
 
-    def _mask(self, exchange: Exchange, envelopes: bytes) -> Mask | None:
+    def _mask(self, exchange: Exchange, envelopes: bytes, place: tuple[int, int, str]) -> Mask | None:
         """Returns what the message is masked with; in a run of secure sums nothing leaves the site without."""
         if self.secure is None or not exchange.upload_spec(self.client):
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
-        self.party.check_invited()  # before a message is computed: the masked part of another place stays that one's
+        self.party.check_invited()
+        self.place = place  # of what is masked alone: its shares may be asked for after other requests
         return Mask(self.party, envelopes)
 
     def _reveal(self, payload: bytes) -> bytes:

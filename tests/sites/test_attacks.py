@@ -124,7 +124,8 @@ def test_sums_of_few_are_not_agreed_to(parties, members, quorum):
 
 
 @pytest.mark.parametrize(
-    "blob", [b"{}", b'{"survivors":[]}', b'{"survivors":[0,0,0]}', b'{"survivors":[-1,0,1]}']
+    "blob",
+    [b"{}", *(b'{"survivors":%s}' % who for who in (b"[]", b"[0,0,0]", b"[-1,0,1]", b"[0,1,2,2]"))],
 )
 def test_shares_are_not_revealed_to_false_survivors(parties, blob):
     invitation = Invitation("run/0", SIZES, 3)
