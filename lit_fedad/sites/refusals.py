@@ -94,7 +94,7 @@ class Code(IntEnum):
     GROUPS = (
         37,
         "has told means of other groups of the same images, and both together would tell single images: give seed and"
-        " method.client of that run",
+        " method of that run, and the sites in its order",
     )
 
 

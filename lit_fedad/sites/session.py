@@ -133,7 +133,9 @@ class Session:
         kinds = {one.disclosed.kind for one in taken}
         self.trained = Trained(
             part.summed(any(one.disclosed.by_product for one in taken)),
-            _hash([config["seed"], config["method"]["client"]]) if Kind.MEAN_IMAGES in kinds else "",
+            _hash([config["seed"], self.number, config["method"], part.summed(by_product=False)])
+            if Kind.MEAN_IMAGES in kinds
+            else "",
         )
         exchanges = self.method.exchanges if noise is None else noise.plan.noised(self.method, b"declared")
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]

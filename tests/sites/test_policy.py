@@ -50,7 +50,6 @@ SYNTHETIC, STATISTICS = (KINDS.index(kind) for kind in (Kind.SYNTHETIC_IMAGES, K
 
 ASK_FOR_IMAGES = [
     (["method=fedmix"], Code.NOT_ALLOWED, MEANS),
-    (["method=fedmix", "method.client.group=1"], Code.FLOOR, 5),
     (["method=fedmix", "method.client.group=4"], Code.FLOOR, 5),
     (["method=fedmix", "method.client.group=5"], Code.NOT_ALLOWED, MEANS),
     (["method=feddm"], Code.NOT_ALLOWED, IMAGES),
@@ -215,6 +214,19 @@ def test_no_approval_lets_images_go(classes):
     assert any("REFUSED, unless policy.allow" in line for line in found.lines)
     with pytest.raises(UserError, match="does not let out images"):
         found.check(classes.policy)
+
+
+def test_a_site_under_another_number_tells_no_means_of_other_groups(classes):
+    """Its number is part of what groups are drawn by."""
+    site = Site(
+        replace(classes, policy=Policy(allow=["counts", "weights", "mean_images"])), Display(quiet=True)
+    )
+    codes = []
+    for number in (0, 1):
+        words = [*SMALL, "method=fedmix", "method.client.group=5"]
+        request = Request("play", f"{number:016x}", words, number, list(CLASSES), round=-1, step=1)
+        codes.append(Reply.from_bytes(site.answer(request.to_bytes())).code)
+    assert codes == [Code.NONE, Code.GROUPS]
 
 
 @pytest.mark.parametrize(("method", "sent"), [("fedmix", "mean images"), ("fedvck", "images")])
