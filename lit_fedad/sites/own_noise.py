@@ -127,7 +127,8 @@ class OwnNoise:
         """Notes what is asked for, before it is answered.
 
         Raises:
-            UserError: If that overdraws the budget, or nothing can be noted.
+            UserError: If that overdraws the budget, or the noise would hide no single image any more, or nothing can be
+                noted.
         """
         if not self.plan.released_in([exchange], client):
             return
@@ -139,6 +140,8 @@ class OwnNoise:
         epsilon, delta = 0.0, 0.0  # of noise that the coordinator draws the site cannot tell
         if self.drawn_here:
             epsilon, delta = self.plan.epsilon(len(paid) + 1), self.plan.settings.delta
+            if self.hides:  # as which the run was let in: more answers than planned may not change it
+                Ledger(self._ledger.log.file, _HIDING).check(run, self.mechanism, epsilon)
         self._ledger.spend(run, self.mechanism, epsilon, delta, answer, self._images)
 
 

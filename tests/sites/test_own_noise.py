@@ -15,7 +15,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.privacy.image_privacy import KEY_FILE, ImagePrivacy, Plan
-from lit_fedad.privacy.ledger import LEDGER, Ledger
+from lit_fedad.privacy.ledger import LEDGER, BudgetError, Ledger
 from lit_fedad.privacy.noised_sums import gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.report.console import Display
@@ -152,6 +152,21 @@ def test_noise_of_many_runs_together_hides_nothing(tmp_path, runs, hides):
     assert 3 < plan.epsilon(plan.releases) < 6
     noise = OwnNoise(plan, tmp_path / "own", "images", ledger)
     assert (noise.hides, "counts as none" not in noise.words) == (hides, hides)
+
+
+def test_noise_that_hides_is_not_used_up_by_more_answers_than_planned(tmp_path):
+    """A coordinator gives a large budget and the noise itself, and asks for each sum three times."""
+    ledger, plan = Ledger(tmp_path / LEDGER), plan_of(where="distributed")
+    settings = replace(plan.settings, epsilon=1000.0)
+    noise = OwnNoise(replace(plan, settings=settings, sigma=0.9), tmp_path, "images", ledger)
+    asked = [Asked("configuration", 1, 0, message, "state") for message in "abcdef"]
+    affordable = next(count for count in range(6) if noise.plan.epsilon(count + 1) > 10)
+    for one in asked[:affordable]:
+        noise.pay(OneSum, None, one)
+    with pytest.raises(BudgetError, match="left of 10"):
+        noise.pay(OneSum, None, asked[affordable])
+    assert noise.hides
+    assert ledger.total[0] <= 10
 
 
 def test_the_secret_stays_in_the_sites_folder(tmp_path):
