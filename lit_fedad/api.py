@@ -18,7 +18,7 @@ from lit_fedad.contracts import Task
 from lit_fedad.core.config import Config, compose, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.core.files import absent, given_path, undone
+from lit_fedad.core.files import absent, given_path, told_too_long, undone
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.path_lists import list_text
@@ -173,7 +173,7 @@ def _trained(config: Config, listed: _ImageList | None, quiet: bool) -> TrainedR
         train as run,
     )  # after `require`: it imports what only training needs
 
-    with _written(listed, config):
+    with told_too_long(), _written(listed, config):
         result = run(config, quiet=quiet)
     return TrainedRun(RunFolder.of(config).path, result)
 
@@ -253,7 +253,7 @@ def _image_list(
             raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
         tested[name] = _lists("test", labelled)
     for paths in (*by_client.values(), *chain.from_iterable(own.values() for own in tested.values())):
-        if lost := [path for path in paths if not Path(path).expanduser().is_file()]:
+        if lost := [path for path in paths if not given_path("normal, test", path).is_file()]:
             raise UserError(f"{os.fspath(lost[0])}: no such image")
     text = list_text(by_client, tested)
     name = f"images-{sha256(text.encode(errors='surrogateescape')).hexdigest()[:12]}.csv"

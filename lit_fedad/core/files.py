@@ -148,11 +148,32 @@ def given_path(key: str, path: object) -> Path:
     """Returns a path that somebody's Python code gives, below the home folder where it begins with ``~``.
 
     Raises:
-        UserError: If it is no path; `key` names it.
+        UserError: If it is none, empty or too long; `key` names it.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise UserError(f"{key}: give a path, not {type(path).__name__}")
-    return Path(path).expanduser()
+    if not isinstance(path, str | os.PathLike) or path == "":
+        raise UserError(f"{key}: give a path, not {repr(path) if path == '' else type(path).__name__}")
+    try:
+        given = Path(path).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError), told_too_long():
+            given.lstat()
+    except (ValueError, RuntimeError) as error:  # a zero byte, a user that there is none of
+        raise UserError(f"{key}: is no path ({error})") from None
+    return given
+
+
+@contextmanager
+def told_too_long() -> Iterator[None]:
+    """Tells in one line of a path in a block that is too long for the file system.
+
+    Raises:
+        UserError: If there is one.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise UserError(f"{str(error.filename)[:60]}... is too long for a path") from None
 
 
 def given_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:

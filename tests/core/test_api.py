@@ -108,6 +108,9 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
         ({"normal": ["a.png"] * 5, "test": {"good": "b.png"}}, "test: give a list of paths, not 'b.png'"),
         ({"normal": ["a.png"] * 5, "test": ["b.png"]}, "test: give paths by label"),
         ({"out": 5}, "out: give a path, not int"),
+        ({"out": ""}, "out: give a path, not ''"),
+        ({"out": "x" * 300}, "^x{60}... is too long for a path"),
+        ({"normal": ["x" * 300]}, "is too long for a path"),
         ({"method": b"fedavg"}, "method: give a number, a text, a list or a section, not bytes"),
         ({"normal": [PAGE]}, "a single image"),  # as the run is built, where its list of images is written
     ],
