@@ -57,7 +57,7 @@ def read_saturations(path: Path) -> dict[int, Saturation]:
         saturations = dict(_saturation(entry) for entry in entries)
         if len(saturations) < len(entries):
             raise ValueError("two defects of one pixel_value")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, OverflowError) as error:
         raise UserError(
             f"{path}: is no description of defects ({error}); unpack the download again"
         ) from None

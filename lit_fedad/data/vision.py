@@ -19,7 +19,7 @@ from PIL import Image
 from skimage.draw import polygon
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
+from lit_fedad.core.files import atomic, told_too_long
 from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.input_files import check_pixels, inside, read_json
 from lit_fedad.data.sample import ImageSet, Sample
@@ -104,7 +104,8 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         problem = f"no key {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{file}: is no COCO annotation file ({problem}); download it again") from error
-    missing = [image.path for image in images if not image.path.is_file()]
+    with told_too_long():
+        missing = [image.path for image in images if not image.path.is_file()]
     if missing:
         raise UserError(
             f"{file}: names {missing[0]}, which is not there ({len(missing)} of {len(images)} images missing);"
@@ -335,8 +336,8 @@ def image_folder(file: Path, root: Path) -> Path:
     """Finds the folder of the images that an annotation file names, by the first; its own where there is none."""
     try:
         first = str(read_json(file)["images"][0]["file_name"])
+        part = file.stem.removeprefix("instances_")
+        places = [file.parent, file.parent / "images", root / "images", root, file.parent.parent, root / part]
+        return next((place for place in places if (place / first).is_file()), file.parent)
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return file.parent
-    part = file.stem.removeprefix("instances_")
-    places = [file.parent, file.parent / "images", root / "images", root, file.parent.parent, root / part]
-    return next((place for place in places if (place / first).is_file()), file.parent)

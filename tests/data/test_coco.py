@@ -141,6 +141,8 @@ def test_files_that_are_missing_or_other_are_named(tmp_path):
     file = write(tmp_path, ["a.png", "b.png"])
     (tmp_path / "b.png").unlink()
     refused(r"b\.png, which is not there \(1 of 2 images missing\)", file)
+    file.write_text(file.read_text().replace("b.png", "b" * 300))
+    refused("is too long for a path", file)
     file.write_text('{"images": []}')
     refused("is no COCO annotation file .no key 'categories'", file)
     file.write_text("[]")

@@ -73,6 +73,7 @@ def test_a_normal_image_has_no_region(sample):
         ({"saturation_threshold": float("nan")}, "saturation_threshold=nan"),
         ({"saturation_threshold": 1.5, "relative_saturation": True}, "saturation_threshold=1.5"),
         ({"relative_saturation": "no"}, "relative_saturation=no"),
+        ({"saturation_threshold": 10**400}, "too large"),
         ({"pixel_value": 254}, "two defects of one pixel_value"),
     ],
 )
