@@ -43,15 +43,15 @@ class SettingsFolder:
             if not isinstance(content, dict) or not set(content) <= {f.name for f in fields(cls)} - {"path"}:
                 raise ValueError("other keys")
             folder = cls(path.absolute(), **cls._words(content))
+            try:
+                folder.check()
+            except UserError as error:
+                raise UserError(f"{file}: {error}") from error
         except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
             cause = " ".join(str(error).split())
             raise UserError(
                 f"{file}: cannot be read ({cause}); make it: lit-fedad {cls.holds} init"
             ) from error
-        try:
-            folder.check()
-        except UserError as error:
-            raise UserError(f"{file}: {error}") from error
         return folder
 
     @classmethod
