@@ -1,10 +1,10 @@
 """Federated bank: mean patches by slot and a subspace of all features, from sums over all clients.
 
 Nothing is trained. Clients send moments of their features once, then, in every round, sums of their patches by slot of
-the shared bank: steps of Lloyd's algorithm. Image scores are residuals outside the subspace (SubspaceAD, arXiv
-2602.23013), maps are distances to the bank. The first slots are k-means of some patches of every client, or drawn from
-the moments, so that no client sends a vector of its own and all messages can be masked. Under differential privacy the
-sums are others, which noise can be added to (`lit_fedad.methods.parts.noised_bank`).
+the shared bank: steps of Lloyd's algorithm. Maps are distances to the bank; image scores add residuals outside the
+subspace of a product (SubspaceAD, arXiv 2602.23013). The first slots are k-means of some patches of every client, or
+drawn from the moments, so that no client sends a vector of its own and all messages can be masked. Under differential
+privacy the sums are others, which noise can be added to (`lit_fedad.methods.parts.noised_bank`).
 """
 
 import math
