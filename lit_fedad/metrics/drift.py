@@ -21,7 +21,9 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
-_SLOPES = (-1.0, 0.0, 1.0)
+_SLOPES = (-1.0, 0.0)
+"""Slopes of the bets on small p-values, those of high scores. None is above 0, which would bet on low scores."""
+
 _JUMP = 0.01
 """Share of the wealth that is dealt to all bets anew before each image (Vovk et al., 2021)."""
 
@@ -52,7 +54,7 @@ class Step:
 
 
 class DriftTest:
-    """Sequential test of whether new images are exchangeable with the calibration images, and with each other.
+    """Sequential test of whether new images score no higher than the calibration images.
 
     The p-value of each image is its smoothed rank among the calibration images and all images of the stream before
     it. If all are exchangeable, these p-values are independent and uniform, however few calibration images there are
@@ -60,16 +62,21 @@ class DriftTest:
     calibration set are neither. A Simple Jumper bets against them, and the Shiryaev-Roberts statistic of its test
     martingale S, R_n = (R_{n-1} + 1) S_n / S_{n-1}, raises the alarms (Vovk et al., 2021, arXiv 2102.10439).
 
-    Beside the three bets of the Simple Jumper, ``1 + e (p - 1/2)`` with e of -1, 0 and 1, two find at once what lies
-    beyond nearly all that has been seen, as a new product does, and half of the images under another light: they lay
-    a share s of .8 and .5 of their wealth on the image having a top score. Of N scores seen, c are top: the highest
-    5 % of the calibration scores, and each later image that was among the top ones. The image's score is one of them
-    with probability ``q = (c + 1) / (N + 1)``, where ``p <= q``: a bet pays ``s / q`` then, and ``(1 - s) / (1 - q)``
-    otherwise. Its wealth is small while nothing happens, so that a single anomaly moves S little.
+    The Simple Jumper has three bets, ``1 + e (p - 1/2)`` with e of -1, 0 and 1. That with e of 1 is left out: it would
+    bet on low scores, under which decisions keep their promise all the more. Scores of calibration images lie a little
+    high where they come from a model with these images left out. If new images score lower and nothing else, their
+    p-values are at least as large as uniform ones would be.
 
-    R_n - n is a martingale. So the first false alarm comes after at least `run_length` images in the mean, and the
-    expected number of false alarms among the first m images is at most m / run_length, for every m. By Ville's
-    inequality, S ever exceeds c with a probability of at most 1 / c.
+    Two further bets find at once what lies beyond nearly all that has been seen, as a new product does, and half of
+    the images under another light: they lay a share s of .8 and .5 of their wealth on the image having a top score. Of
+    N scores seen, c are top: the highest 5 % of the calibration scores, and each later image that was among the top
+    ones. The image's score is one of them with probability ``q = (c + 1) / (N + 1)``, where ``p <= q``: a bet pays
+    ``s / q`` then, and ``(1 - s) / (1 - q)`` otherwise. Its wealth is small while nothing happens, so that a single
+    anomaly moves S little.
+
+    If images are exchangeable, R_n - n is a martingale. So the first false alarm comes after at least `run_length`
+    images in the mean, and the expected number of false alarms among the first m images is at most m / run_length, for
+    every m. By Ville's inequality, S ever exceeds c with a probability of at most 1 / c.
 
     Args:
         calibration: Scores of the calibration images.

@@ -35,9 +35,9 @@ def test_a_p_value_is_a_rank_among_all_images_before():
     assert uniformity(within)[1] > 0.01  # equal scores are ranked at random
 
 
-def test_martingale_and_statistic_are_those_of_five_bets_between_which_wealth_jumps():
+def test_martingale_and_statistic_are_those_of_four_bets_between_which_wealth_jumps():
     draw, stakes = np.random.default_rng(1), {"half": 0.5, "most": 0.8}
-    test, bets = calibrated(whole(draw, 40), run_length=1e9), dict.fromkeys((-1, 0, 1, *stakes), 1 / 5)
+    test, bets = calibrated(whole(draw, 40), run_length=1e9), dict.fromkeys((-1, 0, *stakes), 1 / 4)
     capitals, top = [1.0], 2  # 5 % of 40
     for before, score in enumerate([*whole(draw, 30), *(20.0 + image for image in range(10))], 40):
         step = test.add([score])[0]
@@ -47,7 +47,7 @@ def test_martingale_and_statistic_are_those_of_five_bets_between_which_wealth_ju
                 pays = stake / chance if step.p_value <= chance else (1 - stake) / (1 - chance)
             else:
                 pays = 1 + bet * (step.p_value - 0.5)
-            bets[bet] = (0.99 * bets[bet] + 0.01 / 5 * capital) * pays
+            bets[bet] = (0.99 * bets[bet] + 0.01 / 4 * capital) * pays
         top += step.p_value <= chance
         capitals.append(sum(bets.values()))
         assert step.log_martingale == pytest.approx(math.log10(capitals[-1]))
@@ -89,6 +89,12 @@ def test_a_shift_is_found_within_a_few_images_and_the_statistic_begins_anew():
     assert first <= 20
     assert steps[first - 1].statistic == 0
     assert steps[first].statistic < 10
+
+
+def test_images_that_score_lower_raise_no_alarm():
+    draw = np.random.default_rng(5)
+    test = calibrated(draw.normal(size=60).tolist(), run_length=1000)
+    assert not any(step.alarm for step in test.add(draw.normal(-1, size=200)))
 
 
 def test_a_few_anomalies_raise_no_alarm():
