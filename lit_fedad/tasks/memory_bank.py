@@ -53,7 +53,8 @@ class MemoryBank(PatchTask):
         image_score: Patch score relative to what is usual near the same slot, for image scores; None for the same
             patch score as in maps.
         subspace: Share of the variance of frozen normal features that a linear subspace holds, or ``"likelihood"``
-            (`fit_basis`); image scores are then distances from it. None for distances to the bank.
+            (`fit_basis`); image scores are then distances from it and, by `bank_weight`, to the bank. None for
+            distances to the bank alone.
         reduce: Compresses local patches to a bank, where the task builds its own.
         distance: ``"euclidean"``, or ``"cosine"``: memory features have length 1, and their distance to a slot m is
             1 - cos(f, m), as in AnomalyDINO (Damm et al., WACV 2025), for features of vision transformers.
@@ -350,7 +351,7 @@ class MemoryBank(PatchTask):
         return super().predict_step(batch if "embedding" in batch else self.with_pyramid(batch), batch_idx)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores images by their distance to the bank, or to the subspace of normal features."""
+        """Scores images by distances to the bank or, where there is a subspace, by what `unusual` computes."""
         lengths, slots = nearest(features.flatten(0, 1).float(), self.bank, self.reach)
         distances = self.measured(lengths)
         scores = self.score(distances[:, : self.score.neighbours])
