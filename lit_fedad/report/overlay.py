@@ -71,7 +71,7 @@ def colour_ends(anomaly_map: np.ndarray, score: float, threshold: float) -> tupl
 
     Image scores and maps may have scales of their own. The map's highest value gets the colour of the image's score,
     on a scale from half the threshold to twice the threshold, the same for all images. A higher score counts as twice
-    the threshold.
+    the threshold. Around a threshold below 0 the scale is as wide: from half its size below it to its size above it.
 
     Args:
         anomaly_map: Anomaly scores [H, W].
@@ -84,10 +84,15 @@ def colour_ends(anomaly_map: np.ndarray, score: float, threshold: float) -> tupl
     Example:
         >>> colour_ends(np.array([[1.0, 3.0]]), score=30.0, threshold=20.0)
         (1.0, 4.0)
+        >>> colour_ends(np.array([[-5.0, -1.0]]), score=-0.5, threshold=-2.0)
+        (-3.5, -0.5)
     """
-    highest, score = float(anomaly_map.max()), min(score, 2 * threshold)
-    unit = highest / score if score > 0 and highest > 0 else 1.0
-    return unit * threshold / 2, unit * 2 * threshold
+    low, high = threshold - abs(threshold) / 2, threshold + abs(threshold)
+    highest, score = float(anomaly_map.max()), min(score, high)
+    if score > 0 and highest > 0:
+        return highest / score * low, highest / score * high
+    shift = highest - score if math.isfinite(highest - score) else 0.0
+    return low + shift, high + shift
 
 
 def save_heatmap(
