@@ -119,11 +119,8 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
                 (dicom if form == "DICOM" else images).append(path)
     if not masks:
         beside = {path.with_suffix("") for path in images}
-        beside_images = [
-            path
-            for path in images
-            if path.with_name(path.stem.removesuffix("_mask")) in beside - {path.with_suffix("")}
-        ]
+        marked = [path for path in images if path.stem.endswith("_mask")]
+        beside_images = [path for path in marked if path.parent / path.stem.removesuffix("_mask") in beside]
         left_out.add("masks beside images, which need a folder of their own to be used", beside_images)
         images = [path for path in images if path not in set(beside_images)] if beside_images else images
     if not dicom:

@@ -77,7 +77,8 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
         piles: dict[str, list[Sample]] = {}
         for name, sample in zip(names, pool, strict=False):
             piles.setdefault(name, []).append(sample)
-        healthy = [pile for name, pile in piles.items() if name not in names[len(pool) :]]
+        anomalous = set(names[len(pool) :])
+        healthy = [pile for name, pile in piles.items() if name not in anomalous]
         left = len(pool) - number
         for place in numpy_generator(seed, "train share", pool[0].category).permutation(len(healthy)):
             if len(healthy[place]) <= left:

@@ -68,8 +68,9 @@ def test_files_without_a_suffix_are_told_by_their_content(root):
 def test_masks_beside_images_are_no_images_and_masks_may_be_called_so(root):
     (root / "b_mask.png").touch()
     (root / "deep" / "b_mask.png").touch()  # of no image
+    (root / "deep" / "_mask.png").touch()  # of none, whatever its name is without the ending
     taken, line = names(root)
-    assert taken == ["b.png", "deep/b_mask.png", "deep/er/a.png"]
+    assert taken == ["b.png", "deep/_mask.png", "deep/b_mask.png", "deep/er/a.png"]
     assert line.startswith(f"{root}: skipped masks beside images, ")
     assert root / "b_mask.png" in find_images(root, LeftOut(), masks=True)
 
