@@ -30,6 +30,7 @@ from helpers.serving import served
 
 from lit_fedad.deployment.served_detector import ServedDetector
 from lit_fedad.deployment.serving import Desk, Logged, application
+from lit_fedad.deployment.ui.command import trial
 from lit_fedad.deployment.uploads import Limits, RefusedError, read_upload
 from lit_fedad.report.overlay import overlay
 
@@ -333,6 +334,14 @@ def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
         assert cli.main(["serve", f"run={folder}", f"port={port}"]) == 2
     assert f"host=127.0.0.1 port={port}: cannot be listened on" in capsys.readouterr().err
     assert cli.main(["serve", f"run={folder}", "workers=0"]) == 2
+
+
+def test_the_operators_page_scores_by_the_detector_that_was_exported_last(tmp_path):
+    folder, attempt = tiny_detector(tmp_path / "export" / "client_0"), trial(tmp_path)
+    assert "by tiny" in attempt(png(), "a.png")[-1]
+    sheet = json.loads((folder / "detector.json").read_text())
+    (folder / "detector.json").write_text(json.dumps({**sheet, "name": "version 1"}))
+    assert "by version 1" in attempt(png(), "a.png")[-1]
 
 
 @pytest.mark.slow

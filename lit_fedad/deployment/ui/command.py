@@ -12,7 +12,7 @@ from typing import Any
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
-from lit_fedad.deployment.exported import SHEET
+from lit_fedad.deployment.exported import SHEET, read_sheet
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import p_value_text
@@ -97,13 +97,13 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
         from lit_fedad.deployment.served_detector import ServedDetector
         from lit_fedad.deployment.uploads import RefusedError, image_format, read_upload
 
-        if not loaded:
-            folders = sorted(path.parent for path in (run / "export").glob(f"*/{SHEET}"))
-            if not folders:
-                raise UserError(
-                    f"no exported detector; first: lit-fedad export {shell_word(f'run={run}')} format=onnx"
-                )
-            loaded.append(ServedDetector(folders[0]))
+        folders = sorted(path.parent for path in (run / "export").glob(f"*/{SHEET}"))
+        if not folders:
+            raise UserError(
+                f"no exported detector; first: lit-fedad export {shell_word(f'run={run}')} format=onnx"
+            )
+        if not loaded or loaded[0].sheet != read_sheet(folders[0]):  # exported again since
+            loaded[:] = [ServedDetector(folders[0])]
         (detector,) = loaded
         try:
             verdict = detector(read_upload(content, image_format(content), _MOST_PIXELS, detector.page))

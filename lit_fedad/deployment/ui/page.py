@@ -28,6 +28,8 @@ from lit_fedad.deployment.ui.reading import (
     histogram,
     histogram_svg,
     read_scored,
+    slider_ends,
+    slider_step,
 )
 from lit_fedad.report.naming import p_value_text, promised_text
 
@@ -125,8 +127,8 @@ class OperatorPage:
             product = gr.Dropdown([_ALL, *view.products()], value=_ALL, label="product")
             source = gr.Dropdown([_NONE, *tables], value=next(iter(tables), _NONE), label="new images")
             a_day = gr.Number(1000, label="images a day", minimum=0)
-        first = self._range(view.clients()[0], None)
-        threshold = gr.Slider(*first[:2], value=first[2], step=_step(*first[:2]), label="threshold")
+        first = slider_ends(view.shipped(view.clients()[0], None))
+        threshold = gr.Slider(*first[:2], value=first[2], step=slider_step(*first[:2]), label="threshold")
         with gr.Row():
             save = gr.Button("Save this threshold", elem_id="save-threshold")
             back = gr.Button("Undo", elem_id="undo-threshold", interactive=False)
@@ -153,8 +155,8 @@ class OperatorPage:
             return self._lamp(table), "\n\n".join(lines), histogram_svg(histogram(rule.scores, seen, at), at)
 
         def move(number: int, name: str) -> Any:
-            low, high, value = self._range(number, _named(name))
-            return gr.Slider(low, high, value=value, step=_step(low, high))
+            low, high, value = slider_ends(view.shipped(number, _named(name)))
+            return gr.Slider(low, high, value=value, step=slider_step(low, high))
 
         def keep(number: int, name: str, at: float, versions: list[int]) -> tuple[str, list[int], Any]:
             try:
@@ -293,17 +295,6 @@ class OperatorPage:
             if image.heatmap and (how == _WORST or image.decision == "normal")
         ][:_SHOWN]
 
-    def _range(self, client: int, product: str | None) -> tuple[float, float, float]:
-        """Ends of the slider, and where it begins: at the shipped threshold."""
-        rule = self.view.shipped(client, product)
-        edges = rule.scores.edges
-        low, high = (float(edges[0]), 1.5 * float(edges[-1])) if len(edges) else (0.0, 1.0)
-        step = _step(low, high)
-        value = rule.threshold if math.isfinite(rule.threshold) else high / 1.5
-        # Up to the next step: no calibration image that lies below the threshold comes to lie above.
-        low, value, high = math.floor(low / step), math.ceil(value / step), math.ceil(high / step)
-        return round(low * step, 10), round(high * step, 10), round(value * step, 10)
-
     def _lamp(self, table: str) -> str:
         """Says whether the images of a table drift, or else of another; empty where none are watched."""
         tables = self.view.tables()
@@ -348,11 +339,6 @@ def _light(colour: str, state: str, text: str) -> str:
     return (
         f'<span style="color:{colour};font-size:1.4em">&#9679;</span> <b>{escape(state)}</b> {escape(text)}'
     )
-
-
-def _step(low: float, high: float) -> float:
-    """A power of ten that divides the range of a slider into a thousand steps or more."""
-    return float(10.0 ** (math.floor(math.log10(max(high - low, 1e-9))) - 3))
 
 
 def _table(title: str, rows: Sequence[Row]) -> None:

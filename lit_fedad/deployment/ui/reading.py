@@ -289,6 +289,29 @@ def expected_alarms(counts: ScoreCounts, threshold: float, images_a_day: float) 
     return rate, rate * images_a_day
 
 
+def slider_ends(rule: DecisionRule) -> tuple[float, float, float]:
+    """Computes the ends of a slider for a threshold, and where it begins: at the shipped threshold.
+
+    Example:
+        >>> import torch
+        >>> slider_ends(DecisionRule("client 0", ScoreCounts.of(torch.tensor([-0.875, -0.5])), 0.5))
+        (-0.875, -0.25, -0.5)
+    """
+    edges = rule.scores.edges
+    low, highest = (float(edges[0]), float(edges[-1])) if len(edges) else (0.0, 1.0)
+    high = highest + abs(highest) / 2  # scores may be below 0
+    step = slider_step(low, high)
+    value = rule.threshold if math.isfinite(rule.threshold) else highest
+    # Up to the next step: no calibration image that lies below the threshold comes to lie above.
+    low, value, high = math.floor(low / step), math.ceil(value / step), math.ceil(high / step)
+    return round(low * step, 10), round(high * step, 10), round(value * step, 10)
+
+
+def slider_step(low: float, high: float) -> float:
+    """Returns a power of ten that divides the range of a slider into a thousand steps or more."""
+    return float(10.0 ** (math.floor(math.log10(max(high - low, 1e-9))) - 3))
+
+
 def drift(table: Path) -> Row | None:
     """Reads what a watch says about drift; None for a table of another kind.
 
