@@ -58,7 +58,7 @@ def frozen_features(
         progress: Called with numbers of images, done and in all.
 
     Raises:
-        UserError: If the file cannot be written.
+        UserError: If features do not fit half precision, or the file cannot be written.
     """
     if file is not None and (stored := _read_pooled(file, number, len(turns))) is not None:
         return stored
@@ -74,6 +74,10 @@ def frozen_features(
             plain[start : places.stop] = features
             for place, turn in enumerate(turns):
                 views[start : places.stop, place] = encode(draw(torch.rot90(pixels, turn, (2, 3))))
+            if not all(kept[start : places.stop].isfinite().all() for kept in (plain, views)):
+                raise UserError(
+                    "features do not fit half precision, in which they are kept: choose another backbone"
+                )
             progress(places.stop, number)
     computed = FrozenFeatures(plain, views if turns else None)
     if file is not None:

@@ -71,6 +71,11 @@ def test_a_damaged_file_is_made_anew(tmp_path, damage):
     compute(encode, file)
 
 
+def test_features_beyond_half_precision_are_refused():
+    with pytest.raises(UserError, match="do not fit half precision"):
+        compute(lambda pixels: 1e6 + pixels.flatten(1))
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="feature cache .*file cannot be used"):
