@@ -265,7 +265,8 @@ class _NewImages:
             self.display.warn(left_out)
         new, again = [], 0
         for path, content in self._hashes(paths).items():
-            if reviews and reviews.of(path, folder) != "false alarm":
+            # By its path below all folders: of one name several clients may have images.
+            if reviews and reviews.of(path, Path(str(self.options.images))) != "false alarm":
                 continue
             if content in tested:
                 raise UserError(f"{path}: is a test image of the run; give others")
@@ -300,7 +301,7 @@ class _NewImages:
             return {client: root}
         folders = entries(root)
         for path in folders:
-            if not (path.is_dir() and path.name.isdecimal()):
+            if not (path.is_dir() and path.name.isdecimal() and path.name == str(int(path.name))):
                 numbers = f"{self.clients[0]} to {self.clients[-1]}"
                 raise UserError(
                     f"{path}: is no folder named by a client's number, {numbers}; or give client=N"

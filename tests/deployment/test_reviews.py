@@ -5,11 +5,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import ImageSet
 from lit_fedad.deployment.reviews import COLUMNS, Reviews, add_review
 from lit_fedad.deployment.ui.reading import ScoredFile
+from lit_fedad.deployment.update import UpdateOptions, _NewImages
+from lit_fedad.report.console import Display
 
 
 def scored(path):
@@ -81,3 +86,21 @@ def test_a_withdrawn_review_is_none(tmp_path):
     assert reviews.of(tmp_path / "a.png", tmp_path) is None
     assert reviews.of(tmp_path / "b.png", tmp_path) == "correct"
     assert reviews.counts() == {"correct": 2}
+
+
+def test_a_review_of_one_client_s_image_is_none_of_another_s_of_that_name(tmp_path):
+    file, root = tmp_path / "reviews.csv", tmp_path / "new"
+    for client in range(2):
+        (root / str(client)).mkdir(parents=True)
+        Image.new("L", (2, 2), client).save(root / str(client) / "a.png")
+    options = UpdateOptions("run", str(root), product="nut", reviews=str(file))
+    nothing = ImageSet("set", (), ()), Partition.of_clients([[], []])
+    search = _NewImages(options, [0, 1], *nothing, None, Display(quiet=True), None)
+    add_review(file, scored("a.png"), "false alarm", "run")
+    with pytest.raises(UserError, match="no new image that .* calls a false alarm"):
+        search.find()
+    add_review(file, scored("0/a.png"), "false alarm", "run")
+    assert list(search.find().images) == [0]
+    (root / "01").mkdir()
+    with pytest.raises(UserError, match="01: is no folder named by a client's number"):
+        search.find()
