@@ -9,6 +9,7 @@ from lit_fedad.audits.statistics import WHO
 from lit_fedad.contracts import TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.core.text import shell_word
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.report.html import Block, Grid, Line, Page, Prose, Section, render_html, render_markdown
 from lit_fedad.report.naming import human_bytes, metric_title
@@ -84,7 +85,7 @@ def privacy_page(run: FinishedRun) -> Page:
         run: The run; results of attacks are read from its folder.
     """
     findings = _findings(run)
-    command = f"lit-fedad privacy run={run.folder.path} attack=lira"
+    command = f"lit-fedad privacy {shell_word(f'run={run.folder.path}')} attack=lira"
     return Page(
         f"Privacy of {run.result['method']}, {run.folder.path.name}",
         f"{len(run.federation.clients)} clients with {sum(run.federation.data.sizes.values())} training images,"

@@ -30,8 +30,8 @@ class OnImages(NamedTuple):
 
     Attributes:
         images: Number of the images.
-        median: Median over the images of the difference of scores, as a share of the live score; of classifiers that
-            of the likeliest class's probability.
+        median: Median over the images of the difference of scores, as a share of the live score; of classifiers the
+            largest difference of a probability, as a share of that of the likeliest class.
         largest: Largest such difference.
         changed: Number of images with another decision or class.
     """

@@ -1,4 +1,4 @@
-"""Sheet of reconstructions beside the private images that they are nearest to."""
+"""Figures of attacks: ROC curves, distance correlations, reconstructions beside the nearest private images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure of each client's scores beside the threshold by which it decides."""
+"""Figures of decisions: drift of a stream, promised and seen rates, each client's scores beside its threshold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sheet of the condensed images that clients sent, by class and round."""
+"""Figures of condensed images: in the plane beside real ones, and as a sheet by class and round."""
 
 from __future__ import annotations
 

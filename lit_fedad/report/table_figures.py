@@ -1,4 +1,4 @@
-"""Pictures that runs drew themselves, side by side."""
+"""Figures of a paper's table: its metric by row, stage or round, or pictures that runs drew themselves."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from lit_fedad.core.files import stored_text, stored_yaml
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
 
 BYTES = "bytes"
-"""The objective that is no metric: bytes sent in a round, up and down."""
+"""The objective that is no metric: bytes of all exchanges, up and down, those of set-up too, over the rounds."""
 
 
 def objective_value(result: Mapping[str, Any], objective: str) -> float | None:
@@ -111,7 +111,7 @@ class Plan:
 
     Attributes:
         objectives: Direction by metric. A metric is a mean over clients after the last round (``pro``), ``pro/worst``,
-            ``pro/pooled``, over products (``pro/product_mean``), or ``bytes``: bytes sent in a round, up and down.
+            ``pro/pooled``, over products (``pro/product_mean``), or ``bytes`` (`BYTES`).
         space: Searched keys, each with its `Dimension`.
         sampler: An Optuna sampler, by ``_target_``.
         pruner: An Optuna pruner, by ``_target_``; None to let every trial run to its end.
