@@ -297,10 +297,15 @@ def show(study: Study, plan: Plan, display: Display) -> None:
 
 
 def best_so_far(study: Study, plan: Plan) -> dict[int, float]:
-    """Computes the best value of a study's one objective after each complete trial."""
+    """Computes the best value of a study's one objective after each complete trial, up to the first that still runs.
+
+    What is tracked for a trial is never changed: a trial before it that ends later could be better.
+    """
     better = max if study.directions[0] == StudyDirection.MAXIMIZE else min
     curve: dict[int, float] = {}
     for name, trial in standing(study).items():
+        if not trial.state.is_finished():
+            break
         if trial.state == TrialState.COMPLETE:
             curve[name] = better([trial.values[0], *list(curve.values())[-1:]])
     return curve if len(plan.objectives) == 1 else {}

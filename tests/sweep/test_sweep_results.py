@@ -77,3 +77,12 @@ def test_table_and_curve_of_one_objective(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "4 trials: 3 complete, 1 fail" in text
     assert "the default is 0.25 from the best" in text
+
+
+def test_the_curve_ends_before_a_trial_that_may_still_be_better():
+    study, plan = make({"pro": "maximize"}, [(16, 1e-4, [0.5], {})])
+    running = study.ask(plan.distributions)
+    study.add_trial(create_trial(value=0.6, params=running.params, distributions=running.distributions))
+    assert best_so_far(study, plan) == {0: 0.5}
+    study.tell(running, 0.75)
+    assert best_so_far(study, plan) == {0: 0.5, 1: 0.75, 2: 0.75}
