@@ -95,13 +95,14 @@ class WatchLog:
         Raises:
             UserError: If the table is not one of a watch.
         """
-        if not self.images.exists():
-            self.append([])
         try:
-            content = stored_bytes(self.images)
+            content = stored_bytes(self.images) if self.images.exists() else b""
             whole = content[: content.rfind(b"\n") + 1]
             if len(whole) < len(content):
                 self.images.write_bytes(whole)
+            if not whole:
+                self.append([])
+                return []
             table = csv.DictReader(io.StringIO(whole.decode("utf-8", "surrogateescape"), newline=""))
             rows = list(table)
             if tuple(table.fieldnames or ()) != COLUMNS:
@@ -121,10 +122,9 @@ class WatchLog:
             UserError: If it cannot be written.
         """
         try:
-            new = not self.images.exists()
             with appended(self.images) as file:
                 writer = csv.DictWriter(file, COLUMNS)
-                if new:
+                if not file.tell():
                     writer.writeheader()
                 writer.writerows(rows)
         except OSError as error:

@@ -14,6 +14,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.deployment import watch as module
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.watch import watch
+from lit_fedad.deployment.watch_log import COLUMNS, WatchLog
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.drift import DriftTest
 from lit_fedad.tracking.sender import Delivery
@@ -136,6 +137,15 @@ def test_what_a_killed_call_left_half_written_is_written_anew(exact, tiny_run, c
     path.write_bytes(content[: content.rstrip().rfind(b"\n") + 9])
     assert look(tiny_run, camera(0), tmp_path / "out") == whole
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("left", [b"", b"path,byt"])
+def test_a_call_that_was_killed_as_it_began_the_table_leaves_one_to_begin_anew(tmp_path, left):
+    log = WatchLog.open(tmp_path, {})
+    log.images.write_bytes(left)
+    assert log.rows() == []
+    log.append([dict.fromkeys(COLUMNS, "")])
+    assert len(log.rows()) == 1
 
 
 @pytest.mark.usefixtures("unpainted")
