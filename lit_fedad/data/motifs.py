@@ -131,14 +131,14 @@ def _uniform(rng: Generator, number: int, low: float, high: float) -> np.ndarray
     return rng.uniform(low, high, (number, 1, 1))
 
 
-def _edge(distance: np.ndarray, softness: float = 0.03) -> np.ndarray:
+def _edge(distance: np.ndarray) -> np.ndarray:
     """1 where a signed distance (in units of the side) is positive, 0 where it is negative."""
-    return (distance / softness + 0.5).clip(0, 1)
+    return (distance / 0.03 + 0.5).clip(0, 1)
 
 
-def _square(phase: np.ndarray, slope: float = 4) -> np.ndarray:
+def _square(phase: np.ndarray) -> np.ndarray:
     """A square wave of period 1 with soft edges, in [0, 1]."""
-    return (slope * np.sin(2 * np.pi * phase) / 2 + 0.5).clip(0, 1)
+    return (2 * np.sin(2 * np.pi * phase) + 0.5).clip(0, 1)
 
 
 def _moved(x: np.ndarray, y: np.ndarray, rng: Generator, by: float) -> tuple[np.ndarray, np.ndarray]:
