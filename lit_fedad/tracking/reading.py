@@ -136,9 +136,17 @@ def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tup
 
 
 def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | None = None) -> Path:
-    """Copies some of a run's artifacts from the server; folders with all that they hold."""
-    client = connect(destination(uri))
-    for artifact in client.list_artifacts(run_id):
-        if artifact.path in names:
-            client.download_artifacts(run_id, artifact.path, str(into))
+    """Copies some of a run's artifacts from the server; folders with all that they hold.
+
+    Raises:
+        UserError: They cannot be read, wherever the server says that they are.
+    """
+    uri = destination(uri)
+    try:
+        client = connect(uri)
+        for artifact in client.list_artifacts(run_id):
+            if artifact.path in names:
+                client.download_artifacts(run_id, artifact.path, str(into))
+    except Exception as cause:  # of MLflow, or of the store that it keeps artifacts in
+        raise UserError(f"{redact(uri)}: its files cannot be fetched: {one_line(cause, uri)}") from None
     return into

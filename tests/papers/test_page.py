@@ -20,6 +20,7 @@ from lit_fedad.papers.sections.overview import format_parameter
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Gallery, Grid
 from lit_fedad.report.tables import UNKNOWN
+from lit_fedad.tracking import reading
 from lit_fedad.tracking.reading import TrackedRun, metric_history, tracked_runs
 
 UI = "http://127.0.0.1:5000"
@@ -269,6 +270,18 @@ def test_a_run_with_a_damaged_result_is_left_out_with_a_warning(make_run, tmp_pa
     said = capsys.readouterr()
     assert f"b is left out: {broken.files / 'result.json'}: cannot be read" in " ".join(
         (said.out + said.err).split()
+    )
+
+
+def test_a_run_whose_files_nobody_has_is_left_out_with_a_warning(make_run, tmp_path, monkeypatch, capsys):
+    def no_store(uri):
+        raise OSError("no such bucket")
+
+    monkeypatch.setattr(reading, "connect", no_store)
+    gone = make_run("a", "feddymem", [0.5, 0.7])
+    assert complete_runs([gone.tracked], tmp_path / "fetched", "http://127.0.0.1:9", Display()) == []
+    assert "a is left out: http://127.0.0.1:9: its files cannot be fetched: no such bucket" in " ".join(
+        capsys.readouterr().err.split()
     )
 
 
