@@ -225,12 +225,14 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Lists and composes all runs of a table, so that a misspelt override is refused before any of them begins.
 
+    A seed that is given twice counts once.
+
     Raises:
         UserError: Naming row and column of an override that cannot be composed.
     """
     runs = []
     composed: dict[tuple[str, ...], Config] = {}  # rows may share runs
-    for row, column, seed in itertools.product(rows, columns, seeds):
+    for row, column, seed in itertools.product(rows, columns, dict.fromkeys(seeds)):
         overrides = (*common, *column.overrides, *row.overrides, f"seed={seed}")
         try:
             composed[overrides] = composed.get(overrides) or compose(overrides)

@@ -21,7 +21,8 @@ def test_columns_of_several_experiments_and_data():
 
 def test_root_of_a_column_wins_over_that_of_all():
     found = add_roots(own_columns([], ["mpdd", "mvtec_textures"]), {"mpdd": "/m"})
-    runs = plan_runs(read_table("feddymem_1")[1].rows[:1], found, ["data.root=/all"], [0])
+    seeds = [0, 0]  # given twice, and counted once
+    runs = plan_runs(read_table("feddymem_1")[1].rows[:1], found, ["data.root=/all"], seeds)
     assert [run.config["data"]["root"] for run in runs] == ["/m", "/all"]
 
 
