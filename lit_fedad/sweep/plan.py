@@ -94,7 +94,7 @@ class Dimension:
         """Builds the distribution that Optuna draws from.
 
         Raises:
-            ValueError: If a bound is missing, or the bounds make no range.
+            ValueError: If a bound is missing, or of an int no whole number, or the bounds make no range.
         """
         if self.type == "categorical":
             return CategoricalDistribution(self.choices or [])
@@ -102,6 +102,8 @@ class Dimension:
             raise ValueError("low and high must be given")
         if self.type == "float":
             return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+        if any(number % 1 for number in (self.low, self.high, self.step or 1)):
+            raise ValueError("low, high and step of an int must be whole numbers")
         return IntDistribution(int(self.low), int(self.high), log=self.log, step=int(self.step or 1))
 
 

@@ -56,6 +56,7 @@ def test_default_outside_the_search_space_is_none(study_file):
         ("maximize", "up", "small.yaml: objectives={'pro': 'up'} must be metric: maximize or minimize"),
         ("n_startup_trials: 3", "n_startup: 3", "TPESampler has no key 'n_startup'; did you mean"),
         ("high: 8", "high: 0", "space: task.loss.neighbours: "),
+        ("high: 8", "high: 8.5", "neighbours: low, high and step of an int must be whole numbers"),
         ("{pro: maximize}", "{pro: maximize, bytes: minimize}", "cannot prune"),
         ("{pro: maximize}", "{pro/best: maximize}", "'pro/best' must end in one of /mean /worst /pooled /product_mean"),
         ("debug=seconds", "fabric.devices=2", "start more workers"),
