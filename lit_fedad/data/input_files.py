@@ -40,7 +40,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Reads a CSV file whose first line names its columns.
+    """Reads a CSV file whose first line names its columns; empty lines may stand above it.
 
     Commas part its cells, or semicolons or tabs where its first line has more of these, as spreadsheets write them; a
     spreadsheet's line ``sep=;`` above it says it too.
@@ -59,8 +59,8 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     try:
         content = given_bytes(path, _LARGEST)
         wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        text = content.decode("utf-16" if wide else "utf-8-sig")
-        first, _, rest = text.lstrip().partition("\n")
+        text = content.decode("utf-16" if wide else "utf-8-sig").lstrip("\r\n")
+        first, _, rest = text.partition("\n")
         separator = max(",;\t", key=first.count)
         if named := re.fullmatch(r"sep=(.)\r?", first):
             separator, text = named.group(1), rest

@@ -101,7 +101,8 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
     "csv of a spreadsheet": (
         lambda root: (
             table(root, "id;label", lambda i: i % 2),
-            (root / "labels.csv").write_text((root / "labels.csv").read_text().replace(",", ";"), encoding="utf-16"),
+            text := "\n" + (root / "labels.csv").read_text().replace(",", ";"),  # below an empty line
+            (root / "labels.csv").write_text(text, encoding="utf-16"),
         ),
         "label=0 is normal",
         (2, 1, 3, 0),
