@@ -179,7 +179,7 @@ def report_privacy(
 
     Returns:
         Distance correlation with the raw images, of samples from the densities (``shared``) and of Gaussian noise of
-        the same width (``noise``): plain R^2 and R, and R^2 without its bias. None in all processes but the first,
+        the same dimension (``noise``): plain R^2 and R, and R^2 without its bias. None in all processes but the first,
         and where there are fewer than 4 images.
     """
     evidence = evidence_of(federation)
@@ -230,7 +230,7 @@ def _shares_densities(federation: Federation) -> bool:
 def correlate(run: FinishedRun) -> Outcome:
     """Recomputes the run's distance correlations; writes ``privacy/dcor.json`` (FADngs, Fig. 9).
 
-    The shared densities are compared with Gaussian noise of the same width, which does not depend on the images.
+    The shared densities are compared with Gaussian noise of the same dimension, which does not depend on the images.
 
     Args:
         run: Of a method that shares densities.
