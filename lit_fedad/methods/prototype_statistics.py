@@ -38,7 +38,7 @@ from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import PrototypeSums
 from lit_fedad.methods.parts.noised_subspace import from_triangle, triangle, without_negative
 from lit_fedad.models.encoders import FrozenEncoder
-from lit_fedad.tasks.classifier import Classifier
+from lit_fedad.tasks.classifier import Classifier, uncertainty
 
 _ROOT = math.sqrt(3)
 
@@ -177,7 +177,7 @@ class PrototypeStatisticsClient(Client):
         shares = (self.own_counts / self.own_counts.sum().clamp(min=1)).clamp(min=_RARE)
         logits = balanced.logits + shares.log().to(balanced.logits)
         main = balanced.logits if self.prior == "balanced" else logits
-        return Prediction(1 - main.softmax(1).amax(1), logits=main, others={"prior": logits})
+        return Prediction(uncertainty(main), logits=main, others={"prior": logits})
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares a classifier, or none."""

@@ -79,12 +79,25 @@ class Classifier(Task):
         return {"loss": F.cross_entropy(logits, labels), "accuracy": accuracy}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Computes class logits; an image's score is 1 minus the largest class probability."""
+        """Computes class logits; an image's score is the probability of all classes but the most likely."""
         logits = self.classifier(features)
-        return Prediction(image_score=1 - logits.softmax(1).amax(1), logits=logits)
+        return Prediction(image_score=uncertainty(logits), logits=logits)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds SGD with momentum."""
         return torch.optim.SGD(
             self.parameters(), lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
+
+
+def uncertainty(logits: Tensor) -> Tensor:
+    """Computes the probability of all classes but the most likely one [B] of logits [B, K].
+
+    The largest probability taken from 1 would be 0, or a few digits, where the classifier is sure.
+
+    Example:
+        >>> bool(0 < uncertainty(torch.tensor([[40.0, 0.0]])) < 1e-17)
+        True
+    """
+    probabilities = logits.softmax(1)
+    return probabilities.scatter(1, probabilities.argmax(1, keepdim=True), 0.0).sum(1)
