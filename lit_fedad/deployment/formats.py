@@ -39,7 +39,8 @@ def _save_onnx(program: ExportedProgram, path: Path) -> None:
     """Writes a graph as ONNX; refuses one with an operation that ONNX lacks."""
     for name in ("onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)  # they log what they leave as it is
-    if any(node.target in _ONNX_LACKS for node in program.graph.nodes):  # it takes as long as the export
+    # Only where there are some: replacing takes as long as exporting.
+    if any(node.target in _ONNX_LACKS for node in program.graph.nodes):
         program = program.run_decompositions(_ONNX_LACKS)
     try:
         onnx = _onnx(program)

@@ -75,12 +75,31 @@ def test_files_compute_what_the_client_does(lab, name, tmp_path):
                 torch.testing.assert_close(
                     one[output], values, rtol=1e-4, atol=1e-4 * float(values.abs().max())
                 )
-    # A loop over patches would be slow, and OpenVINO reads few.
+    # A loop over patches would be slow, and OpenVINO cannot read most loops.
     operations = {node.op_type for node in load_onnx(tmp_path / "detector.onnx").graph.node}
     assert not operations & {"If", "Loop", "Scan"}
     # Of a second model there is only what it has in common with the first.
     assert not [key for key in program.state_dict if key.startswith("client.personal.head")]
     assert "detector.onnx" in (tmp_path / "model_card.md").read_text()
+
+
+class Sorts(torch.nn.Module):
+    """A detector of somebody's own, which sorts."""
+
+    def forward(self, pixels):
+        return {"image_score": pixels.flatten(1).sort(dim=1, stable=True).values[:, -2]}
+
+
+def test_an_operation_that_onnx_lacks_is_replaced(tmp_path):
+    shapes = {"pixels": {0: torch.export.Dim("batch")}}
+    program = torch.export.export(Sorts(), (torch.zeros(2, 3, 4, 4),), dynamic_shapes=shapes)
+    FORMATS["onnx"].save(program, tmp_path / "sorts.onnx")
+    pixels = torch.rand(5, 3, 4, 4)
+    assert (
+        FORMATS["onnx"]
+        .load(tmp_path / "sorts.onnx")(pixels)["image_score"]
+        .equal(Sorts()(pixels)["image_score"])
+    )
 
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")

@@ -50,6 +50,7 @@ SYNTHETIC, STATISTICS = (KINDS.index(kind) for kind in (Kind.SYNTHETIC_IMAGES, K
 
 ASK_FOR_IMAGES = [
     (["method=fedmix"], Code.NOT_ALLOWED, MEANS),
+    (["method=fedmix", "method.client.group=1"], Code.FLOOR, 5),
     (["method=fedmix", "method.client.group=4"], Code.FLOOR, 5),
     (["method=fedmix", "method.client.group=5"], Code.NOT_ALLOWED, MEANS),
     (["method=feddm"], Code.NOT_ALLOWED, IMAGES),
