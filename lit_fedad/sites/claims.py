@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +36,16 @@ class Trained:
     def fewest_apart(self, before: Sequence[Mapping[str, Sequence[str]]], least: int) -> int:
         """Returns of how few images sums over these and over earlier runs' tell, if of fewer than `least`; else that.
 
-        Whatever sums are added and subtracted, images that each sum counts as often stay together. So sums tell of
-        each set of such images, and of none smaller. A set that is summed by itself is told by that already.
+        Whatever sums are added and subtracted, images that all sums count in the same ratio stay together. So sums
+        tell of each set of such images, and of none smaller. A set that is summed by itself is told by that already.
         """
-        sums = [
-            dict(counts)
-            for counts in {
-                frozenset(Counter(images).items())
-                for run in (*before, self.images)
-                for images in run.values()
-            }
-        ]
-        in_same = defaultdict[tuple[int, ...], set[str]](set)
+        sums = [Counter(images) for run in (*before, self.images) for images in run.values()]
+        together = defaultdict[tuple[int, ...], dict[str, int]](dict)
         for image in set[str]().union(*sums):
-            in_same[tuple(number for number, counts in enumerate(sums) if image in counts)].add(image)
-        together = list[set[str]]()
-        for numbers, images in in_same.items():
-            shares = [{image: sums[number][image] for image in images} for number in numbers]
-            if any(share != shares[0] for share in shares):
-                by_counts = defaultdict[tuple[int, ...], set[str]](set)
-                for image in images:
-                    by_counts[tuple(share[image] for share in shares)].add(image)
-                together += by_counts.values()
-            elif shares[0] not in sums:
-                together.append(images)
-        return min([least, *map(len, together)])
+            counts = [counted[image] for counted in sums]
+            times = gcd(*counts)
+            together[tuple(count // times for count in counts)][image] = times
+        return min([least, *(len(images) for images in together.values() if images not in sums)])
 
 
 class Claims:
