@@ -12,7 +12,7 @@ from lit_fedad.contracts.message import Message
 from lit_fedad.core.errors import UserError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moments:
     """Number, mean and covariance of a set of vectors.
 
@@ -63,7 +63,12 @@ class Moments:
         return cls(count, mean, covariance)
 
     def without(self, part: Moments) -> Moments:
-        """Computes the moments of what remains when a part is taken away: the inverse of `union`."""
+        """Computes the moments of what remains when a part is taken away: the inverse of `union`.
+
+        Without a vector in the part, these moments themselves are returned.
+        """
+        if part.count == 0:
+            return self
         count = self.count - part.count
         if count <= 0:
             return Moments.none(len(self.mean))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -146,13 +147,19 @@ def fit_subspaces(
     folds = folds_of(share)
     products = [sets[first : first + folds] for first in range(0, len(sets), folds)]
     complete = [folded for folded in products if all(fold.count for fold in folded)]
-    centres, bases = zip(*(fit_subspace(folded, share, shrinkage) for folded in complete), strict=True)
+    centres, bases = zip(*(_fitted(tuple(folded), share, shrinkage) for folded in complete), strict=True)
     widest = max(basis.shape[1] for basis in bases)
     padded = [F.pad(basis, (0, widest - basis.shape[1])) for basis in bases]
     directions = torch.stack(padded)
     if length is not None:
         directions *= length / _typical_residual([Moments.union(one) for one in complete], bases, shrinkage)
     return torch.stack(centres), directions
+
+
+@lru_cache(maxsize=8)
+def _fitted(folds: tuple[Moments, ...], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:
+    """Fits a subspace, or returns the last fit: images left out of one product leave the others' moments as they are."""
+    return fit_subspace(folds, share, shrinkage)
 
 
 def _typical_residual(

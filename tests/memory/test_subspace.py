@@ -85,6 +85,22 @@ def test_residuals_get_the_length_that_is_asked_for(rows):
     assert float(torch.cat(residuals).square().mean().sqrt()) == pytest.approx(7.0, rel=1e-3)
 
 
+def test_images_left_out_of_one_product_leave_the_fit_of_another(rows, monkeypatch):
+    """The decomposition is what leaving images out costs: only that of a product that they show is done again."""
+    own, other = moments(rows), moments(draw(150, 4))
+    fit_subspaces([own, other], 0.9, 1.0)
+    decomposed, eigh = [], torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: decomposed.append(matrix) or eigh(matrix))
+    parts = [moments(rows[:40]), Moments.none(8)]
+    remaining = [whole.without(part) for whole, part in zip((own, other), parts, strict=True)]
+    centres, bases = fit_subspaces(remaining, 0.9, 1.0)
+    assert len(decomposed) == 1
+    for place, kept in enumerate((rows[40:], draw(150, 4))):
+        centre, basis = fit_subspace([moments(kept)], 0.9, 1.0)
+        torch.testing.assert_close(centres[place], centre, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(bases[place] @ bases[place].T, basis @ basis.T, rtol=1e-2, atol=1e-3)
+
+
 def test_without_a_scale_the_basis_is_that_of_the_features(rows):
     _, basis = fit_subspace([moments(rows)], 0.99, shrinkage=None)
     expected = residual_basis(moments(rows), 0.99)

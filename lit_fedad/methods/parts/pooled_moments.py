@@ -44,6 +44,7 @@ class MomentsClient(Client):
         vectors_per_image: Number of feature vectors that an image adds to a set.
         measured: Number of stages whose moments it has sent.
         sums: The last message of `ModelSums`.
+        pooled: The moments of all images by set, taken out of it when they are first needed.
         directions: Number of directions of features that are looked at under differential privacy.
         noised_share: Share of the variance along these that the subspace holds then.
         frame: What noised exchanges project features by, as last received; empty before.
@@ -59,6 +60,7 @@ class MomentsClient(Client):
         super().__init__(task, local_epochs, keep_optimizer)
         self.sets, self.vectors_per_image, self.measured = task.moment_sets, task.vectors_per_image, 0
         self.sums: Message = {}
+        self.pooled: list[Moments] = []
         self.frame: Message = {}
 
     def choose_directions(self, noised_directions: int, noised_share: float = 0.95) -> None:
@@ -275,7 +277,7 @@ class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
     def receive(self, client: MomentsClient, message: Message) -> None:
         """Loads the model, and keeps the sums."""
         client.receive(message)
-        client.sums = message
+        client.sums, client.pooled = message, []
 
     def leave_out(self, client: MomentsClient, loader: DataLoader) -> None:
         """Takes the images of a loader out of the model.
@@ -283,7 +285,7 @@ class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
         Raises:
             UserError: If no image remains.
         """
-        remaining = list(client.sums_by_set())
+        client.pooled = remaining = client.pooled or list(client.sums_by_set())
         if int(client.sums["measured"]):
             left_out = client.task.moments(loader)
             remaining = [total.without(part) for total, part in zip(remaining, left_out, strict=True)]
