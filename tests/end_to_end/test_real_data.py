@@ -56,9 +56,8 @@ def test_images_without_masks_have_no_pixel_metrics(real):
 
 
 def test_literal_feddymem_collapses_and_says_so(real, capsys):
-    result = real(
-        "real_mixture", "method=feddymem_literal", "rounds=4", "evaluation.pictures=0", "evaluation.every=4"
-    )
+    few = ("data.train_per_product=30", "data.test_per_product=4", "evaluation.pictures=0")
+    result = real("real_mixture", "method=feddymem_literal", "rounds=4", "evaluation.every=4", *few)
     spread = [scalars["memory_spread"] for scalars in result["scalars"]]
     assert spread[-1] < spread[0] / 2
     shown = capsys.readouterr()
