@@ -158,7 +158,7 @@ def fit_subspaces(
 
 @lru_cache(maxsize=8)
 def _fitted(folds: tuple[Moments, ...], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:
-    """Fits a subspace, or returns the last fit: images left out of one product leave the others' moments as they are."""
+    """Fits a subspace, or returns an earlier fit: images left out of one product leave the others' moments the same."""
     return fit_subspace(folds, share, shrinkage)
 
 

@@ -38,9 +38,10 @@ RESULT = {
 
 
 @pytest.fixture
-def view(tmp_path):
+def view(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunView, "alpha", 0.05)
     calibration = Calibration({0: {"nut": ScoreCounts.of(SCORES)}, 1: {}}, shared=True)
-    return RunView(tmp_path, 0.05, RESULT, {}, calibration)
+    return RunView(tmp_path, RESULT, {}, calibration)
 
 
 def table(folder, rows, head="path,score,p_value,threshold,decision,heatmap"):
@@ -68,7 +69,7 @@ def test_a_complete_run_is_listed_by_round_site_and_trouble(view):
 def test_a_federation_of_sites_is_listed_by_name(tmp_path):
     site = {"rounds": 3, "last_round": 3, "bytes_up": 5, "bytes_down": 6, "false_alarm_rate": None}
     sites = {"north": {**site, "troubles": ["round 2: deadline: 60 s"]}, "south": {**site, "troubles": []}}
-    view = RunView(tmp_path, 0.05, {}, {"round": 3, "rounds": 9, "sites": sites}, None)
+    view = RunView(tmp_path, {}, {"round": 3, "rounds": 9, "sites": sites}, None)
     assert view.title.endswith("round 3 of 9")
     assert [row["site"] for row in view.sites()] == ["north", "south"]
     assert view.troubles() == [{"round": "2", "site": "north", "cause": "deadline: 60 s"}]

@@ -26,7 +26,7 @@ def above(counts, threshold):
 
 def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     view = RunView.open(str(run))
-    counts = view.shipped(0, None).scores
+    counts, trained_limit = view.shipped(0, None).scores, view.shipped(0, None).threshold
     at = float(counts.edges[-3:-1].mean())  # between two calibration scores
     trained = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     said, before = save_threshold(view, 0, None, at)
@@ -39,7 +39,9 @@ def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     assert not set(version.result()["last"]) & set(RATES), "decisions by the new rate were not judged yet"
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == trained
     assert RunView.open(str(run)).shipped(0, None).threshold == limit
+    assert view.shipped(0, None).threshold == limit != trained_limit, "a page that is open shows it too"
     choose_version(view, before)
+    assert view.shipped(0, None).threshold == trained_limit
     assert RunFolder(run).version(None).path == run
     assert "no rate is lower" not in said
     assert "no rate is lower" in save_threshold(view, 0, None, float(counts.edges[-1]) + 1)[0]

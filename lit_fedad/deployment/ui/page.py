@@ -176,9 +176,9 @@ class OperatorPage:
             save.click(keep, [client, product, threshold, before], [saved, before, back]),
             back.click(undo, before, [saved, before, back]),
         )
-        for change in changes:
-            change.then(self._health, outputs=health)
         inputs, outputs = [client, product, source, threshold, a_day], [lamp, words, drawn]
+        for change in changes:
+            change.then(self._health, outputs=health).then(show, inputs, outputs)
         for changed in (client, product):
             changed.change(move, [client, product], threshold).then(show, inputs, outputs)
         for changed in (source, threshold, a_day):

@@ -54,7 +54,6 @@ class RunView:
 
     Attributes:
         path: The folder.
-        alpha: Rate of false alarms that the run promises.
         result: Content of ``result.json``; empty while the run is not complete.
         status: Content of ``status.json``, which a federation of sites writes; empty without one.
         calibration: Scores of normal images; None where there are none.
@@ -62,7 +61,6 @@ class RunView:
     """
 
     path: Path
-    alpha: Alpha
     result: Mapping[str, Any]
     status: Mapping[str, Any]
     calibration: Calibration | None
@@ -84,7 +82,12 @@ class RunView:
         calibrated = (folder.path / "calibration.json").exists()
         calibration = folder.calibration() if calibrated else None
         page = folder.config()["image"].get("page")
-        return cls(folder.path, folder.alpha(), result, status, calibration, page)
+        return cls(folder.path, result, status, calibration, page)
+
+    @property
+    def alpha(self) -> Alpha:
+        """Reads the rate of false alarms that the default version promises, which the page itself may change."""
+        return RunFolder(self.path).home.version(None).alpha()
 
     @property
     def names(self) -> ClientNames:
