@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Sequence
@@ -82,8 +83,9 @@ class FederationFolder(SettingsFolder):
         """
         folder = cls(path.absolute(), **given)
         with folder.writing(new=True):
+            path.mkdir(0o700, parents=True, exist_ok=True)  # Flower's database holds what sites have sent
             for inner in ("keys", "app", "flower"):
-                (path / inner).mkdir(parents=True, exist_ok=True)
+                (path / inner).mkdir(exist_ok=True)
             write_certificates(path, folder.host)
             (path / "app" / "pyproject.toml").write_text(_APP)
             folder.write_offer()
@@ -108,8 +110,10 @@ class FederationFolder(SettingsFolder):
         for port in (self.port, self.link):
             if not 0 < port < 65536:
                 raise UserError(f"port {port} must be in [1, 65535]")
-        if not re.fullmatch(r"[\w.:-]{1,253}", self.host):
-            raise UserError(f"host={self.host} must be the name or address by which sites reach this machine")
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,252}", self.host, re.ASCII) and not _is_address(self.host):
+            raise UserError(
+                f"host={self.host} must be the name or address by which sites reach this machine, without its port"
+            )
         if not re.fullmatch(r"\w[\w-]{0,63}", self.out) or self.out in _OWN:
             raise UserError(
                 f"out={self.out} must be letters, digits, '_' and '-', and no other folder's name"
@@ -188,3 +192,11 @@ class FederationFolder(SettingsFolder):
         """Returns the fingerprint of every site's key; of those that are there."""
         paths = {name: self.path / "keys" / f"{name}.pub" for name in self.sites}
         return {name: fingerprint(path) for name, path in paths.items() if path.exists()}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -158,10 +159,17 @@ def answer_requests(
         note: Is told what happens, a line each.
 
     Raises:
-        UserError: If the coordinator does not take the key, or is not who it should be.
+        UserError: If the authority's file holds no certificate, or the coordinator does not take the key, or is not who
+            it should be.
     """
     if not authority.is_file():
         raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
+    try:
+        ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise UserError(
+            f"{authority}: holds no certificate; the coordinator's operator gives you fed/ca.crt"
+        ) from error
     outage = _Outage(address, note)
     FLOWER_LOGGER.addFilter(outage)
     while True:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,6 +12,16 @@ import yaml
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_bytes, stored_yaml
+
+_FORMS: Mapping[str, tuple[type, str]] = {
+    "str": (str, "a text, in quotes"),
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (bool, "true or false"),
+    "Sequence[str]": (list, "a list of words"),
+    "Mapping[str, Any]": (dict, "names with their values"),
+}
+"""What a setting of a declared type is in YAML, and what it is called."""
 
 
 @dataclass(frozen=True)
@@ -40,30 +50,33 @@ class SettingsFolder:
         file = path / f"{cls.holds}.yaml"
         try:
             content = stored_yaml(given_bytes(file).decode())
-            if not isinstance(content, dict) or not set(content) <= {f.name for f in fields(cls)} - {"path"}:
-                raise ValueError("other keys")
-            folder = cls(path.absolute(), **cls._words(content))
+            folder = cls(path.absolute(), **cls._typed(content))
             try:
                 folder.check()
             except UserError as error:
                 raise UserError(f"{file}: {error}") from error
         except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
             cause = " ".join(str(error).split())
-            raise UserError(
-                f"{file}: cannot be read ({cause}); make it: lit-fedad {cls.holds} init"
-            ) from error
+            advice = "mend it" if file.exists() else f"make it: lit-fedad {cls.holds} init"
+            raise UserError(f"{file}: cannot be read ({cause}); {advice}") from error
         return folder
 
     @classmethod
-    def _words(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Returns the settings, with the words of lists as texts: YAML takes some for numbers."""
-        lists = {f.name for f in fields(cls) if str(f.type).startswith("Sequence")} & set(content)
-        for name in lists:
-            if not isinstance(content[name], list) or not all(
-                isinstance(w, str | int) for w in content[name]
-            ):
-                raise ValueError(f"{name}: give a list of words")
-        return content | {name: [str(word) for word in content[name]] for name in lists}
+    def _typed(cls, content: object) -> dict[str, Any]:
+        """Returns the settings that a file holds, each of its declared type.
+
+        Raises:
+            ValueError: If one is missing, unknown or of another type; it names the key.
+        """
+        known = {f.name: f for f in fields(cls) if f.name != "path"}
+        if not isinstance(content, dict):
+            raise ValueError("give names with their values")
+        if unknown := [name for name in content if name not in known]:
+            raise ValueError(f"there is no {unknown[0]}; choose among {', '.join(known)}")
+        for name, one in known.items():
+            if name not in content and one.default is one.default_factory is MISSING:
+                raise ValueError(f"{name} is missing")
+        return {name: _value(value, str(known[name].type), name) for name, value in content.items()}
 
     def check(self) -> None:
         """Checks the settings.
@@ -94,3 +107,16 @@ class SettingsFolder:
                 self.file.write_text(yaml.safe_dump(content, sort_keys=False))
         except OSError as error:
             raise UserError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from error
+
+
+def _value(value: Any, declared: str, name: str) -> Any:
+    """Reads a value of a declared type; YAML takes some texts for whole numbers."""
+    if value is None and declared.endswith(" | None"):
+        return None
+    kind, what = _FORMS[declared.removesuffix(" | None")]
+    words = value if kind is list and isinstance(value, list) else ()
+    if type(value) is int and kind in (str, float):
+        value = kind(value)
+    if type(value) is not kind or not all(type(word) in (str, int) for word in words):
+        raise ValueError(f"{name}: give {what}")
+    return [str(word) for word in words] if kind is list else value

@@ -16,6 +16,7 @@ import torch
 
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import given_bytes
 from lit_fedad.experiment.claim import locked
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.flower.fleet import answer_requests
@@ -69,7 +70,7 @@ class SiteFolder(SettingsFolder):
             if not authority.is_file():
                 raise UserError(f"ca={authority}: no such file; the coordinator's operator gives it to you")
             path.mkdir(0o700, parents=True, exist_ok=True)  # states and reports tell of images
-            shutil.copyfile(authority, path / "ca.crt")
+            (path / "ca.crt").write_bytes(given_bytes(authority))  # which may lie there already
             write_sum_key(path, folder.name)
             fingerprint = write_site_key(path)
         return folder, fingerprint
@@ -96,7 +97,8 @@ class SiteFolder(SettingsFolder):
         """Checks the settings; see `SettingsFolder.check`."""
         if not re.fullmatch(r"\w[\w-]{0,63}", self.name):
             raise UserError(f"name={self.name} must be letters, digits, '_' and '-'")
-        if not re.fullmatch(r"[\w.-]+:\d{1,5}", self.address):
+        found = re.fullmatch(r"[\w.-]+:(\d{1,5})", self.address)
+        if found is None or not 0 < int(found[1]) < 65536:
             raise UserError(f"address={self.address} must be host:port of the coordinator")
         if not any(word.startswith("data=") for word in self.data):
             raise UserError("a site has images: give data=folders data.root=DIR")

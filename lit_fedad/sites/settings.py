@@ -89,7 +89,7 @@ class Policy:
             raise UserError(f"policy: give {', '.join(f.name for f in fields(cls))}, and nothing else")
         policy = cls(**content)
         for name, given in (("allow", policy.allow), ("vary", policy.vary)):
-            if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+            if not isinstance(given, (list, tuple)) or not all(isinstance(one, str) for one in given):
                 raise UserError(f"policy.{name}: give a list of names")
         kinds = [kind.value for kind in Kind]
         if unknown := set(policy.allow) - set(kinds):

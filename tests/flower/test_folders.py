@@ -35,7 +35,8 @@ def init(folder, *more):
 
 def test_what_init_writes_is_read(tmp_path, capsys):
     assert init(tmp_path) == 0
-    assert (tmp_path / "north").stat().st_mode & 0o077 == 0  # for nobody else
+    for name in ("north", "fed"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0  # for nobody else
     federation = FederationFolder.open(tmp_path / "fed")
     assert (federation.sites, federation.overrides) == (["north", "east"], ["method=fedavg", "debug=seconds"])
     assert federation.own == ["fabric.accelerator=cpu"]
@@ -119,8 +120,20 @@ def test_a_key_belongs_to_one_site(tmp_path):
         (["federation", "init", "out=x", "host=h", "sites=a", "data.root=x"], "'data.root=x' is not taken"),
         (["federation", "init", "out=x", "host=a b", "sites=a"], "host=a b must be the name or address"),
         (
+            ["federation", "init", "out=x", "host=münchen.de", "sites=a"],
+            "host=münchen.de must be the name or",
+        ),
+        (
+            ["federation", "init", "out=x", "host=fl.example.org:9443", "sites=a"],
+            "host=fl.example.org:9443 must",
+        ),
+        (
             ["site", "init", "out=x", "name=n", "address=h", "ca=c", "data=folders"],
             "address=h must be host:port",
+        ),
+        (
+            ["site", "init", "out=x", "name=n", "address=h:99999", "ca=c", "data=folders"],
+            "address=h:99999 must be host:port",
         ),
         (["site", "init", "out=x", "name=n", "address=h:1", "ca=c"], "a site has images: give data=folders"),
         (["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "data=folders"], "ca=c: no such file"),
@@ -151,6 +164,54 @@ def test_settings_of_another_type_end_in_one_line(tmp_path, capsys, setting):
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"error: {tmp_path / 'site.yaml'}: cannot be read")
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({"port": "9443"}, "port: give a whole number"), ({"port": True}, "port: give a whole number"),
+        ({"timeout": "1h"}, "timeout: give a number"), ({"host": None}, "host: give a text"),
+        ({"sites": "north"}, "sites: give a list of words"), ({"hots": "h"}, "there is no hots; choose among host"),
+        ({"out": 2}, None),  # which YAML takes for a number
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_type_is_named(tmp_path, changed, cause):
+    init(tmp_path)
+    file = tmp_path / "fed" / "federation.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | changed))
+    if cause is None:
+        assert FederationFolder.open(tmp_path / "fed").run == tmp_path / "fed" / "2"
+        return
+    with pytest.raises(UserError, match=rf"federation\.yaml: cannot be read \({cause}.*\); mend it"):
+        FederationFolder.open(tmp_path / "fed")
+
+
+def test_a_setting_that_is_missing_is_named(tmp_path):
+    (tmp_path / "site.yaml").write_text("name: n\naddress: h:1\n")
+    with pytest.raises(UserError, match=r"site\.yaml: cannot be read \(data is missing\); mend it"):
+        SiteFolder.open(tmp_path)
+
+
+def test_a_switch_that_is_a_text_is_not_taken_for_true(tmp_path):
+    (tmp_path / "site.yaml").write_text("name: n\naddress: h:1\ndata: [data=folders]\napart: 'no'\n")
+    with pytest.raises(UserError, match="apart: give true or false"):
+        SiteFolder.open(tmp_path)
+
+
+def test_the_coordinators_certificate_may_lie_in_the_new_folder_already(tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "ca.crt").write_bytes(b"certificate")
+    words = [f"out={site}", "name=north", "address=127.0.0.1:9443", f"ca={site / 'ca.crt'}"]
+    assert main(["site", "init", *words, "data=folders", "data.root=x"]) == 0
+    assert (site / "ca.crt").read_bytes() == b"certificate"
+
+
+def test_a_file_that_is_no_certificate_ends_a_site_in_one_line(tmp_path, capsys):
+    init(tmp_path)
+    (tmp_path / "north" / "ca.crt").write_text("<html>")
+    assert main(["site", "start", f"site={tmp_path / 'north'}"]) == 2
+    assert "ca.crt: holds no certificate" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_setting_that_is_none_names_its_file(tmp_path, capsys):

@@ -291,7 +291,8 @@ def test_runs_without_noise_are_few(files):
 @pytest.mark.parametrize(
     "content",
     [
-        {"allow": ["everything"]}, {"allow": "counts"}, {"images": 0}, {"images": 1.5}, {"runs": "many"},
+        {"allow": ["everything"]}, {"allow": "counts"}, {"allow": None}, {"vary": 5}, {"allow": {"counts": 1}},
+        {"images": 0}, {"images": 1.5}, {"runs": "many"},
         {"floors": {"method.client.x": 1}}, {"floors": {"method.client.group": "1"}}, {"ceilings": {"x": 1}},
         {"floors": {"batch_size": math.nan}},
         {"other": 1}, [], None,
