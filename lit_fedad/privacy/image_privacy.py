@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -124,7 +124,7 @@ class ImagePrivacy:
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)
-        plan = Plan(self, noise, releases, carriers)
+        plan = Plan(self, noise, releases, carriers, frozenset(course.sizes))
         plan.check(releases, "this run")
         return plan
 
@@ -138,19 +138,22 @@ class Plan:
         sigma: Standard deviation of a sum's noise, in multiples of the largest change that one unit makes.
         releases: Noised sums of the whole run.
         carriers: Clients whose shares make up the whole noise; 1 where the server adds it.
+        clients: All clients of the run; None where each of its sums is of the same.
     """
 
     settings: ImagePrivacy
     sigma: float
     releases: int
     carriers: int = 1
+    clients: frozenset[int] | None = field(default=None, repr=False)  # a site's ledger hashes what is printed
 
     @property
     def noise(self) -> Noise:
         """The noise of every sum."""
         settings = self.settings
         carriers = self.carriers if settings.where == "distributed" else None
-        return Noise(settings.clip, self.sigma * settings.clip * settings.unit_images, carriers)
+        deviation = self.sigma * settings.clip * settings.unit_images
+        return Noise(settings.clip, deviation, carriers, self.clients)
 
     def epsilon(self, releases: int) -> float:
         """Computes the epsilon of so many noised sums."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -47,11 +47,13 @@ class Noise:
         clip: Largest norm B of what one image adds.
         deviation: Standard deviation of the noise of every element.
         carriers: Clients whose shares make up the whole noise; None where the server adds it.
+        clients: All clients of the run; None where each of its sums is of the same.
     """
 
     clip: float
     deviation: float
     carriers: int | None = None
+    clients: frozenset[int] | None = None
 
     @property
     def share(self) -> float:
@@ -93,7 +95,11 @@ def clipped_parts(sums: ImageSums, loader: Iterable[Any], clip: float) -> Iterat
 
 
 def gaussian(
-    key: bytes, context: Context, shapes: Mapping[str, tuple[int, ...]], deviation: float
+    key: bytes,
+    context: Context,
+    shapes: Mapping[str, tuple[int, ...]],
+    deviation: float,
+    some: Sequence[int] = (),
 ) -> dict[str, Tensor]:
     """Draws noise that depends on the secret, round, exchange and client alone: a replayed message has the same.
 
@@ -102,6 +108,8 @@ def gaussian(
         context: Round and exchange; a client's own share where it names a client.
         shapes: Sizes by name.
         deviation: Standard deviation.
+        some: The clients in a sum, where they are not all: a sum of others has other noise, since the difference of two
+            with the same would show what one client sends.
 
     Returns:
         Noise by name, float64.
@@ -111,7 +119,7 @@ def gaussian(
     """
     if not key:
         raise ValueError("no secret to draw noise from")
-    place = f"{context.round}/{context.exchange}/{context.client}".encode()
+    place = "/".join(map(str, (context.round, context.exchange, context.client, *some))).encode()
     drawn = np.random.default_rng(int.from_bytes(blake2b(place, key=key, digest_size=32).digest(), "big"))
     return {
         name: torch.from_numpy(np.asarray(deviation * drawn.standard_normal(shape)))
@@ -191,7 +199,10 @@ class Noised(Exchange[Any, Any]):
         total = {n: sum((u.message[n] for u in updates.values()), torch.zeros(())) for n in shapes}
         if self.noise.carriers is not None:
             return total
-        noise = gaussian(self._key, replace(server.context, client=None), shapes, self.noise.deviation)
+        clients = senders(updates)
+        some = () if self.noise.clients in (None, set(clients)) else clients
+        context = replace(server.context, client=None)
+        noise = gaussian(self._key, context, shapes, self.noise.deviation, some)
         return {name: part + noise[name] for name, part in total.items()}
 
     def aggregate(self, server: Any, updates: Mapping[int, Update]) -> None:

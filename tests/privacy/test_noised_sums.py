@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Exchange, Exchanges, Method, NothingNew, Sums
+from lit_fedad.contracts import Context, Exchange, Exchanges, Method, NothingNew, Server, Sums, Update
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
@@ -136,6 +136,22 @@ def test_noise_that_the_server_draws_hides_nothing_from_it(where, hidden):
 
 def test_a_budget_of_endless_rounds_costs_no_memory():
     assert plan(rounds=10**15).epsilon(10**15) == pytest.approx(4.0, rel=1e-6)
+
+
+def test_the_difference_of_sums_of_different_clients_is_no_clients_own():
+    """A run that is resumed plays an exchange again, and a client may be missing then."""
+    found = plan()
+    server, own = Server(), {"a": torch.ones(2, 3), "b": torch.ones(())}
+    updates = dict.fromkeys(range(5), Update(own, 9))
+    inner = Sends(Rows())
+    inner.discloses = (Disclosure(Kind.SUMS, "rows"),)
+    exchange = Noised(inner, None, found.noise, b"k" * 32)
+    whole, again = (exchange.released(server, updates)["a"] for _ in range(2))
+    assert whole.equal(again)
+    rest = exchange.released(server, {client: updates[client] for client in range(4)})["a"]
+    assert not torch.isclose(whole - rest, own["a"].double()).any()
+    drawn = gaussian(b"k" * 32, server.context, SHAPES, found.noise.deviation)["a"]
+    torch.testing.assert_close(whole, drawn + 5)
 
 
 def test_distributed_shares_add_up_to_the_central_noise():
