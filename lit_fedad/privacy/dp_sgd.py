@@ -195,7 +195,8 @@ class TrainingPrivacy:
             course: The run; a client counts as if it trained in all rounds.
 
         Raises:
-            UserError: If Opacus is missing, or more is sent than weights that were trained image by image.
+            UserError: If Opacus is missing, more is sent than weights that were trained image by image, or no noise is
+                large enough for the budget.
         """
         require("dp", "federation/privacy=dp_sgd")
         from opacus.validators import ModuleValidator
@@ -219,7 +220,10 @@ class TrainingPrivacy:
                 "federation/privacy=dp_sgd: the model looks at several images at once"
                 f" ({faults[0]}); give encoder.norm=instance, or features=frozen"
             )
-        return TrainingPlan(self, dict(course.sizes), client.local_epochs, course.rounds)
+        plan = TrainingPlan(self, dict(course.sizes), client.local_epochs, course.rounds)
+        for images in set(plan.sizes.values()):
+            plan.steps(images)  # of which none may have a budget that no noise keeps
+        return plan
 
 
 @dataclass(frozen=True)
@@ -289,21 +293,31 @@ class TrainingPlan:
 
 @lru_cache(maxsize=4096)
 def _noise(epsilon: float, delta: float, share: float, steps: int) -> float:
-    """Computes the least noise multiplier of so many steps, by Renyi differential privacy."""
+    """Computes the least noise multiplier of so many steps, by Renyi differential privacy.
+
+    Raises:
+        UserError: If none is large enough: Renyi's bound has a least epsilon, whatever the noise.
+    """
     from opacus.accountants.utils import get_noise_multiplier
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # orders at the end of their list bound less tightly: never too small
-        return float(
-            get_noise_multiplier(
-                target_epsilon=epsilon,
-                target_delta=delta,
-                sample_rate=share,
-                steps=steps,
-                accountant="rdp",
-                epsilon_tolerance=0.001 * epsilon,
+        try:
+            return float(
+                get_noise_multiplier(
+                    target_epsilon=epsilon,
+                    target_delta=delta,
+                    sample_rate=share,
+                    steps=steps,
+                    accountant="rdp",
+                    epsilon_tolerance=0.001 * epsilon,
+                )
             )
-        )
+        except ValueError as error:
+            raise UserError(
+                f"federation.privacy.epsilon={epsilon:g}: no noise is known to keep it at delta={delta:g}; give larger"
+                " ones"
+            ) from error
 
 
 @lru_cache(maxsize=4096)

@@ -131,6 +131,15 @@ def test_nothing_stays_on_the_model():
 
 
 @needs_opacus
+def test_a_budget_that_no_noise_keeps_is_refused_before_the_run():
+    with pytest.raises(
+        UserError, match=r"federation\.privacy\.epsilon=0\.01: no noise .*; give larger"
+    ) as no:
+        plan(epsilon=0.01)
+    assert "\n" not in str(no.value)
+
+
+@needs_opacus
 def test_noise_of_whole_batches_is_that_of_the_gaussian_mechanism():
     """With every image in every step there is nothing to gain by drawing: a closed form, by another accountant."""
     found = plan(sizes=(10,), rounds=4, batch_size=10).steps(10)
