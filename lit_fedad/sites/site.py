@@ -23,7 +23,8 @@ from lit_fedad.sites.settings import SiteSettings
 AUDIT = "log.jsonl"
 """File of a site's audit trail, in its folder."""
 
-_TO_REVIEW = (Code.NOT_ALLOWED, Code.NOT_APPROVED, Code.FLOOR)
+_TO_REVIEW = (Code.NOT_ALLOWED, Code.NOT_APPROVED, Code.FLOOR, Code.CEILING, Code.FEW)
+"""Refusals that an approval or the policy ends: ``site review`` shows what was offered."""
 
 
 class Site:

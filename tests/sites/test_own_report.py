@@ -12,6 +12,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.offer import OFFERED
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.site import Site
 
@@ -65,6 +66,7 @@ def test_scores_of_fewer_test_images_than_the_policy_has_stay(site, payload, ima
     request = Request("ask", "1" * 16, WORDS, 0, round=1, step=1, question="scores", payload=payload)
     reply = Reply.from_bytes(few.answer(request.to_bytes()))
     assert (reply.code, list(reply.numbers)) == (code, [2, 3] if code else [])
+    assert (site.settings.folder / OFFERED).exists() is bool(code)  # an approval lets them go
 
 
 def rows_of(folder):

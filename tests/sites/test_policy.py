@@ -237,10 +237,11 @@ def test_of_any_number_of_images_the_size_of_one_is_said(classes, method, sent):
     assert "GB" not in " ".join(found.lines)
 
 
-def test_what_is_offered_is_kept_for_review(classes):
-    hello(classes, ["method=fedmix"], CLASSES)
+@pytest.mark.parametrize("overrides", [["method=fedmix"], ["method=fedavg", "rounds=1001"]])
+def test_what_is_offered_is_kept_for_review(classes, overrides):
+    hello(classes, overrides, CLASSES)
     content = json.loads((classes.folder / "offer.json").read_text())
-    assert content == {"overrides": [*SMALL, "method=fedmix"], "classes": list(CLASSES)}
+    assert content == {"overrides": [*SMALL, *overrides], "classes": list(CLASSES)}
 
 
 def test_the_log_says_what_was_asked_and_what_was_answered(files, folder):
