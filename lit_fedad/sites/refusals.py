@@ -96,6 +96,11 @@ class Code(IntEnum):
         "has told means of other groups of the same images, and both together would tell single images: give seed and"
         " method of that run, and the sites in its order",
     )
+    QUORUM = (
+        38,
+        "was asked for a sum of which {0} sites must finish, and {1} must in this run: both follow from"
+        " federation.secure_sum.quorum",
+    )
 
 
 class RefusalError(UserError):

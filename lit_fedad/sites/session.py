@@ -256,11 +256,14 @@ class Session:
         names, self.sites = ClientNames(dict(enumerate(request.names))), request.names
         if self.noise is not None:
             self.noise.share(self.secure, len(request.names))
-        self.party = Party(request.client, registry.pair, keys, names)
-        offer = self.party.offer(request.payload)
-        images = self.party.invitation.members[request.client]
+        party = Party(request.client, registry.pair, keys, names)
+        offer, invitation = party.offer(request.payload), party.invitation
+        images, least = invitation.members[request.client], self.secure.quorum_of(len(invitation.members))
         if images != self.facts.size:
             raise RefusalError(Code.COUNT, images, self.facts.size)
+        if invitation.quorum < least:
+            raise RefusalError(Code.QUORUM, invitation.quorum, least)
+        self.party = party
         return offer
 
     def _mask(self, exchange: Exchange, envelopes: bytes, place: tuple[int, int, str]) -> Mask | None:

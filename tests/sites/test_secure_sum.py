@@ -133,6 +133,10 @@ def test_a_key_registry_that_cannot_be_used_is_refused_in_one_line(folder, tmp_p
         with pytest.raises(UserError, match=cause) as refused:
             KeyRegistry.read(tmp_path, "north")
         assert "\n" not in str(refused.value)
+    (tmp_path / "key_registry").unlink()
+    (tmp_path / "key_registry").symlink_to(tmp_path / "not_mounted")
+    with pytest.raises(UserError, match="key_registry: cannot be read"):  # and not: answer without masks
+        KeyRegistry.read(tmp_path, "north")
     assert other.public != (tmp_path / "sum.key").read_bytes()
     assert (tmp_path / "sum.key").stat().st_mode & 0o077 == 0
 
@@ -148,6 +152,30 @@ def test_a_site_answers_in_one_kind_of_run(folder, secure, overrides, cause):
     site = sites(folder, secure)[0]
     request = Request("hello", "0123456789abcdef", [*WORDS, *overrides], 0)
     assert cause in Reply.from_bytes(site.answer(request.to_bytes())).cause
+
+
+@pytest.mark.slow
+def test_a_coordinator_asks_for_no_sum_of_fewer_sites_than_the_run_says(tmp_path):
+    paint(tmp_path)
+    enrol_in_sums(tmp_path)
+    site = sites(tmp_path, secure=True)[0]
+    products = [next((tmp_path / name / "images").iterdir()).name for name in NAMES]
+
+    def ask(kind, **given):
+        words = [*WORDS, "federation=secure", "federation.secure_sum.quorum=0.9"]
+        request = Request(kind, "0123456789abcdef", words, 0, products=products, names=list(NAMES), **given)
+        return Reply.from_bytes(site.answer(request.to_bytes()))
+
+    ask("hello")
+    sizes = dict.fromkeys(range(3), site._session[1].facts.size)
+    replies = {
+        quorum: ask("offer", payload=Gathering("place", sizes, quorum).invitation.to_bytes())
+        for quorum in (2, 3)
+    }
+    assert [(reply.code, reply.numbers) for reply in replies.values()] == [
+        (Code.QUORUM, [2, 3]),
+        (Code.NONE, []),
+    ]
 
 
 @pytest.mark.slow
