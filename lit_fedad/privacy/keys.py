@@ -6,6 +6,7 @@ Masks are streams of random numbers that two clients know, and that cancel in th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
@@ -136,18 +137,25 @@ def join(shares: Mapping[int, bytes]) -> bytes:
     Raises:
         ValueError: If the shares are of no secret of 32 bytes.
     """
-    total = 0
-    for place, share in shares.items():
-        numerator = denominator = 1
-        for other in shares:
-            if other != place:
-                numerator = numerator * other % PRIME
-                denominator = denominator * (other - place) % PRIME
-        total += int.from_bytes(share, "big") * numerator * pow(denominator, -1, PRIME)
-    value = total % PRIME
+    weights = _weights(tuple(shares))
+    value = sum(int.from_bytes(share, "big") * weights[place] for place, share in shares.items()) % PRIME
     if value >= 1 << (8 * KEY_BYTES):
         raise ValueError("shares of no secret of 32 bytes")
     return value.to_bytes(KEY_BYTES, "big")
+
+
+@functools.lru_cache(maxsize=1)  # the secrets of one sum have shares at the same places
+def _weights(places: tuple[int, ...]) -> dict[int, int]:
+    """Returns what a share at each place counts in Lagrange's interpolation at 0."""
+    found = {}
+    for place in places:
+        numerator = denominator = 1
+        for other in places:
+            if other != place:
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - place) % PRIME
+        found[place] = numerator * pow(denominator, -1, PRIME) % PRIME
+    return found
 
 
 def _value(coefficients: Sequence[int], place: int) -> int:
