@@ -77,7 +77,11 @@ class Code(IntEnum):
         "has epsilon {0:.4g} left, and this asks for {1:.4g}: its operator decides (docs/sites.md#noise)",
     )
     LOG = 29, "cannot write its log, and answers nothing until it can"
-    FEW = 30, "has {0} images whose scores this would tell, and its policy asks for {1}"
+    FEW = (
+        30,
+        "has {0} images whose scores this would tell, and its policy asks for {1}: its operator decides (lit-fedad site"
+        " review, site approve)",
+    )
     MESSAGE = 31, "received a message of another form than the method declares"
     STAGES = 32, "has stages that suit neither its images nor this run; its log (lit-fedad site log) says why"
     REPEATED = 33, "has answered {1} different messages in round {0}, and answers no other: begin another run"

@@ -74,7 +74,7 @@ class Site:
                 verdict="refused" if reply.code else "answered",
                 code=int(reply.code),
                 told=told,
-                bytes_out=len(reply.payload),
+                bytes_out=len(answer),
                 answer=hashlib.sha256(answer).hexdigest()[:16],
                 seconds=round(seconds, 3),
                 why=why,
@@ -88,7 +88,7 @@ class Site:
             self.display.warn(f"{head}, refused: {why}")
         else:
             self.display.note(
-                f"{head}, {len(blob)} bytes in, {len(reply.payload)} bytes out ({told or 'nothing of images'}),"
+                f"{head}, {len(blob)} bytes in, {len(answer)} bytes out ({told or 'nothing of images'}),"
                 f" {seconds:.1f} s"
             )
         return answer

@@ -256,14 +256,13 @@ def test_the_log_says_what_was_asked_and_what_was_answered(files, folder):
         Request("play", RUN, overrides, 0, round=0, step=1, payload=payload, **named),
         Request("hello", RUN, ["method=feddymem", *SMALL], 0),
     ]
-    for request in requests:
-        site.answer(request.to_bytes())
-    site.answer(b"garbage")
+    answers = [site.answer(request) for request in (*(one.to_bytes() for one in requests), b"garbage")]
     log = Site(files, Display(quiet=True)).log.entries()
     assert [line["asked"] for line in log] == ["hello", "play", "hello", "bytes that are no request"]
     assert [line["verdict"] for line in log] == ["answered", "answered", "refused", "refused"]
     assert "mean and covariance of the features of each product's patches" in log[1]["told"]
     assert log[1]["bytes_out"] > 1000
+    assert [line["bytes_out"] for line in log] == [len(answer) for answer in answers]
     text = site.log.file.read_text()
     site.log.file.write_text(text.replace('"answered"', '"refused"', 1))
     with pytest.raises(UserError, match="line 1: does not follow"):
