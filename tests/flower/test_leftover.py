@@ -65,6 +65,24 @@ def test_another_process_of_that_number_is_left_alone(tmp_path, session):
     assert alive(child)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="a clock of Linux")
+@pytest.mark.parametrize(("seconds", "ended"), [(1.0, True), (86_400.0, False)])
+def test_a_set_clock_hides_no_session_and_a_restarted_machine_has_none(
+    tmp_path, monkeypatch, session, seconds, ended
+):
+    """Both move the time of the machine's start, by little and by much."""
+    process, child = session
+    remember(tmp_path, process.pid)
+    booted = psutil.boot_time() + seconds
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted)
+    if not ended:  # since a restart the number is that of a session whose first process has ended
+        process.kill()
+        process.wait()
+    assert end_leftover(tmp_path) is ended
+    assert alive(child) is not ended
+
+
 NUMBERS = ["x", 1 << 40, 0]  # the session 0 is that of others
 
 
