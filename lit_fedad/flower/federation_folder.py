@@ -83,7 +83,7 @@ class FederationFolder(SettingsFolder):
         """
         folder = cls(path.absolute(), **given)
         with folder.writing(new=True):
-            path.mkdir(0o700, parents=True, exist_ok=True)  # Flower's database holds what sites have sent
+            folder.make()  # Flower's database holds what sites have sent
             for inner in ("keys", "app", "flower"):
                 (path / inner).mkdir(exist_ok=True)
             write_certificates(path, folder.host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -84,6 +84,16 @@ class SettingsFolder:
         Raises:
             UserError: If one is invalid.
         """
+
+    def make(self) -> None:
+        """Makes the folder, or one that is there, its account's alone: what it holds tells of images.
+
+        Raises:
+            OSError: If it cannot be made.
+        """
+        self.path.mkdir(0o700, parents=True, exist_ok=True)
+        with suppress(PermissionError):  # of a mounted one, which may be another account's
+            self.path.chmod(0o700)
 
     @contextmanager
     def writing(self, new: bool = False, **more: Any) -> Iterator[None]:

@@ -69,7 +69,7 @@ class SiteFolder(SettingsFolder):
         with folder.writing(new=True, policy=Policy.read(folder.policy).content):
             if not authority.is_file():
                 raise UserError(f"ca={authority}: no such file; the coordinator's operator gives it to you")
-            path.mkdir(0o700, parents=True, exist_ok=True)  # states and reports tell of images
+            folder.make()
             (path / "ca.crt").write_bytes(given_bytes(authority))  # which may lie there already
             write_sum_key(path, folder.name)
             fingerprint = write_site_key(path)

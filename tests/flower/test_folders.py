@@ -205,6 +205,7 @@ def test_the_coordinators_certificate_may_lie_in_the_new_folder_already(tmp_path
     words = [f"out={site}", "name=north", "address=127.0.0.1:9443", f"ca={site / 'ca.crt'}"]
     assert main(["site", "init", *words, "data=folders", "data.root=x"]) == 0
     assert (site / "ca.crt").read_bytes() == b"certificate"
+    assert site.stat().st_mode & 0o077 == 0  # its folder is its account's alone from then on
 
 
 def test_a_file_that_is_no_certificate_ends_a_site_in_one_line(tmp_path, capsys):
