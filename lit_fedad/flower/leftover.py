@@ -14,17 +14,17 @@ import psutil
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import plain_json, stored_text
+from lit_fedad.core.processes import began, is_same
 
 _FILE = "superlink.json"
 _GRACE_S = 10
-_SAME_S = 0.5
 _CLOCK_S = 60.0
 """How far a clock that is set moves the time at which the machine was started."""
 
 
 def remember(folder: Path, pid: int) -> None:
     """Writes down the first process of a session that was just started."""
-    noted = {"pid": pid, "began": _began(pid), "booted": psutil.boot_time()}
+    noted = {"pid": pid, "began": began(pid), "booted": psutil.boot_time()}
     (folder / _FILE).write_text(json.dumps(noted))
 
 
@@ -42,13 +42,13 @@ def end_leftover(folder: Path) -> bool:
         return False
     try:
         noted = plain_json(stored_text(path))
-        pid, began, booted = int(noted["pid"]), float(noted["began"]), float(noted["booted"])
+        pid, since, booted = int(noted["pid"]), float(noted["began"]), float(noted["booted"])
         if not 0 < pid < 1 << 31:
             raise ValueError("no number of a process")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
     restarted = abs(psutil.boot_time() - booted) > _CLOCK_S
-    left = [] if restarted else _session(pid, began)
+    left = [] if restarted else _session(pid, since)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -61,13 +61,13 @@ def end_leftover(folder: Path) -> bool:
     return bool(left)
 
 
-def _session(pid: int, began: float) -> list[psutil.Process]:
+def _session(pid: int, since: float) -> list[psutil.Process]:
     """Lists the processes of a session, and those in sessions of their own that they have started.
 
     Also where the first has ended: until all of the session have, nobody gets its number.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
-        if abs(_began(pid) - began) > _SAME_S:
+        if not is_same(pid, since):
             return []
     found: set[psutil.Process] = set()
     for process in psutil.process_iter():
@@ -77,11 +77,6 @@ def _session(pid: int, began: float) -> list[psutil.Process]:
         except (OSError, psutil.Error):
             continue
     return [process for process in found if _lives(process)]
-
-
-def _began(pid: int) -> float:
-    """Returns the seconds from the machine's start to a process's, which no setting of the clock changes."""
-    return float(psutil.Process(pid).create_time() - psutil.boot_time())
 
 
 def _lives(process: psutil.Process) -> bool:

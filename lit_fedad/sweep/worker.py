@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_own, plain_json, stored_text
+from lit_fedad.core.processes import began, is_same
 from lit_fedad.core.text import redact
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
@@ -73,7 +74,7 @@ class Registry:
         self.folder, self.patience_s = folder, patience_s
         folder.mkdir(parents=True, exist_ok=True)
         self.number = len(list(folder.glob("*.json")))  # under the study's lock; files are never removed
-        me = {"host": socket.gethostname(), "pid": os.getpid(), "began": psutil.Process().create_time()}
+        me = {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
         check_own(self._file(self.number)).write_text(json.dumps(me))
 
     def beat(self) -> None:
@@ -85,13 +86,12 @@ class Registry:
         file = self._file(number)
         try:
             who = plain_json(stored_text(file))
-            host, pid, began = who["host"], int(who["pid"]), who["began"]
+            host, pid, since = who["host"], int(who["pid"]), float(who["began"])
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(f"{file}: is not what a worker writes; give another out=DIR") from error
         if host == socket.gethostname():
             try:  # another process may have the number by now, and a dead one waits for its parent
-                process = psutil.Process(pid)
-                return process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE
+                return is_same(pid, since) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
             except (
                 psutil.NoSuchProcess,
                 ValueError,

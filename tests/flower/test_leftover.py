@@ -86,7 +86,9 @@ def test_a_set_clock_hides_no_session_and_a_restarted_machine_has_none(
 NUMBERS = ["x", 1 << 40, 0]  # the session 0 is that of others
 
 
-@pytest.mark.parametrize("content", ["{", "[]", *(json.dumps({"pid": pid, "began": 0}) for pid in NUMBERS)])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", *(json.dumps({"pid": pid, "began": 0, "booted": 0}) for pid in NUMBERS)]
+)
 def test_a_note_that_cannot_be_read_is_told(tmp_path, content):
     (tmp_path / "superlink.json").write_text(content)
     with pytest.raises(UserError, match="cannot be read; end Flower's SuperLink yourself"):

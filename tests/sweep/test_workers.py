@@ -4,10 +4,12 @@ import contextlib
 import os
 import signal
 import sqlite3
+import sys
 import time
 
 import optuna
 import pandas as pd
+import psutil
 import pytest
 from helpers.studies import sweep
 from optuna.trial import TrialState
@@ -196,6 +198,14 @@ def test_worker_of_another_host_lives_by_its_file(tmp_path, monkeypatch):
     assert not second.lives(registry.number)
     registry.beat()
     assert second.lives(registry.number)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a clock of Linux")
+def test_a_worker_lives_whatever_its_host_s_clock_is_set_to(tmp_path, monkeypatch):
+    first, second = (worker.Registry(tmp_path, 60) for _ in range(2))
+    booted = psutil.boot_time() - 7200
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted)
+    assert second.lives(first.number)
 
 
 @pytest.mark.parametrize("content", ["notes", "[]", "{}", '{"host": "here", "pid": "one", "began": 0}'])
