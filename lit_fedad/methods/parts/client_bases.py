@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
+from lit_fedad.contracts.state import detached
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable
@@ -61,8 +64,27 @@ class PersonalModelClient(FedAvgClient):
     def personal_entries(self, entries: Mapping[str, Tensor]) -> None:
         self.personal.load_state_dict(entries, strict=False)
 
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
+        """Recomputes the task's bank; before training also that of the personal model, under what it predicts with."""
+        super().refresh(loader, predicts)
+        if predicts:
+            return
+        self._copy_bank()
+        if self.task.prepares and self.task.trains_on_bank and self.context.round > 1:
+            shared = detached(learned_state(self.task))
+            self.deploy()
+            self.task.refresh(loader, replace(self.context, round=self.context.round - 1))
+            self._copy_bank()
+            self.task.load_state_dict(shared, strict=False)
+
+    def _copy_bank(self) -> None:
+        """Gives the personal model what the task has computed from local data."""
+        state = self.task.state_dict()
+        self.personal.load_state_dict({name: state[name] for name in self.task.local_buffers}, strict=False)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds one optimiser of both models."""
+        """Builds one optimiser of both models, at this round's rates."""
+        self.personal.round = self.task.round
         optimizer = self.task.configure_optimizers()
         for group in self.personal.configure_optimizers().param_groups:
             # without the backbone, which the first group holds
@@ -71,12 +93,9 @@ class PersonalModelClient(FedAvgClient):
         return optimizer
 
     def on_train_start(self) -> None:
-        """Prepares the personal model for training, with what is prepared from local data (a bank)."""
+        """Sets the personal model to training mode."""
         super().on_train_start()
         self.personal.train()
-        self.personal.round = self.task.round
-        state = self.task.state_dict()
-        self.personal.load_state_dict({name: state[name] for name in self.task.local_buffers}, strict=False)
 
     def on_train_end(self) -> None:
         """Sets the personal model to evaluation mode."""

@@ -1,0 +1,51 @@
+"""Methods that train a personal model beside the shared one: it trains as that of a client on its own would."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lit_fedad.methods.apfl import APFLClient
+from lit_fedad.methods.ditto import DittoClient
+from lit_fedad.methods.local import LocalClient
+
+APART = {
+    "ditto": (DittoClient, {"lam": 0.0}),
+    "apfl": (APFLClient, {"alpha": 1.0, "adaptive": False}),
+}
+
+
+@pytest.fixture(params=APART)
+def apart(request):
+    """A client's class and settings under which nothing shared reaches its personal model."""
+    return APART[request.param]
+
+
+def test_apart_from_the_shared_model_it_trains_towards_a_bank_of_its_own(
+    federate, make_task, make_loader, exactly, apart
+):
+    """Bit for bit what the client has that trains alone: features attract to the bank of the model that made them."""
+    client_class, client = apart
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    own = federate(client_class, task=make_task(learning_rate=0.05), data=data, client=client)
+    alone = federate(
+        LocalClient, task=make_task(learning_rate=0.05), data=data, client={"keep_optimizer": False}
+    )
+    exactly(own.history[-1].metrics, alone.history[-1].metrics)
+
+
+def test_it_has_the_learning_rate_of_the_round(federate, make_linear, hand, apart):
+    """One point with y = 0 and x = (1, 0): f = W x + b shrinks by 1 - 2 rate in every step, for |x|^2 + 1 = 2."""
+
+    class Falling(make_linear):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=(0.4, 0.1, 0.2, 0.05)[self.round])
+
+    point = {"x": torch.tensor([1.0, 0.0]).double(), "y": torch.zeros(2).double()}
+    client_class, client = apart
+    data = {number: DataLoader([point]) for number in range(2)}
+    played = federate(client_class, task=Falling(), data=data, client=client)
+    f = (0.8 * 0.6 * 0.9) * np.array([0.5 + 0.125, 0.25 - 0.5])
+    for number in data:
+        theta = hand.theta(played.pool.get(number)["personal_entries"])
+        np.testing.assert_allclose(theta @ (1, 0, 1), f, rtol=1e-12)
