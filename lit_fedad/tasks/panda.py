@@ -132,9 +132,9 @@ class Panda(Task):
         return {name: entry.cpu() / max(images, 1) for name, entry in total.items()}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds SGD with momentum of the network's weights."""
+        """Builds SGD with momentum of the network's weights, and of what a method adds."""
         return torch.optim.SGD(
-            self._network.parameters(),
+            self.trainable,
             lr=self.learning_rate,
             momentum=self.momentum,
             weight_decay=self.weight_decay,

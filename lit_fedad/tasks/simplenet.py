@@ -89,7 +89,9 @@ class SimpleNet(PatchTask):
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds Adam, with a rate for the adaptor and one for the discriminator."""
-        parts = zip((self.adaptor, self.discriminator), self.rates, strict=True)
-        groups = [{"params": list(part.parameters()), "lr": rate} for part, rate in parts]
+        """Builds Adam, with a rate for the adaptor and one for the discriminator and what a method adds."""
+        adaptor = list(self.adaptor.parameters())
+        others = [weight for weight in self.trainable if all(weight is not own for own in adaptor)]
+        parts = zip((adaptor, others), self.rates, strict=True)
+        groups = [{"params": weights, "lr": rate} for weights, rate in parts]
         return torch.optim.Adam(groups, weight_decay=self.weight_decay)

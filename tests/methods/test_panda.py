@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
+from lit_fedad.methods.dbe import DBEClient
 from lit_fedad.methods.fedavg import FedAvgClient, LatestMessagesServer
+from lit_fedad.methods.moon import MoonClient
 from lit_fedad.methods.panda import BANK, CENTRE, Banks, PandaClient
 from lit_fedad.tasks.panda import Panda
 
@@ -187,3 +189,12 @@ def test_more_vectors_than_images_are_refused():
 def test_encoders_without_pretrained_features_are_refused():
     with pytest.raises(UserError, match="features=frozen"):
         Panda(frozen_encoder(hidden=0))
+
+
+@pytest.mark.parametrize("method", [(DBEClient, "offset"), (MoonClient, "model_contrast.0.weight")])
+def test_what_a_method_adds_to_the_weights_is_trained_too(federate, method):
+    client_class, added = method
+    played = federate(client_class, task=task(), data={0: images(5), 1: images(3, seed=1)}, rounds=2)
+    torch.manual_seed(0)  # of `federate`, which builds the client
+    start = client_class(task()).task.state_dict()[added]
+    assert all(not torch.equal(state[added], start) for state in played.history[-1].metrics.values())

@@ -69,3 +69,14 @@ def test_a_first_step_has_a_rate_for_each_part():
         expected = -rate * gradient / (gradient.abs() + 1e-8)
         torch.testing.assert_close(weight.detach() - before[name], expected, rtol=1e-2, atol=1e-6)
     assert not any(p.requires_grad for p in task.backbone.parameters())
+
+
+def test_what_a_method_adds_is_trained_with_the_discriminator():
+    """DBE's bias on the features, and MOON's projection."""
+    task = make(adaptor_rate=1e-3, learning_rate=1e-2)
+    task.offset, task.projection = torch.nn.Parameter(torch.zeros(8)), torch.nn.Linear(8, 2)
+    adaptor, others = task.configure_optimizers().param_groups
+    assert (adaptor["lr"], others["lr"]) == (1e-3, 1e-2)
+    assert [len(group["params"]) for group in (adaptor, others)] == [2, 5 + 3]
+    trained = {id(weight) for group in (adaptor, others) for weight in group["params"]}
+    assert trained == {id(weight) for weight in task.trainable}
