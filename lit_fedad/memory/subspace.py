@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_fedad.contracts.compute import one_thread
+from lit_fedad.contracts.compute import full_precision, one_thread
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
@@ -252,7 +252,8 @@ def residual_norms(vectors: Tensor, basis: Tensor) -> Tensor:
         vectors: Features minus the normal mean.
         basis: Directions outside the subspace [C, R], as of `fit_subspace`.
     """
-    return torch.linalg.vector_norm(vectors @ basis, dim=1)
+    with full_precision(vectors):  # residuals are differences of large numbers
+        return torch.linalg.vector_norm(vectors @ basis, dim=1)
 
 
 def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:

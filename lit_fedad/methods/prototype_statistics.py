@@ -30,7 +30,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
@@ -172,7 +172,8 @@ class PrototypeStatisticsClient(Client):
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Predicts with all classes alike frequent, and with the client's frequencies (``prior``)."""
-        balanced = self.task.predict_step(batch)
+        with full_precision(self.task.classifier.weight):
+            balanced = self.task.predict_step(batch)
         assert balanced.logits is not None
         shares = (self.own_counts / self.own_counts.sum().clamp(min=1)).clamp(min=_RARE)
         logits = balanced.logits + shares.log().to(balanced.logits)

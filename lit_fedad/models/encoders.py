@@ -7,6 +7,7 @@ from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.contracts.compute import full_precision
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import FeaturePyramid
@@ -79,7 +80,8 @@ class FrozenEncoder(nn.Module):
             pixels = F.interpolate(
                 pixels, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True
             )
-        maps = self.backbone(pixels)
+        with full_precision(pixels):  # as features that are kept are computed
+            maps = self.backbone(pixels)
         pooled = torch.cat([features.float().mean((2, 3)) for features in maps], dim=1)
         return F.normalize(pooled, dim=1) if self.unit_length else pooled
 

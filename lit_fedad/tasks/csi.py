@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.contracts.schedule import cosine_decay
 from lit_fedad.core.bounds import at_least
@@ -154,7 +154,8 @@ class CSI(Representation):
         if not self.bank.shape[1]:
             raise UserError("there is no bank to score by: the client has no images")
         z, logits = features[:, :, :-1], features[:, :, -1]
-        nearest = torch.stack([(z[:, k] @ self.bank[k].T).amax(1) for k in range(_TURNS)], dim=1)
+        with full_precision(z):
+            nearest = torch.stack([(z[:, k] @ self.bank[k].T).amax(1) for k in range(_TURNS)], dim=1)
         normality = nearest / self.norms + logits / self.certainty
         return Prediction(image_score=-normality.mean(1))
 

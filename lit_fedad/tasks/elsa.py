@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import KMeansResult, kmeans
@@ -103,16 +103,21 @@ class Elsa(Representation):
         """Computes z [B, D]."""
         return F.normalize(self.projection(features).float(), dim=1)
 
+    def energies(self, features: Tensor, temperature: float) -> Tensor:
+        """Computes ``log sum_p exp(z . p / temperature)`` [B]."""
+        z = self.project(features)
+        with full_precision(z):  # energies of images differ in few digits
+            return (z @ self.prototypes.T / temperature).logsumexp(1)
+
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the loss of this round."""
         if self.warming_up:
             return self.warmup_loss(self.projection(features).view(*batch["views"].shape[:2], -1), batch)
-        energies = (self.project(features) @ self.prototypes.T / self.temperature).logsumexp(1)
-        return {"loss": energies.reciprocal().mean()}
+        return {"loss": self.energies(features, self.temperature).reciprocal().mean()}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by the energy of their directions."""
-        return Prediction(image_score=-(self.project(features) @ self.prototypes.T).logsumexp(1))
+        return Prediction(image_score=-self.energies(features, 1.0))
 
     @torch.no_grad()
     def cluster(self, loader: DataLoader, context: Context) -> KMeansResult:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, Task
-from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
@@ -150,6 +150,7 @@ class FeatureSVM(FrozenDetector):
         """Computes minus the decision function of each image."""
         if not len(self.vectors):
             raise UserError("there are no support vectors to score by: the client has no images")
-        squares = squared_distances(features.float(), self.vectors, self.vectors.square().sum(1))
-        kernel = (-self.sharpness * squares).exp()
-        return Prediction(image_score=-(kernel @ self.coefficients + self.offset))
+        with full_precision(features):
+            squares = squared_distances(features.float(), self.vectors, self.vectors.square().sum(1))
+            kernel = (-self.sharpness * squares).exp()
+            return Prediction(image_score=-(kernel @ self.coefficients + self.offset))

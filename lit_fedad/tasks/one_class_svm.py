@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fedad.contracts import Prediction
+from lit_fedad.contracts.compute import full_precision
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.tasks.deep_svdd import Bottleneck
 
@@ -80,12 +81,13 @@ class OneClassSVM(Bottleneck):
 
     def fourier(self, features: Tensor) -> Tensor:
         """Computes phi(z) [B, 2 R], of length 1."""
-        turned = features @ self.directions.T
+        turned = features.to(self.directions) @ self.directions.T
         return torch.cat([turned.cos(), turned.sin()], 1) / len(self.directions) ** 0.5
 
     def margins(self, features: Tensor) -> Tensor:
         """Computes ``rho - w . phi(z)`` [B], above 0 outside."""
-        return self.rho - self.fourier(features) @ self.normal
+        with full_precision(features):  # rounded, most images tie
+            return self.rho - self.fourier(features) @ self.normal
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the loss, and the ``reconstruction`` in it."""

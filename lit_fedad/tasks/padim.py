@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.memory.moments import MomentSets, cached_sets, upper_triangle
 from lit_fedad.models.backbones import FeaturePyramid
@@ -170,7 +170,8 @@ class PaDiM(PatchTask):
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by the distances ``sqrt((x - m)^T Sigma^-1 (x - m))`` of their positions (PaDiM Eq. 2)."""
         offsets = features.float().transpose(0, 1) - self.centres[:, None]
-        distances = (offsets @ self.whiteners.mT).norm(dim=2).T
+        with full_precision(offsets):
+            distances = (offsets @ self.whiteners.mT).norm(dim=2).T
         scores = distances.flatten()
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
 

@@ -184,7 +184,8 @@ class PatchTask(StandardisedTask):
     def standardised(self, patches: Tensor) -> Tensor:
         """Standardises and whitens patch features [..., C] by the statistics that are loaded."""
         patches = (patches - self.mean) / self.scale
-        return patches if self.whiten is None else patches @ self.whitening
+        with full_precision(patches):
+            return patches if self.whiten is None else patches @ self.whitening
 
     @property
     def moment_sets(self) -> int:

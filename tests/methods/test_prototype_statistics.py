@@ -180,3 +180,15 @@ def test_classes_that_noise_hides_are_taken_for_empty(federate):
     found = noised(federate, dict(enumerate(rare)), epsilon=8.0)
     assert found.server.count[2] == 0
     assert found.server.count[0] > 0
+
+
+def test_mixed_precision_rounds_no_logit():
+    """Rows of the classifier are long, and their products with an image of another class almost as large."""
+    client = PrototypeStatisticsClient(make_task())
+    server = PrototypeStatisticsServer(client)
+    server.aggregate({0: Update(client.send(labelled(9)), 9)})
+    client.receive(server.broadcast(0))
+    (batch, *_) = labelled(3, seed=1)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = client.predict_step(batch).logits
+    assert torch.equal(mixed, client.predict_step(batch).logits)
