@@ -1,5 +1,7 @@
 """FedRep: a shared representation with personal heads (Collins et al., ICML 2021; FedRep Alg. 1)."""
 
+import torch
+
 from lit_fedad.contracts import Predictors, Task
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
@@ -59,6 +61,11 @@ class FedRepClient(FedAvgClient):
         """Whether the current epoch trains the representation, not the head."""
         first = self.base_epochs if self.base_first else self.head_epochs
         return (self.epoch < first) == self.base_first
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds the task's optimiser of both parts: a client that failed has left one of them without gradients."""
+        self._free(head=True, base=True)
+        return super().configure_optimizers()
 
     def on_train_start(self) -> None:
         """Resets the count of epochs."""

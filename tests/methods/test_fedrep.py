@@ -8,6 +8,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lit_fedad.contracts import Task
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import fit
 from lit_fedad.federation.sampling import ClientSampler
@@ -208,9 +209,16 @@ def test_the_server_s_model_has_the_mean_head(fedrep, hand, points_by_hand, exac
     exactly({client: played.pool.get(client) for client in points_by_hand}, before)
 
 
+@pytest.mark.parametrize("of_trainable", [False, True])
 def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(
-    federate, make_classifier, make_points, exactly
+    federate, make_classifier, make_points, exactly, of_trainable
 ):
+    """Also where the task's optimiser is of what has gradients when it is built, as autoencoders' are."""
+
+    class Own(make_classifier):
+        if of_trainable:
+            configure_optimizers = Task.configure_optimizers
+
     class Failing(FedRepClient):
         def training_step(self, batch, batch_idx=0):
             if self.context.client == 0:
@@ -219,8 +227,8 @@ def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(
 
     data = {c: make_points(4, c) for c in range(2)}
     client, skip = {"head_epochs": 1}, ClientSampler(on_failure="skip")
-    failed = federate(Failing, task=make_classifier(), data=data, rounds=1, client=client, sampler=skip)
-    alone = federate(FedRepClient, task=make_classifier(), data={1: data[1]}, rounds=1, client=client)
+    failed = federate(Failing, task=Own(), data=data, rounds=1, client=client, sampler=skip)
+    alone = federate(FedRepClient, task=Own(), data={1: data[1]}, rounds=1, client=client)
     assert list(failed.history[-1].failures) == [0]
     exactly(failed.server.weights, alone.server.weights)
     exactly(failed.pool.get(1), alone.pool.get(1))
