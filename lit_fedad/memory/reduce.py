@@ -228,7 +228,10 @@ class SlotReduce(MemoryReduce):
             self._counts = torch.zeros(slots, dtype=torch.int64, device=self._memory.device)
             self._images = torch.zeros_like(self._counts)
             if self.weights == "clipped":
-                self._spacing = nearest(self._memory, self._memory, k=min(2, slots))[0][:, -1].double()
+                others = self._memory.unique(dim=0)  # a copy of a slot is no other one
+                self._spacing = torch.full_like(self._weights, torch.inf)
+                if len(others) > 1:
+                    self._spacing = nearest(self._memory, others, k=2)[0][:, 1].double()
 
     @torch.no_grad()
     def update(self, maps: Tensor, judge: Judge | None = None) -> None:

@@ -277,3 +277,16 @@ def test_a_clipped_weight_keeps_an_outlier_from_pulling_a_slot_away():
     assert moved("clipped") == pytest.approx([-(1 + 2 * 50) / 3, 2.0])
     with pytest.raises(UserError, match="task.reduce.weights=far: give distance, clipped, none"):
         SlotReduce(weights="far")
+
+
+@pytest.mark.parametrize(
+    ("memory", "moved"),
+    [([0.0], (1 * 1 + 3 * 3) / 4), ([0.0, 0.0, 2.0], (1 * 1 + 3 * 2) / 3)],
+    ids=["the only slot", "a slot with a copy"],
+)
+def test_a_clipped_weight_reaches_to_the_nearest_slot_elsewhere(memory, moved):
+    """Patches -1 and -3: without another slot nothing is clipped, and a copy at distance 0 would weigh all as 0."""
+    reduce = SlotReduce(weights="clipped", average=False)
+    reduce.start(torch.tensor(memory)[:, None], 1, len(memory), generator())
+    reduce.update(torch.tensor([[[-1.0], [-3.0]]]))
+    assert reduce.finish().memory.min().item() == pytest.approx(-moved)
