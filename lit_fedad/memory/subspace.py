@@ -143,10 +143,18 @@ def fit_subspaces(
 
     Returns:
         The centres [P, C], and directions [P, C, R], some of length 0 where a product has fewer than another.
+
+    Raises:
+        UserError: If no product has vectors in every set, or all of them are alike.
     """
     folds = folds_of(share)
     products = [sets[first : first + folds] for first in range(0, len(sets), folds)]
     complete = [folded for folded in products if all(fold.count for fold in folded)]
+    if not complete:
+        raise UserError(
+            f"no client has {folds} images of one product, of which some are held out: give a share of variance in"
+            f" place of '{LIKELIHOOD}'"
+        )
     centres, bases = zip(*(_fitted(tuple(folded), share, shrinkage) for folded in complete), strict=True)
     widest = max(basis.shape[1] for basis in bases)
     padded = [F.pad(basis, (0, widest - basis.shape[1])) for basis in bases]

@@ -80,6 +80,11 @@ def test_a_client_sends_its_moments_once(play, make_loader):
     assert int(played.server.moments["count"].sum()) == 10 * 16
 
 
+def test_without_a_second_image_at_any_client_none_is_held_out(play, make_loader):
+    with pytest.raises(UserError, match="no client has 2 images of one product"):
+        play({0: make_loader(1), 1: make_loader(1, 1)}, share="likelihood")
+
+
 def test_dimensions_may_be_chosen_by_likelihood_on_other_images(play, make_loader):
     server = play({0: make_loader(6), 1: make_loader(5, 1)}, share="likelihood").server
     assert server.moments["count"].tolist() == [(3 + 3) * 16, (3 + 2) * 16]
