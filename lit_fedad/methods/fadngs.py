@@ -172,9 +172,10 @@ class FADngsServer(LatestMessagesServer):
             return
         teachers = {client: update.message for client, update in updates.items()}
         self.task.load_state_dict(self.auxiliary, strict=False)
-        self.weights, self.report = self.distillation(
-            self.task, self.weights, teachers, self.public, self.context, self.fabric
-        )
+        with self.context.seeded("distillation"):  # dropout draws random numbers
+            self.weights, self.report = self.distillation(
+                self.task, self.weights, teachers, self.public, self.context, self.fabric
+            )
 
 
 class ShareDensities(LatestMessages):
