@@ -314,8 +314,8 @@ class FedDyMemServer(MomentsServer):
         if place is None:  # radii are residuals here, which clients group by slots once they know these
             return torch.ones(self.slots)
         counts, radii = (torch.cat([m[name] for m in messages]) for name in ("counts", "radii"))
-        merged = pooled_radii(counts, radii.double().square(), place.repeat(len(messages)), self.slots)
-        return merged[place]
+        squares, slots = radii.double().square(), place.repeat(len(messages))
+        return pooled_radii(counts, squares, slots, self.slots, self.prior_patches)[place]
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the memory's spread (root of the summed slot variance) and the agreement of the clients."""

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from helpers.methods import exchanges_of
+from helpers.summed_bank import summed_bank
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
@@ -12,10 +13,10 @@ from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import check, elements
 from lit_fedad.federation.client_runner import fit
-from lit_fedad.memory.merge import KMeansAggregation, MeanAggregation, agreement
+from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation, MeanAggregation, agreement
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, FirstMemory
-from lit_fedad.tasks.slot_distances import HingeLoss
+from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 ROBUST = {"standardise": True, "loss": HingeLoss("median", neighbours=2, repulsion=0.1)}
@@ -217,3 +218,22 @@ def test_until_heads_differ_one_client_is_scored_for_all(
         untrained = play(0)
         answers = untrained.ask(0, untrained.evaluator)
         exactly(answers[0], answers[1])
+
+
+@pytest.mark.parametrize("settings", [{"subspace": None}, {"subspace": 0.9, "image_score": LocalScale()}])
+def test_the_prior_draws_radii_to_the_usual_one_whatever_they_measure(federate, make_loader, settings):
+    """Distances to slots, or residuals outside the subspace; a thousand of usual length drown a slot's few dozen."""
+    data, spreads = {0: make_loader(5), 1: make_loader(3, seed=1)}, []
+    for prior in (0, 1000):
+        played = federate(
+            FedDyMemClient,
+            FedDyMemServer,
+            task=summed_bank(**settings),
+            data=data,
+            client={"send_counts": True},
+            server={"aggregation": LloydAggregation(), "prior_patches": prior},
+            rounds=1,
+        )
+        radii = played.server.known["radii"]
+        spreads.append(float(radii.std() / radii.mean()))
+    assert spreads[1] < 0.1 * spreads[0]
