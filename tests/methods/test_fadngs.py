@@ -317,27 +317,6 @@ def test_distillation_begins_after_the_warm_up(play, make_contrastive, make_imag
     assert [torch.equal(one, other) for one, other in zip(*paths, strict=True)] == [True, True, True, False]
 
 
-def test_dropout_in_distillation_depends_on_the_round_alone(play, make_contrastive, make_images, exactly):
-    """Not on numbers that the process has drawn before, as it has not after an interruption."""
-
-    class Forgetful(nn.Sequential):
-        num_features = 8
-
-        def __init__(self):
-            super().__init__(nn.Conv2d(3, 8, 3, stride=2), nn.AvgPool2d(3), nn.Flatten(), nn.Dropout(0.5))
-
-    data = {0: make_images(), 1: make_images(seed=1)}
-    weights = []
-    for drawn in (1, 2):
-        torch.manual_seed(0)
-        task = make_contrastive(encoder=Forgetful(), warmup=0)
-        played = play(
-            task, data, sed=True, rounds=2, after_round=lambda *_, count=drawn: torch.manual_seed(count)
-        )
-        weights.append(played.server.weights)
-    exactly(*weights)
-
-
 def test_without_public_images_nothing_is_trained(federate, make_contrastive, make_images, tap):
     with pytest.raises(
         UserError, match="distillation needs public images: give public=natural, synthetic"
