@@ -20,6 +20,7 @@ from lit_fedad.condensation.batch_statistics import record, unconstrained
 from lit_fedad.condensation.condense import Condensation, RealBatch
 from lit_fedad.condensation.kernels import class_mmd
 from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.compute import full_precision
 from lit_fedad.contracts.disclosure import DisclosedBy
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
@@ -298,7 +299,8 @@ def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) ->
     """
     unit = F.normalize(features, dim=1)
     itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
-    similar = (unit @ unit.T / temperature).masked_fill(itself, -torch.inf)
+    with full_precision(unit):
+        similar = (unit @ unit.T / temperature).masked_fill(itself, -torch.inf)
     likelihood = similar.log_softmax(1).masked_fill(itself, 0)
     positives = (labels[:, None] == labels) & ~itself
     mean_likelihood = (likelihood * positives).sum(1) / positives.sum(1).clamp(min=1)

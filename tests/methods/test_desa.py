@@ -50,6 +50,14 @@ def test_the_contrast_by_hand():
     assert alone.item() == pytest.approx(2 * -np.log(e(2) / (e(2) + e(0))) / 3, rel=1e-6)
 
 
+def test_mixed_precision_rounds_no_cosine():
+    """At a temperature of 0.07, eight bits of a cosine would move its exponent by up to 0.05."""
+    features, labels = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = supervised_contrast(features, labels, 0.07)
+    assert torch.equal(mixed, supervised_contrast(features, labels, 0.07))
+
+
 def test_the_client_s_loss_by_hand():
     client = client_of(own=0.5, distillation=2.0, contrast=0.0, temperature=4.0, soft=0.75).eval()
     batch = next(iter(loader([0, 1, 2, 1])))
