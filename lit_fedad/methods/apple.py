@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Free, Message, MessageSpec, Predictors, Task, TensorSpec, Update
+from lit_fedad.contracts.compute import full_precision
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -138,11 +139,12 @@ class AppleClient(FedAvgClient):
 
     def _mixture(self) -> dict[str, Tensor]:
         """Computes ``sum_m p_m c_m``, differentiable in p and in the client's own core."""
-        relations = self.relations
-        return {
-            name: torch.tensordot(relations.to(core), self._cores(name, core), dims=1)
-            for name, core in trainable(self.task).items()
-        }
+        own = trainable(self.task)
+        with full_precision(next(iter(own.values()))):  # weights stay in single precision under mixed
+            return {
+                name: torch.tensordot(self.relations.to(core), self._cores(name, core), dims=1)
+                for name, core in own.items()
+            }
 
     def _cores(self, name: str, weights: Tensor) -> Tensor:
         cores = self.others[name].to(weights)

@@ -265,3 +265,25 @@ def test_the_bank_it_trains_against_was_made_with_the_mixture(apple_on_banks, ex
         heads = {name: entry for name, entry in known.items() if name.startswith("head.")}
         mixture = {name: torch.tensordot(relations, entry, dims=1) for name, entry in heads.items()}
         exactly(after[client]["own_entries"]["memory"], bank(client, mixture))
+
+
+def test_mixed_precision_rounds_no_weight_of_the_mixture(make_linear):
+    """A task without a product of matrices has the same loss, to the last digit."""
+
+    class Scaled(make_linear):
+        def forward(self, batch):
+            return batch["x"] * self.layer.weight[0] + self.layer.bias
+
+    client = AppleClient(Scaled(dtype=torch.float32), rounds=1, mu=0.0)
+    client.context = Context(seed=0, round=1, client=1)
+    drawn = torch.Generator().manual_seed(0)
+    cores = {
+        name: torch.randn(3, *entry.shape, generator=drawn) for name, entry in client.shared_state().items()
+    }
+    client.receive({**cores, CLIENTS: torch.arange(3), SHARES: torch.tensor([0.2, 0.3, 0.5])})
+    client.configure_optimizers()
+    batch, losses = {"x": torch.ones(1, 2), "y": torch.zeros(1, 2)}, []
+    for mixed in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+            losses.append(client.training_step(batch)["loss"])
+    assert torch.equal(*losses)
