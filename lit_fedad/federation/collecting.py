@@ -157,21 +157,34 @@ class Collecting:
             UserError: If the policy for failures is to stop.
         """
         failed: dict[int, str] = {}
-        played = [report for report in history if report.round <= 0]
-        there = {report.round: {*report.participants, *report.refused} for report in played}
         # The first process alone has the history of this command.
-        for round, known in self.fabric.broadcast(there).items():
-            exchange, past = exchanges.of_round(round)[0], replace(context, round=round)
-            late = [client for client in holders if client not in {*known, *failed}]
-            if not late or exchange.joining != "play":
+        for round, missed in self.fabric.broadcast(behind(exchanges, holders, history)).items():
+            late = [client for client in missed if client not in failed]
+            if not late:
                 continue
+            exchange, past = exchanges.of_round(round)[0], replace(context, round=round)
             self.sender.server.context = past
             outcome = self.transport.play(self.sender.messages(exchange, late, past), ())
             self.sender.forget()
             done, causes = self.fabric.broadcast((list(outcome.values), outcome.failures))
             self.transport.settle(done)
             failed |= causes
-            for report in played:
+            for report in history:
                 report.participants += done if report.round == round else []
         on_first(self.fabric, partial(self.sampler.check_failures, self.names.titled(failed), context.round))
         return failed
+
+
+def behind(
+    exchanges: Exchanges, holders: Sequence[int], history: Sequence[RoundReport]
+) -> dict[int, list[int]]:
+    """Lists the holders of images that have not done yet what later rounds need of the exchanges before round 1.
+
+    Returns:
+        Clients by number of the exchange, of those that clients catch up with (`Exchange.joining`).
+    """
+    return {
+        report.round: [one for one in holders if one not in {*report.participants, *report.refused}]
+        for report in history
+        if report.round <= 0 and exchanges.of_round(report.round)[0].joining == "play"
+    }

@@ -20,7 +20,7 @@ from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner
-from lit_fedad.federation.collecting import Collecting, Sender, Turn
+from lit_fedad.federation.collecting import Collecting, Sender, Turn, behind
 from lit_fedad.federation.evaluator import ClientQuery, Evaluator, LocalQuery
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import all_cores, on_first, shard
@@ -252,9 +252,15 @@ class Federation:
         self.transport.restore(latest)
         if self.fabric.is_global_zero:
             self.checkpoints.remove_older()
-        for report in self.history:
-            if report.round <= 0:
-                self._leave_out(report.failures)
+        if round > 0 and self.joinable:
+            late = {
+                one for some in behind(self.exchanges, self.holders, self.history).values() for one in some
+            }
+            self.clients = [client for client in self.holders if client not in late]
+        else:
+            for report in self.history:
+                if report.round <= 0:
+                    self._leave_out(report.failures)
         return round + 1
 
     def save(self, round: int) -> None:
