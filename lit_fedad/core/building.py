@@ -142,8 +142,11 @@ def _takers(target: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a function or class that have names, with those of the classes above."""
     found: dict[str, inspect.Parameter] = {}
-    for taker in _takers(target):
-        found = {**inspect.signature(taker).parameters, **found}
+    try:
+        for taker in _takers(target):
+            found = {**inspect.signature(taker).parameters, **found}
+    except (TypeError, ValueError) as error:  # no function or class, or one of C that does not say it
+        raise UserError(f"_target_ {target!r} is nothing that a section can describe: {error}") from error
     return {name: one for name, one in found.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
 
 

@@ -2,9 +2,7 @@
 
 import difflib
 import functools
-import hashlib
 import inspect
-import json
 import math
 import re
 import typing
@@ -24,8 +22,11 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import TILING as TILING
+from lit_fedad.core.identity import identity as identity
+from lit_fedad.core.identity import judgement as judgement
 from lit_fedad.core.sizes import gives_arrays, register_resolvers
-from lit_fedad.core.text import redact, redacted
+from lit_fedad.core.text import redact
 from lit_fedad.core.typed_words import advice, as_typed
 
 
@@ -79,14 +80,6 @@ _EVERY_RUN_HAS = (
     "image",
     "fabric",
 )
-# Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
-_CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
-# Keys of the evaluation that no training depends on.
-_JUDGEMENT = ("alpha", "pictures", "alone", "batch_size")
-
-TILING = ("tile", "overlap")
-"""Keys of the image that say how it is cut into tiles."""
-
 TYPES: dict[str, Any] = {
     "image.size": int | list,
     "image.resize": int | None,
@@ -99,6 +92,18 @@ TYPES: dict[str, Any] = {
     "learning_rate_decay": typing.Literal["cosine", None],
 }
 """Types of keys whose default value does not tell them."""
+
+_NEEDED: dict[str, Any] = {
+    **dict.fromkeys(("data", "partition", "task"), Mapping),
+    **dict.fromkeys(("method.client", "method.server", "federation.sampler", "federation.channel"), Mapping),
+    **dict.fromkeys(("method.name", "method.paper"), str),
+    "federation.pool_bytes": int,
+    "tracking.enabled": bool,
+}
+"""Types of keys beside those of ``config.yaml`` that every run has; a mapping has a ``_target_``."""
+
+_TOO_LARGE = 1 << 63
+"""Magnitude of whole numbers that no file of a run holds."""
 
 RENAMED = {
     "feddymem_trained": "method=feddymem",
@@ -186,8 +191,11 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     # Without the debug preset: all groups, and what is said of data and images. Other keys may be the preset's own.
     plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
     for override in overrides:
-        if not re.match(r"~|[^=]{1,250}=", override):  # Hydra looks for a file of the name of every key
+        # Hydra looks for a file of the name of every key.
+        if not re.match(r"~|\+{0,2}[^=+][^=]{0,250}=", override):
             raise UserError(f"'{override:.100}' is not of the form key=value")
+        if re.match(r"[+~]*hydra[./=]", override):
+            raise UserError(f"{override:.100}: Hydra starts nothing here; a run's folder is given by out=DIR")
         _check_choice(override)
     try:
         register_resolvers()
@@ -213,6 +221,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
         )
     check_root(config)
+    _check_complete(config)
     return config
 
 
@@ -241,37 +250,6 @@ def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool)
     with open_dict(composed):
         composed.method.under = f"{kind}: {' '.join(settings)}" if settings else None
     return composed
-
-
-def identity(config: Config) -> str:
-    """Computes a short hash of all keys that decide what a run trains: others may change when it is resumed."""
-    decisive = {key: value for key, value in config.items() if key not in _CIRCUMSTANCES}
-    # Cached features are in half precision: a run without the cache ends with other last digits.
-    decisive["precision"] = str(config.get("fabric", {}).get("precision"))
-    decisive["cached"] = config.get("cache", {}).get("enabled", True)
-    image, data = config.get("image", {}), config.get("data") or {}
-    # Without tiles, a page, an own split or regions that saturate, a run is the same as before there were their keys.
-    unused = (
-        *(TILING if image.get("tile") is None else ()),
-        *(("page",) if image.get("page") is None else ()),
-    )
-    decisive["image"] = {key: value for key, value in image.items() if key not in unused}
-    if data.get("split_seed") is None:
-        decisive["data"] = {key: value for key, value in data.items() if key != "split_seed"}
-    aside = _JUDGEMENT if "saturation" in data else (*_JUDGEMENT, "spro_limit")
-    evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in aside}
-    return _hash({**decisive, "evaluation": evaluation})
-
-
-def judgement(config: Config) -> str:
-    """Computes a short hash of the keys that decide, beside those of `identity`, what a complete run's files say."""
-    evaluation = config.get("evaluation", {})
-    return _hash({key: evaluation.get(key) for key in _JUDGEMENT if key != "batch_size"})
-
-
-def _hash(values: Mapping[str, Any]) -> str:
-    text = json.dumps(redacted(values), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,6 +303,28 @@ def check_root(config: Config) -> None:
         if not all(isinstance(number, int | float) and least <= number <= most for number in numbers):
             bound = f"at least {least}" if most == math.inf else f"in [{least}, {most}]"
             raise UserError(f"{key}={value} must be {bound}")
+
+
+def _check_complete(config: Config) -> None:
+    """Checks that a composed configuration has what every run needs, and numbers that its files can hold.
+
+    Raises:
+        UserError: Naming a key that was removed (``~key``), or whose value is none of its kind.
+    """
+    root = _parsed((conf_folder() / "config.yaml").read_text())
+    for key in (*flatten({name: default for name, default in root.items() if name != "defaults"}), *_NEEDED):
+        section, _, leaf = key.rpartition(".")
+        held = config.get(section, {}) if section else config
+        if leaf not in held:
+            raise UserError(f"{key} is removed, and every run has one; give it a value")
+        if (kind := _NEEDED.get(key)) is not Mapping:
+            check_type(held[leaf], kind or Any, key)
+        elif not isinstance(held[leaf], Mapping) or not isinstance(held[leaf].get("_target_"), str):
+            raise UserError(f"{key} must be a section with _target_")
+    for key, value in flatten(config).items():
+        for number in value if isinstance(value, list) else (value,):
+            if isinstance(number, int) and abs(number) >= _TOO_LARGE:
+                raise UserError(f"{key}={number!s:.40} is too large a number")
 
 
 @functools.cache

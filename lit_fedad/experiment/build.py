@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from lightning.fabric import Fabric
@@ -42,6 +42,8 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
+
+T = TypeVar("T")
 
 _NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
 
@@ -183,8 +185,8 @@ def build_images(config: Config) -> Images:
         UserError: If the method does not support the task, or the task these images.
     """
     # Checked first: a method's settings for its own task and data do not fit others.
-    task = locate(config["task"]["_target_"])
-    locate(config["method"]["client"]["_target_"]).check_task(task)
+    task = _class_of(config["task"], "task", Task)
+    _class_of(config["method"]["client"], "method.client", Client).check_task(task)
     if task.kind == "anomaly" and config["image"]["channels"] != 3:
         raise UserError(
             f"image.channels={config['image']['channels']}: task {task.__name__} looks at three channels, as all tasks"
@@ -202,6 +204,18 @@ def build_images(config: Config) -> Images:
             " give task=classifier"
         )
     return images
+
+
+def _class_of(section: Mapping[str, Any], key: str, base: type[T]) -> type[T]:
+    """Returns the class that a section names.
+
+    Raises:
+        UserError: If it is none of that kind.
+    """
+    found = locate(section["_target_"])
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{key}._target_={section['_target_']} is no {base.__name__} (lit_fedad.contracts)")
+    return found
 
 
 def build_public(config: Config, images: Images) -> Tensor | None:
@@ -298,7 +312,7 @@ def build_model(
             client=client,
             **{name: held for name, held in kept.items() if takes(config["method"]["server"], name)},
         )
-        if "exchanges" not in config["method"]:
+        if not config["method"].get("exchanges"):
             raise UserError(
                 f"method {config['method']['name']}: its YAML names no method.exchanges; give the function that lists"
                 " them, such as {_target_: lit_fedad.methods.fedavg.exchanges}"

@@ -8,6 +8,7 @@ probability of at most alpha (Vovk et al., Algorithmic Learning in a Random Worl
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,7 +32,7 @@ _ROUNDING = 1e-9
 
 def needed_images(alpha: float) -> int:
     """Returns the fewest calibration images with which a rate of false alarms can be promised: 1 / alpha - 1."""
-    return math.ceil(1 / alpha - _ROUNDING) - 1
+    return math.ceil(min(1 / alpha, sys.float_info.max) - _ROUNDING) - 1
 
 
 @dataclass(frozen=True)

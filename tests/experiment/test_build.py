@@ -70,6 +70,18 @@ def test_images_have_the_configured_channels(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("task._target_=os.getcwd", r"task\._target_=os\.getcwd is no Task"),
+        ("method.client._target_=builtins.dict", r"method\.client\._target_=builtins\.dict is no Client"),
+    ],
+)
+def test_what_is_no_task_or_client_is_refused(override, said):
+    with pytest.raises(UserError, match=said):
+        build_images(compose(["method=fedavg", override]))
+
+
+@pytest.mark.parametrize(
     ("overrides", "processes", "message"),
     [
         (["federation=secure"], 1, "Ray workers neither mask nor noise sums yet"),

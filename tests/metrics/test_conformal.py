@@ -26,7 +26,7 @@ def test_p_values_count_the_scores_that_are_at_least_as_large(n):
     assert ScoreCounts.of(calibration).p_values(new).tolist() == pytest.approx(by_hand)
 
 
-@pytest.mark.parametrize("alpha", [0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("alpha", [1e-320, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("n", [1, 9, 19, 39])
 def test_a_score_is_above_the_threshold_exactly_where_its_p_value_is_at_most_alpha(n, alpha):
     counts = ScoreCounts.of(COARSE[:n])
