@@ -120,8 +120,10 @@ class Byte:
             LookupError: If a part of a matrix is missing.
             ValueError: If the parts of a matrix are not of one form.
         """
-        decoded = {n: t for n, t in message.items() if not n.endswith((".levels", ".low", ".step"))}
-        for name in [n.removesuffix(".levels") for n in message if n.endswith(".levels")]:
+        matrices = [n.removesuffix(".levels") for n in message if n.endswith(".levels")]
+        parts = {f"{name}.{part}" for name in matrices for part in ("levels", "low", "step")}
+        decoded = {n: t for n, t in message.items() if n not in parts}
+        for name in matrices:
             levels, low, step = (message[f"{name}.{part}"] for part in ("levels", "low", "step"))
             # Sizes that torch would broadcast make a few bytes into gigabytes.
             if not levels.shape[1:] == low.shape == step.shape or levels.dtype != torch.uint8:

@@ -79,6 +79,11 @@ def test_byte_sends_an_empty_matrix_as_it_is():
     assert Byte().decode(Byte().encode(empty, CONTEXT))["vectors"].shape == (0, 3)
 
 
+def test_byte_sends_vectors_whose_names_end_like_the_parts_of_a_matrix():
+    sent = {"head.low": torch.ones(3), "gate.step": torch.zeros(2), "memory": torch.zeros(2, 2)}
+    assert set(Byte().decode(Byte().encode(sent, CONTEXT))) == set(sent)
+
+
 def test_byte_keeps_constant_channels():
     bank = torch.full((5, 2), 3.25)
     codec = Byte()

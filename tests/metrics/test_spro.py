@@ -82,6 +82,13 @@ def test_a_found_part_of_a_region_is_enough():
     assert float(values["pro"]) < 0.3
 
 
+def test_a_region_without_pixels_has_no_weight():
+    scores, areas = images()[0]
+    empty = torch.zeros(1, 8, 8, dtype=torch.int32)
+    with_empty = seen((scores, torch.cat([areas, empty])))
+    assert with_empty.compute()["spro"] == seen((scores, areas)).compute()["spro"]
+
+
 def test_clients_merge_bit_for_bit_in_any_order():
     whole = seen(*images())
     parts = [seen(image) for image in reversed(images())]

@@ -100,7 +100,8 @@ def saturated_histogram(index: Tensor, areas: Tensor, count: int) -> Tensor:
 
     Args:
         index: Bin of every pixel of an image [H * W].
-        areas: Area of saturation in pixels on the pixels of a region, 0 elsewhere [regions, H, W].
+        areas: Area of saturation in pixels on the pixels of a region, 0 elsewhere [regions, H, W]. A region without
+            pixels has no weight.
         count: Number of bins.
 
     Returns:
@@ -108,7 +109,7 @@ def saturated_histogram(index: Tensor, areas: Tensor, count: int) -> Tensor:
     """
     total = torch.zeros(count, dtype=torch.int64, device=index.device)
     for region in areas.flatten(1).to(index.device):
-        area = int(region.max())
+        area = max(int(region.max()), 1)
         highest = index[region > 0].sort(descending=True).values[:area]
         total += torch.bincount(highest, minlength=count) * ((REGION_WEIGHT + area // 2) // area)
     return total
