@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_fedad.contracts import Task
 from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import StreamDataModule
@@ -23,27 +25,45 @@ from lit_fedad.experiment.federations import build_evaluator, build_federation
 from lit_fedad.experiment.run import Run
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.federated import defined_mean
+from lit_fedad.tasks.memory_bank import MemoryBank
 
 _ONE = {"min_clients": 1, "fraction": 1.0}
 FALSE_ALARMS = 0.05
 """Share of normal test images above the limits by which detectors are compared."""
 
 
+def check_alone(config: Config, task: Task) -> None:
+    """Checks that a client has a detector before it trains, where it is measured alone.
+
+    Raises:
+        UserError: If the task learns by training alone.
+    """
+    if config["evaluation"]["alone"] and task.trains and not isinstance(task, MemoryBank):
+        raise UserError(
+            f"evaluation.alone=true: a client alone is measured before it trains, and task {type(task).__name__} has"
+            " learned nothing then; leave it out"
+        )
+
+
 def alone(run: Run) -> dict[str, Any]:
     """Measures the detector that each client has without the others, on the test images of all.
 
-    The client's set-up is played anew, and its rounds where they train nothing: a memory of its own images.
+    The client's set-up is played anew, and its rounds where they train nothing: a memory of its own images. Clients
+    that cannot be measured, alone or together, are left out where those that fail are.
 
     Returns:
         ``metrics`` with their values over clients, and ``found`` (`found_defects`), ``alone`` and ``together``. Empty
         where the configuration asks for none (``evaluation.alone``), there is one client, images come in stages, no
-        test image is anomalous, or sums are masked or noised.
+        test image is anomalous, the run has several processes, or sums are masked or noised.
+
+    Raises:
+        UserError: If a client fails alone, and the policy is to stop.
     """
-    config, data, clients = run.config, run.local, run.federation.clients
+    config, data, clients = run.config, run.local, list(run.predictions)
     federation = config["federation"]
     if (
         not config["evaluation"]["alone"]
-        or len(clients) == 1
+        or len(clients) < 2
         or not isinstance(data.images, ImageSet)
         or not any(sample.label for sample in data.images.test)
         or isinstance(data.module, StreamDataModule)
@@ -59,13 +79,20 @@ def alone(run: Run) -> dict[str, Any]:
     }
     scored: dict[int, Scored] = {}
     with run.display.progress("Each client alone") as progress, TemporaryDirectory() as folder:
-        for number in clients:
-            scored[number] = _score(run, config, number, Path(folder))
-            progress(len(scored), len(clients))
+        for done, number in enumerate(clients, start=1):
+            try:
+                scored[number] = _score(run, config, number, Path(folder))
+            except UserError as error:
+                if not run.federation.sampler.skips:
+                    advice = "evaluation.alone=false does without"
+                    raise UserError(f"client {number} alone: {error}; {advice}") from error
+            progress(done, len(clients))
+    if not scored:
+        return {}
     evaluator = build_evaluator(config, data, run.model.method, run.fabric)
     by_whom = {
         "alone": {number: own.predicted for number, own in scored.items() if own.predicted is not None},
-        "together": {number: run.predictions[number] for number in clients},
+        "together": {number: run.predictions[number] for number in scored},
     }
     images = evaluated_images(config, data)
     return {

@@ -12,7 +12,7 @@ from lit_fedad.core.building import call
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import with_calibration
-from lit_fedad.experiment.alone import alone
+from lit_fedad.experiment.alone import alone, check_alone
 from lit_fedad.experiment.build import (
     build_data,
     build_images,
@@ -42,6 +42,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     public = build_public(config, images)
     server_labelled = build_server_labelled(config, images, partition)
     model = build_model(config, images.categories, public, server_labelled)
+    check_alone(config, model.task)
     partition = with_calibration(config, images, partition, model.method)
     data = build_data(config, images, partition, model, fabric, display)
     folder = RunFolder.of(config)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+import lit_fedad.experiment.alone
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.decisions import EvaluatedImages
 from lit_fedad.experiment.alone import found_defects
 from lit_fedad.experiment.train import train
@@ -66,6 +68,43 @@ def test_a_folder_of_normal_images_is_enough_for_a_run(tmp_path):
     (said,) = in_words(result)
     assert said.startswith("as shipped, ")
     assert "defects" not in said
+
+
+def refuse_client_1(monkeypatch, holder, name):
+    """Has a function of a client's number, its last argument but for a folder, fail for client 1."""
+    whole = getattr(holder, name)
+
+    def failing(*arguments):
+        if 1 in [one for one in arguments if isinstance(one, int)]:
+            raise UserError("its disk is broken")
+        return whole(*arguments)
+
+    monkeypatch.setattr(holder, name, failing)
+
+
+@pytest.mark.slow
+def test_a_client_that_cannot_be_measured_does_not_cost_the_run(tmp_path, monkeypatch):
+    refuse_client_1(monkeypatch, AnomalyEvaluator, "score")
+    given = ["method=feddymem", "debug=seconds", "evaluation.alone=true", "tracking=off"]
+    given += ["partition.clients=3", "federation.sampler.on_failure=skip", f"out={tmp_path / 'run'}"]
+    result = train(compose(given), quiet=True)
+    assert set(result["last"]["i_auroc"]["per_client"]) == {"0", "2"}
+    assert set(result["alone"]["metrics"]["i_auroc"]["per_client"]) == {"0", "2"}
+
+
+@pytest.mark.slow
+def test_a_client_that_fails_alone_is_named_with_what_does_without(tmp_path, monkeypatch):
+    refuse_client_1(monkeypatch, lit_fedad.experiment.alone, "_score")
+    given = ["method=feddymem", "debug=seconds", "tracking=off", f"out={tmp_path / 'run'}"]
+    with pytest.raises(UserError, match="^client 1 alone: its disk is broken; evaluation.alone=false"):
+        train(compose([*given, "evaluation.alone=true"]), quiet=True)
+    assert "alone" not in train(compose(given), quiet=True)
+
+
+def test_a_task_that_learns_by_training_alone_is_not_measured_without(tmp_path):
+    given = ["method=fedavg", "task=autoencoder", "debug=seconds", "tracking=off", f"out={tmp_path / 'run'}"]
+    with pytest.raises(UserError, match="task Autoencoder has learned nothing then; leave it out"):
+        train(compose([*given, "evaluation.alone=true"]), quiet=True)
 
 
 @pytest.mark.slow
