@@ -211,14 +211,21 @@ def _configured(
 
 @contextmanager
 def _written(listed: _ImageList | None, config: Config) -> Iterator[None]:
-    """Writes the list of a run's images; where the block fails before the run has begun, it leaves nothing."""
+    """Writes the list of a run's images; where the block fails before the run has begun, it leaves nothing.
+
+    Raises:
+        UserError: If it cannot be written.
+    """
     if listed is None:
         yield
         return
     file, text = listed
     made = absent(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(f"{error.filename or file}: cannot be written ({error.strerror})") from error
     begun = RunFolder.of(config).path / "config.yaml"
     with undone(
         made, unless=None if begun.exists() else begun
@@ -244,6 +251,8 @@ def _image_list(
         tested = dict(cast("Mapping[str, Labelled]", test))
     else:
         tested = {_ALONE: cast("Labelled", test)}
+    if not by_client:
+        raise UserError("normal: no client is named; give paths of its images by each client's name")
     if empty := [name for name, paths in by_client.items() if not paths]:
         raise UserError(f"normal: {empty[0]} has no training image")
     for name, labelled in tested.items():

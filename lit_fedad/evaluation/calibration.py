@@ -77,8 +77,8 @@ class CalibrationScores:
     """A function that counts a client's calibration scores by product.
 
     The scores are those of images that the client keeps back (`Partition.calibration`). Of a method whose model is made
-    of sums (`Exchanges.sums`) they are those of all training images, a fold at a time, by the model without that fold
-    (cross-conformal prediction; Vovk, 2015): the federation trains with all of them all the same.
+    of sums (`Exchanges.leave_out`) they are those of all training images, a fold at a time, by the model without that
+    fold (cross-conformal prediction; Vovk, 2015): the federation trains with all of them all the same.
 
     Args:
         images: Products of the training images.

@@ -67,6 +67,9 @@ def train(
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
             launched(call(make_fabric, settings, "fabric"), _play)(config, participants, quiet)
         else:
+            (folder.path / KEY_FILE).unlink(
+                missing_ok=True
+            )  # of a run that was killed with its result written
             _compare_images(config, folder.path, display)
             display.note(f"complete already; fresh=true runs it anew: {folder.path}")
         result = folder.result()

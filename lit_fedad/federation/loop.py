@@ -198,7 +198,7 @@ class Federation:
             query: The query.
             clients: Client numbers; None for all clients.
             which: Whether clients predict with their own model or with the server's.
-            sums: Whether they receive the message of `Exchanges.sums` instead of that of the next round.
+            sums: Whether they receive the message of `Exchanges.leave_out` instead of that of the next round.
             optional: Whether nothing is lost where no client can answer.
 
         Returns:

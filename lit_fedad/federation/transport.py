@@ -55,7 +55,7 @@ class Pose:
         which: Whether they predict with their own model or with the server's.
         lent: Entries of the task's state that replace those of the client.
         keep: Whether what predicts becomes the client's personal state.
-        sums: Whether they have received the message of `Exchanges.sums` instead of that of the next round.
+        sums: Whether they have received the message of `Exchanges.leave_out` instead of that of the next round.
     """
 
     round: int

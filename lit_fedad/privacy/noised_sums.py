@@ -224,7 +224,7 @@ class Noised(Exchange[Any, Any]):
 def noised(method: Method, noise: Noise, key: bytes) -> Exchanges:
     """Puts the noise around all exchanges of a method.
 
-    Images cannot be taken out of noised sums again: `Exchanges.sums` falls away.
+    Images cannot be taken out of noised sums again: `Exchanges.leave_out` falls away.
     """
     client, plain = method.client, method.exchanges.under_noise
     setup, rounds = (

@@ -102,7 +102,7 @@ class Request(_Message):
         products: Names of all sites' products, where the model tells them apart; none before sites have named theirs.
         round: Round of the context.
         exchange: Index of the exchange in the round.
-        sums: Whether the message is that of `Exchanges.sums` instead.
+        sums: Whether the message is that of `Exchanges.leave_out` instead.
         step: Number of this request in the run; the state that it leaves is kept under it.
         base: Step whose state it starts from; 0 for the initial one.
         settled: States of earlier steps are not needed any more.
