@@ -330,7 +330,15 @@ class Federation:
         self.server.context = context
         sums = self.exchanges.leave_out if pose.sums else None
         exchange = sums or self.exchanges.at(context)
-        outcome = self.transport.ask(query, self.sender.messages(exchange, clients, context), pose)
+        try:
+            sent = self.sender.messages(exchange, clients, context)
+        except UserError as error:
+            if self.rounds > 0:
+                raise
+            raise UserError(
+                f"rounds=0: this method has no model before round 1; give at least 1 ({error})"
+            ) from error
+        outcome = self.transport.ask(query, sent, pose)
 
         def note(failures: dict[int, str]) -> None:
             if failures:

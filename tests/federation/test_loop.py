@@ -121,3 +121,15 @@ def test_evaluation_rounds(toy):
 def test_nothing_to_play_is_refused_at_once(toy):
     with pytest.raises(UserError, match="rounds=0: this method does nothing before round 1"):
         toy(rounds=0)
+
+
+def test_a_model_that_round_1_alone_makes_takes_a_round(toy, monkeypatch):
+    federation = toy()
+    monkeypatch.setattr(
+        type(federation.server), "broadcast", lambda self, client: {}
+    )  # nothing to predict with
+    federation.rounds = 0
+    with pytest.raises(
+        UserError, match="^rounds=0: this method has no model before round 1; give at least 1"
+    ):
+        federation.evaluate(0)
