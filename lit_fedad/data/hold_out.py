@@ -3,11 +3,10 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-
-import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
@@ -93,7 +92,8 @@ def hold_out(
     """Moves a share of each client's training images to `Partition.calibration`.
 
     The share is taken from every product of a client, or of each of its stages, as evenly as whole groups allow. At
-    least one group of each product, and of each stage, stays in training.
+    least one group of each product, and of each stage, stays in training. A group that several clients, stages or
+    products have is held out in all of them or in none.
 
     Args:
         partition: Training indices by client; returned as it is where it holds images out already.
@@ -110,39 +110,67 @@ def hold_out(
     groups = image_groups(images.train, group)
     if not share or partition.calibration:
         return partition
-    stages, calibration = [], []
-    for client, client_stages in enumerate(partition.by_stage):
-        draw = numpy_generator(seed, "hold-out", client)
-        grown = max(share, min(0.5, least / max(1, sum(map(len, client_stages)))))
-        held_out = [_held_out(stage, images.train, groups, grown, draw) for stage in client_stages]
-        stages.append([sorted(set(stage) - out) for stage, out in zip(client_stages, held_out, strict=True)])
-        calibration.append(tuple(sorted(chain.from_iterable(held_out))))
+    held = _held_groups(partition.by_stage, images.train, groups, share, seed, least)
+    stages = [
+        [sorted(index for index in set(stage) if groups[index] not in held) for stage in client_stages]
+        for client_stages in partition.by_stage
+    ]
+    calibration = tuple(
+        tuple(sorted(index for index in set(chain.from_iterable(client_stages)) if groups[index] in held))
+        for client_stages in partition.by_stage
+    )
     if partition.stages is None:
         remaining = Partition.of_clients(stage for (stage,) in stages)
         remaining = replace(remaining, reserved=partition.reserved)
     else:
         remaining = Partition.in_stages(stages, partition.reserved, partition.schedule)
-    return replace(remaining, calibration=tuple(calibration))
+    return replace(remaining, calibration=calibration)
 
 
-def _held_out(
-    indices: Sequence[int],
+def _held_groups(
+    by_stage: Sequence[Sequence[Sequence[int]]],
     samples: Sequence[Sample | LabelledImage],
     groups: Sequence[str],
     share: float,
-    draw: np.random.Generator,
-) -> set[int]:
+    seed: int,
+    least: int,
+) -> set[str]:
+    """Draws the groups that are held out by whoever holds images of them; see `hold_out`."""
+    cells = [[_by_product(stage, samples, groups) for stage in client_stages] for client_stages in by_stage]
+    left: list[int] = []  # groups that stay in training, of each product in a stage of a client
+    places: dict[str, list[int]] = {}
+    for cell in (cell for client in cells for stage in client for cell in stage):
+        for name in cell:
+            places.setdefault(name, []).append(len(left))
+        left.append(len(cell))
+    held, trained = set[str](), set[str]()
+    for client, stages in enumerate(cells):
+        draw = numpy_generator(seed, "hold-out", client)
+        grown = max(share, min(0.5, least / max(1, sum(map(len, by_stage[client])))))
+        for stage in stages:
+            whole = Counter(name for cell in stage for name, images in cell.items() for _ in images)
+            size, due = sum(number for name, number in whole.items() if name in held), 0.0
+            for cell in stage:
+                due += grown * sum(map(len, cell.values()))
+                names = list(cell)
+                for name in (names[number] for number in draw.permutation(len(names))):
+                    if name in held or name in trained or any(left[place] < 2 for place in places[name]):
+                        continue
+                    if size + whole[name] / 2 > due:
+                        break
+                    held.add(name)
+                    size += whole[name]
+                    for place in places[name]:
+                        left[place] -= 1
+            trained.update(whole.keys() - held)
+    return held
+
+
+def _by_product(
+    indices: Sequence[int], samples: Sequence[Sample | LabelledImage], groups: Sequence[str]
+) -> list[dict[str, list[int]]]:
+    """Lists images by group, for each product."""
     by_product: dict[str, dict[str, list[int]]] = {}
     for index in indices:
         by_product.setdefault(samples[index].category, {}).setdefault(groups[index], []).append(index)
-    reserved: set[int] = set()
-    due = 0.0
-    for members in by_product.values():
-        due += share * sum(map(len, members.values()))
-        names = list(members)
-        for number in draw.permutation(len(names))[:-1]:
-            together = members[names[number]]
-            if len(reserved) + len(together) / 2 > due:
-                break
-            reserved.update(together)
-    return reserved
+    return list(by_product.values())

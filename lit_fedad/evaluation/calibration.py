@@ -87,7 +87,8 @@ class CalibrationScores:
         fabric: Moves batches and sets precision.
         folds: Number of folds.
         seed: Seed of the folds.
-        group: Regular expression of images that stay in one fold (`image_groups`); None for none.
+        group: Regular expression of images of a client that stay in one fold (`image_groups`); None for none. Those
+            of other clients stay in the sums: ``partition=by_group`` keeps a group at one client.
         leave_out: Takes images out of the model's sums; None of models that are no sums, or noised ones.
 
     Raises:

@@ -56,6 +56,27 @@ def test_images_of_a_group_stay_together():
         assert len({start, start + 1, start + 2} & set(held.calibration[0])) in (0, 3)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.9])
+@pytest.mark.parametrize(
+    "whole",
+    [
+        Partition((tuple(range(120)),)),  # patients with two products
+        Partition((tuple(range(0, 120, 2)), tuple(range(1, 120, 2)))),  # and at two clients
+        Partition.in_stages([[range(0, 120, 2), range(1, 120, 2)]], schedule="literal"),
+    ],
+    ids=["products", "clients", "stages"],
+)
+def test_a_group_trains_everywhere_or_nowhere(whole, share):
+    """Whoever has seen a patient has not calibrated with it, whichever product, client or stage shows it."""
+    held = hold_out(whole, images(60, 60), share, 0, group=r"patient\d+_")
+    kept = {index % 60 // 3 for own in held.calibration for index in own}
+    training = {index % 60 // 3 for own in held.clients for index in own}
+    assert kept
+    assert not kept & training
+    assert sum(map(len, held.calibration)) == pytest.approx(120 * share, abs=6)
+    assert everyone(held) == [sorted(own) for own in whole.clients]
+
+
 def test_stages_hold_out_images_of_their_own():
     staged = Partition.in_stages([[range(20), range(20, 40)], [range(40, 60)]], schedule="literal")
     held = hold_out(staged, images(20, 20, 20), 0.2, seed=0)
