@@ -54,7 +54,7 @@ def alone(run: Run) -> dict[str, Any]:
     Returns:
         ``metrics`` with their values over clients, and ``found`` (`found_defects`), ``alone`` and ``together``. Empty
         where the configuration asks for none (``evaluation.alone``), there is one client, images come in stages, no
-        test image is anomalous, the run has several processes, or sums are masked or noised.
+        test image is anomalous or none normal, the run has several processes, or sums are masked or noised.
 
     Raises:
         UserError: If a client fails alone, and the policy is to stop.
@@ -65,7 +65,7 @@ def alone(run: Run) -> dict[str, Any]:
         not config["evaluation"]["alone"]
         or len(clients) < 2
         or not isinstance(data.images, ImageSet)
-        or not any(sample.label for sample in data.images.test)
+        or len({sample.label for sample in data.images.test}) < 2
         or isinstance(data.module, StreamDataModule)
         or run.fabric.world_size > 1
         or federation.get("privacy")
@@ -116,7 +116,8 @@ def found_defects(scores: Mapping[int, Tensor], images: EvaluatedImages) -> dict
 
     Returns:
         Means over clients: ``all``, of all products at one limit; ``own``, of the products that a client holds, each
-        at a limit of its own and as often as the client holds it.
+        at a limit of its own and as often as the client holds it. Without a normal test image there is no limit: such
+        products are left out, and the mean is NaN where none is left.
     """
     found: dict[str, list[float]] = {"all": [], "own": []}
     for client, own in scores.items():
@@ -125,7 +126,10 @@ def found_defects(scores: Mapping[int, Tensor], images: EvaluatedImages) -> dict
             limits[product] = _limit(own, images, [name == product for name in images.products])
         everything = _limit(own, images, [True] * len(own))
         found["all"].append(1 - Rate.of(images.labels, own > everything).miss_rate)
-        rates = judged(rates_of(own, images, limits), images.held[client], limits)
+        held = {
+            name: n for name, n in images.held[client].items() if math.isfinite(limits.get(name, math.inf))
+        }
+        rates = judged(rates_of(own, images, limits), held, limits)
         found["own"].append(1 - rates["own"].miss_rate)
     return {name: defined_mean(shares) for name, shares in found.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import numpy as np
@@ -68,6 +69,15 @@ def test_a_folder_of_normal_images_is_enough_for_a_run(tmp_path):
     (said,) = in_words(result)
     assert said.startswith("as shipped, ")
     assert "defects" not in said
+
+
+def test_products_without_a_normal_test_image_have_no_part_in_what_is_found():
+    scores, labels = torch.tensor([1.0, 2.0, 3.0, 9.0]), torch.tensor([0, 0, 1, 1])
+    images = EvaluatedImages(
+        labels, ["nut", "nut", "nut", "bolt"], held={0: {"nut": 1, "bolt": 9}, 1: {"bolt": 1}}, known=True
+    )
+    assert found_defects({0: scores}, images) == {"all": 1.0, "own": 1.0}
+    assert math.isnan(found_defects({1: scores}, images)["own"])
 
 
 def refuse_client_1(monkeypatch, holder, name):
