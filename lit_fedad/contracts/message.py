@@ -46,6 +46,7 @@ class TensorSpec:
         definite: Whether the last two dimensions are symmetric, positive definite matrices.
         unordered: Whether the rows are a set of vectors, such as a bank: row i of one client has nothing to do with
             row i of another, and robust aggregation compares rows with all rows of others instead.
+        exact: Whether no codec rounds it: rounded, it would not be what it is, as a covariance of few vectors.
         counted: Whether values grow with the number of a client's images, as counts do: the method bounds them by it,
             and they are not compared with those of other clients.
     """
@@ -58,6 +59,7 @@ class TensorSpec:
     definite: bool = False
     unordered: bool = False
     counted: bool = False
+    exact: bool = False
 
 
 SUM = -1

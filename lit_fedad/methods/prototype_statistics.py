@@ -226,7 +226,7 @@ class PrototypeStatisticsClient(Client):
         return {
             "count": TensorSpec((sent, classes), torch.int64, low=0, counted=True),
             "mean": TensorSpec((sent, classes, channels), low=-1, high=1),
-            "within": TensorSpec((sent, channels * (channels + 1) // 2), low=-1, high=1),
+            "within": TensorSpec((sent, channels * (channels + 1) // 2), low=-1, high=1, exact=True),
         }
 
 

@@ -148,16 +148,18 @@ def test_eight_bits_are_never_stretched_to_more_than_was_sent():
 
 
 @pytest.mark.parametrize("codec", [Half(), Byte()])
-def test_positive_definite_matrices_are_sent_as_they_are(codec):
+@pytest.mark.parametrize("why", ["definite", "exact"])
+def test_positive_definite_and_exact_matrices_are_sent_as_they_are(codec, why):
     """Rounded, those of a cluster that is nearly flat are no longer positive definite."""
     axes = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(0))).Q
     flat = torch.stack([axes @ torch.diag(torch.logspace(0, low, 6)) @ axes.mT for low in (-6, -4, -5)])
     sent = {"covariance": (flat + flat.mT) / 2, "memory": torch.randn(4, 3)}
-    spec = {"covariance": TensorSpec((3, 6, 6), definite=True), "memory": TensorSpec((4, 3))}
+    spec = {"covariance": TensorSpec((3, 6, 6), **{why: True}), "memory": TensorSpec((4, 3))}
     link = Link(codec)
     arrived = link.unpack(link.pack(sent, spec, CONTEXT, "client 2"), spec, "client 2")
     assert torch.equal(arrived["covariance"], sent["covariance"])
     assert not torch.equal(arrived["memory"], sent["memory"])
+    assert link.largest(spec) > link.largest({**spec, "covariance": TensorSpec((3, 6, 6))})
 
 
 FREE = {

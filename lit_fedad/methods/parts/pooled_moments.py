@@ -212,7 +212,7 @@ def packed_spec(sets: int | Free, most: int, channels: int) -> MessageSpec:
     return {
         "count": TensorSpec((sets,), torch.int64, low=0, counted=True),
         "mean": TensorSpec((filled, channels)),
-        "covariance": TensorSpec((filled, channels * (channels + 1) // 2)),
+        "covariance": TensorSpec((filled, channels * (channels + 1) // 2), exact=True),
     }
 
 
