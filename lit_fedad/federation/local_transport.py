@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,17 +113,17 @@ class LocalTransport:
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every client in its place; see `Transport.play`."""
         data = self.data.at(sent.context.round)
-        answers: Answers = {}
-        for number in sorted(self.mine.intersection(sent.blobs)):
-            with self._visit(number, sent, data, answers) as client:
-                mask = self.parties.mask(number, envelopes[number]) if self.parties and envelopes else None
-                result = self.runner.play(sent.exchange, data, mask)
-                self.pool.hold(number, state_of(client))
-                if number in scored:
-                    client.deploy()
-                    result.trained = self.evaluator.score(client, number)
-                answers[number] = result, None
-        return self._gathered(answers)
+
+        def played(client: Client, number: int) -> ClientResult:
+            mask = self.parties.mask(number, envelopes[number]) if self.parties and envelopes else None
+            result = self.runner.play(sent.exchange, data, mask)
+            self.pool.hold(number, state_of(client))
+            if number in scored:
+                client.deploy()
+                result.trained = self.evaluator.score(client, number)
+            return result
+
+        return self._visit(sent, data, played)
 
     def settle(self, counted: Collection[int]) -> None:
         """Has this process's clients go on from their new states or from those before; see `Transport.settle`."""
@@ -143,14 +143,14 @@ class LocalTransport:
     def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:
         """Asks every client in its place, set up as it predicts; see `Transport.ask`."""
         data = self.data.at(pose.round)
-        answers: Answers = {}
-        for number in sorted(self.mine.intersection(sent.blobs)):
-            with self._visit(number, sent, data, answers) as client:
-                pose_client(client, pose.which, pose.lent, data)
-                if pose.keep:
-                    self.pool.put(number, state_of(client))
-                answers[number] = query(client, number), None
-        return self._gathered(answers)
+
+        def answered(client: Client, number: int) -> T:
+            pose_client(client, pose.which, pose.lent, data)
+            if pose.keep:
+                self.pool.put(number, state_of(client))
+            return query(client, number)
+
+        return self._visit(sent, data, answered)
 
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes the states of this process's clients to a checkpoint."""
@@ -160,22 +160,24 @@ class LocalTransport:
         """Reads the states of this process's clients from a checkpoint."""
         self.pool.restore(folder, self.mine)
 
-    @contextmanager
-    def _visit(self, number: int, sent: Sent, data: ClientData, answers: Answers) -> Iterator[Client]:
-        """Gives the live client, which has received a client's message, for a block.
+    def _visit(self, sent: Sent, data: ClientData, act: Callable[[Client, int], T]) -> Outcome[T]:
+        """Has the live client act for each client in its place, once it has received the client's message.
 
         What goes wrong there, or takes too long, is the client's failure, and becomes its answer.
         """
-        own = replace(sent.context, client=number, stage=data.stages[number])
-        try:
-            with deadline(self.limit, f"client {number}"):
-                self.runner.activate(sent.exchange, own, self.pool.get(number), sent.blobs[number])
-                yield self.runner.client
-        except Exception as error:
-            if not self.skips and not is_expected(error):
-                raise
-            answers[number] = None, cause_of(error)
-        self.progress.step()
+        answers: Answers = {}
+        for number in sorted(self.mine.intersection(sent.blobs)):
+            own = replace(sent.context, client=number, stage=data.stages[number])
+            try:
+                with deadline(self.limit, f"client {number}"):
+                    self.runner.activate(sent.exchange, own, self.pool.get(number), sent.blobs[number])
+                    answers[number] = act(self.runner.client, number), None
+            except Exception as error:
+                if not self.skips and not is_expected(error):
+                    raise
+                answers[number] = None, cause_of(error)
+            self.progress.step()
+        return self._gathered(answers)
 
     def _gathered(self, answers: Answers) -> Outcome[Any]:
         """Gathers values and causes of all processes on the first."""

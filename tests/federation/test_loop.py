@@ -133,3 +133,23 @@ def test_a_model_that_round_1_alone_makes_takes_a_round(toy, monkeypatch):
         UserError, match="^rounds=0: this method has no model before round 1; give at least 1"
     ):
         federation.evaluate(0)
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail"])
+def test_a_client_that_cannot_take_its_message_over_has_failed(toy, monkeypatch, policy):
+    federation = toy(sampler=ClientSampler(on_failure=policy))
+    whole = type(federation.client).receive
+
+    def receive(self, message):
+        if (self.context.round, self.context.client) == (2, 1):
+            raise RuntimeError("does not fit")
+        whole(self, message)
+
+    monkeypatch.setattr(type(federation.client), "receive", receive)
+    if policy == "fail":
+        with pytest.raises(UserError, match="^round 1, client 1: RuntimeError: does not fit$"):
+            federation.run()  # the message of round 2 comes with the question after round 1
+    else:
+        reports = federation.run()
+        assert [[*report.failures] for report in reports] == [[], [1], []]
+        assert [[*report.unscored] for report in reports] == [[1], [], []]
