@@ -39,6 +39,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_runner import ClientData
 from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.models.convnets import BatchNorm
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
@@ -285,6 +286,9 @@ def build_model(
 
     Without `public` or `server_labelled` images a server that uses such images can predict, but not train.
     `backbone` is that of a model of the same configuration, which is built once; None for a new one.
+
+    Raises:
+        UserError: If parts do not fit each other, or batches of one image a network with batch normalisation.
     """
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}
@@ -300,6 +304,15 @@ def build_model(
         if tells_products(config):
             section["products"] = list(categories)
         task = build(section, **given)
+        if (
+            task.trains
+            and config["batch_size"] == 1
+            and any(isinstance(m, BatchNorm) for m in task.modules())
+        ):
+            raise UserError(
+                "batch_size=1: batch normalisation, by which every prediction is made, learns nothing of single images;"
+                " give at least 2"
+            )
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)

@@ -105,6 +105,13 @@ def test_without_workers_nothing_of_ray_is_needed(monkeypatch):
 
 
 @pytest.mark.slow
+def test_batches_of_one_image_are_refused_where_predictions_need_statistics_of_several():
+    one = ["method=fedavg", "data=textures", "batch_size=1"]
+    with pytest.raises(UserError, match="batch_size=1: batch normalisation"):
+        build_model(compose([*one, "task=deep_svdd", "encoder=resnet18_narrow"]), ["plate"])
+    build_model(compose(["method=feddymem", "backbone=own", "batch_size=1"]), ["plate"])
+
+
 def test_learning_rates_fall_where_the_configuration_or_the_method_says_so():
     def factors(*overrides):
         small = ["experiment=small", "backbone=own", "image.size=64", "rounds=3"]
