@@ -36,7 +36,7 @@ napoleon_use_ivar = True  # attributes are fields of their class, which describe
 autodoc_mock_imports = ["flwr", "gradio", "httpx", "medmnist", "nncf", "openvino", "pydicom"]
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_use_type_comments = False  # there are none, and looking for them takes a tenth of a build
+autodoc_use_type_comments = False  # there are none, and looking for them took 8 % of a build
 # What `lit_fedad.contracts` hands on from its modules has two places; a name leads to either.
 # The start page leads to the reference: in the tour its modules would be written into the margin of each page.
 suppress_warnings = ["ref.python", "toc.not_included"]

@@ -15,9 +15,9 @@ from lit_fedad.audits.statistics import received_statistics, sent_statistics
 from lit_fedad.contracts import SUM, Client, Context, Update, nothing_to_attack
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.contracts.sums import HiddenByNoiseError
-from lit_fedad.core.config import identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.core.identity import identity
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition

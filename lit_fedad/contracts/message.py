@@ -46,9 +46,9 @@ class TensorSpec:
         definite: Whether the last two dimensions are symmetric, positive definite matrices.
         unordered: Whether the rows are a set of vectors, such as a bank: row i of one client has nothing to do with
             row i of another, and robust aggregation compares rows with all rows of others instead.
-        exact: Whether no codec rounds it: rounded, it would not be what it is, as a covariance of few vectors.
         counted: Whether values grow with the number of a client's images, as counts do: the method bounds them by it,
             and they are not compared with those of other clients.
+        exact: Whether no codec rounds it: rounded, it would not be what it is, as a covariance of few vectors.
     """
 
     shape: tuple[int | Free, ...]
@@ -60,6 +60,11 @@ class TensorSpec:
     unordered: bool = False
     counted: bool = False
     exact: bool = False
+
+    @property
+    def unrounded(self) -> bool:
+        """Whether no codec rounds it; a rounded matrix may be no longer positive definite."""
+        return self.exact or self.definite
 
 
 SUM = -1

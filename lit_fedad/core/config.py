@@ -22,9 +22,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.identity import TILING as TILING
-from lit_fedad.core.identity import identity as identity
-from lit_fedad.core.identity import judgement as judgement
 from lit_fedad.core.sizes import gives_arrays, register_resolvers
 from lit_fedad.core.text import redact
 from lit_fedad.core.typed_words import advice, as_typed
@@ -80,6 +77,7 @@ _EVERY_RUN_HAS = (
     "image",
     "fabric",
 )
+
 TYPES: dict[str, Any] = {
     "image.size": int | list,
     "image.resize": int | None,

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lit_fedad.core.config import Config, identity
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import absent, undone
+from lit_fedad.core.identity import identity
 from lit_fedad.experiment.run_files import (
     FILES,
     FOLDERS,

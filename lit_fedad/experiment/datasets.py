@@ -19,8 +19,9 @@ from torch.utils.data import Dataset
 from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import pair
 from lit_fedad.core.building import call, locate, takes
-from lit_fedad.core.config import TILING, Config
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import TILING
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import ImageDataset, Targets
 from lit_fedad.data.feature_cache import HASHES, FeatureCache

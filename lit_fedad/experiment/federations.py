@@ -15,7 +15,8 @@ from lit_fedad.contracts import Context, Method
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import NUMBERS, ClientNames
-from lit_fedad.core.config import Config, identity
+from lit_fedad.core.config import Config
+from lit_fedad.core.identity import identity
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, check_root, identity
+from lit_fedad.core.config import Config, check_root
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import identity
 from lit_fedad.data.additions import Addition
 from lit_fedad.evaluation.calibration import alphas
 from lit_fedad.experiment.run_files import (

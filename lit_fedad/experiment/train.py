@@ -11,9 +11,10 @@ from typing import Any
 from lightning.fabric import Fabric
 
 from lit_fedad.core.building import build, call
-from lit_fedad.core.config import Config, judgement
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import disk_full_in_one_line
+from lit_fedad.core.identity import judgement
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import build_images
 from lit_fedad.experiment.claim import begun, launches
@@ -67,9 +68,8 @@ def train(
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
             launched(call(make_fabric, settings, "fabric"), _play)(config, participants, quiet)
         else:
-            (folder.path / KEY_FILE).unlink(
-                missing_ok=True
-            )  # of a run that was killed with its result written
+            # Left by a run that was killed when its result was written.
+            (folder.path / KEY_FILE).unlink(missing_ok=True)
             _compare_images(config, folder.path, display)
             display.note(f"complete already; fresh=true runs it anew: {folder.path}")
         result = folder.result()

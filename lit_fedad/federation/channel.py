@@ -167,8 +167,7 @@ class Link:
         check(message, spec, sender)
         if not message:
             return b""
-        # Rounded, a matrix may be no longer positive definite: such are sent as they are.
-        exact = {name: tensor for name, tensor in message.items() if spec[name].definite or spec[name].exact}
+        exact = {name: tensor for name, tensor in message.items() if spec[name].unrounded}
         coded = self.codec.encode({n: t for n, t in message.items() if n not in exact}, context) | exact
         blob = save({name: tensor.contiguous() for name, tensor in coded.items()})
         self._check_size(blob, spec, sender)
@@ -217,7 +216,7 @@ class Link:
             if any(size is None for size in shape):
                 return LARGEST_BLOB
             sizes = [size for size in shape if size is not None]
-            codec = Plain() if form.definite or form.exact else self.codec
+            codec = Plain() if form.unrounded else self.codec
             total += codec.size(sizes, form.dtype) + _ENTRY * (len(json.dumps(name)) + 24 * len(sizes) + 140)
         return min(total, LARGEST_BLOB)
 

@@ -253,9 +253,7 @@ class Federation:
         if self.fabric.is_global_zero:
             self.checkpoints.remove_older()
         if round > 0 and self.joinable:
-            late = {
-                one for some in behind(self.exchanges, self.holders, self.history).values() for one in some
-            }
+            late = set[int]().union(*behind(self.exchanges, self.holders, self.history).values())
             self.clients = [client for client in self.holders if client not in late]
         else:
             for report in self.history:

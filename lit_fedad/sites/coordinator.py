@@ -15,8 +15,9 @@ from lightning.fabric import Fabric
 from lit_fedad.contracts import Exchange
 from lit_fedad.core.building import build, takes
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, identity
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import identity
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import decide_apart
 from lit_fedad.experiment.build import Model, Record, build_model

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.building import locate, options_of, takes
-from lit_fedad.core.config import TYPES, Config, choices, compose, config_groups, identity
+from lit_fedad.core.config import TYPES, Config, choices, compose, config_groups
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import identity
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.data.transform import Fit
 from lit_fedad.evaluation.accuracy_stream import ClientTest

@@ -19,9 +19,10 @@ from optuna.samplers import BaseSampler
 from optuna.trial import create_trial
 
 from lit_fedad.core.building import build, call, locate, takes, targets
-from lit_fedad.core.config import Config, choices, compose, identity
+from lit_fedad.core.config import Config, choices, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import stored_text, stored_yaml
+from lit_fedad.core.identity import identity
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
 

@@ -17,8 +17,9 @@ from PIL import Image
 
 from lit_fedad.core import config
 from lit_fedad.core.building import build
-from lit_fedad.core.config import Config, choices, compose, conf_folder, flatten, identity, judgement
+from lit_fedad.core.config import Config, choices, compose, conf_folder, flatten
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import identity, judgement
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel

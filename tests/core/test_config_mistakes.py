@@ -9,8 +9,9 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lit_fedad.core.building import build, call
-from lit_fedad.core.config import TILING, compose
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import TILING
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.processes import make_fabric

@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 from lit_fedad.core import config as config_module
-from lit_fedad.core.config import compose, conf_folder, identity
+from lit_fedad.core.config import compose, conf_folder
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import identity
 
 
 @pytest.fixture

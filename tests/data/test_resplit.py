@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.core.config import compose, identity
+from lit_fedad.core.config import compose
+from lit_fedad.core.identity import identity
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import resplit
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.core.config import compose, identity
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import identity
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict

@@ -36,9 +36,8 @@ def test_a_run_says_what_it_has_spent(tmp_path, capsys, monkeypatch, method, sum
     assert not (tmp_path / "run" / "noise.key").exists()
     assert reopen(str(tmp_path / "run")).federation.privacy == spent
     assert not (tmp_path / "run" / "noise.key").exists()
-    (tmp_path / "run" / "noise.key").write_bytes(
-        bytes(32)
-    )  # as of a run that was killed with its result written
+    # A run that was killed when its result was written has left one.
+    (tmp_path / "run" / "noise.key").write_bytes(bytes(32))
     train(config, quiet=True)
     assert not (tmp_path / "run" / "noise.key").exists()
     assert "epsilon 50 at delta 1e-05, unit: image" in capsys.readouterr().out

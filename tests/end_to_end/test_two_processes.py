@@ -8,8 +8,8 @@ import os
 import pytest
 import yaml
 
-from lit_fedad.core.config import identity
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import identity
 from lit_fedad.federation.callback import FederationCallback
 
 PAIRS = int(os.environ.get("LIT_FEDAD_PAIRS", "4"))

@@ -7,8 +7,9 @@ import torch
 import yaml
 
 from lit_fedad.cli.main import main
-from lit_fedad.core.config import compose, identity
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.identity import identity
 from lit_fedad.experiment import run_files as runs
 from lit_fedad.experiment.claim import LOCK, begun, claim, clear
 from lit_fedad.experiment.run_files import save_json
