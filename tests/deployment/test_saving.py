@@ -40,6 +40,7 @@ def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == trained
     assert RunView.open(str(run)).shipped(0, None).threshold == limit
     assert view.shipped(0, None).threshold == limit != trained_limit, "a page that is open shows it too"
+    assert view.rules()[0].threshold == limit
     choose_version(view, before)
     assert view.shipped(0, None).threshold == trained_limit
     assert RunFolder(run).version(None).path == run

@@ -87,7 +87,7 @@ class OperatorPage:
             if troubles
             else ("#009E73", "No failures", "")
         )
-        rules = {n: view.shipped(n, None) for n in view.clients()}
+        rules = view.rules()
         silent = [view.names.title(n) for n, rule in rules.items() if not math.isfinite(rule.threshold)]
         promised = promised_text(rule.alpha for rule in rules.values()) if rules else ""
         decides = (

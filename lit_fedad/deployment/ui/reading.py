@@ -181,6 +181,13 @@ class RunView:
         own = self.calibration.clients.values() if self.calibration else []
         return sorted({name for scores in own for name in scores})
 
+    def rules(self) -> dict[int, DecisionRule]:
+        """Returns the rules that clients decide by, for images of any product."""
+        if self.calibration is None:
+            return {}
+        alpha = self.alpha
+        return {client: self.calibration.rule(client, alpha) for client in self.clients()}
+
     def shipped(self, client: int, product: str | None) -> DecisionRule:
         """Returns the rule that a client decides by, for images of a product, or of any."""
         assert self.calibration is not None
