@@ -1,4 +1,4 @@
-"""Every configuration file composes and builds, is part of the wheel, and identifies its run."""
+"""Every configuration file composes, builds, and is part of the wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from lit_fedad.core import config
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config, choices, compose, conf_folder, flatten
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.identity import identity, judgement
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
@@ -322,33 +321,6 @@ def test_every_federation_builds(federation):
     section = compose([f"federation={federation}"])["federation"]
     assert isinstance(build(section["sampler"]), ClientSampler)
     assert isinstance(build(section["channel"]), Channel)
-
-
-def changed(config: Config, key: str) -> Config:
-    """The same configuration with another value of a key."""
-    first, _, rest = key.partition(".")
-    return {**config, first: changed(config[first], rest) if rest else "another"}
-
-
-# Where and how a run happens, and keys that no default run reads.
-CIRCUMSTANCES = {"out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks"}
-DECISIVE = {"fabric.precision", "cache.enabled"}
-JUDGING = {"evaluation.alone", "evaluation.alpha", "evaluation.pictures", "evaluation.batch_size"}
-UNREAD = {"image.overlap", "evaluation.spro_limit"}
-
-
-def test_identity_changes_with_every_key_that_decides_a_result_and_no_other():
-    config = compose()
-    keys = flatten(config).keys()
-    alike = {key for key in keys if identity(changed(config, key)) == identity(config)}
-    circumstances = {key for key in keys if key.partition(".")[0] in CIRCUMSTANCES} - DECISIVE
-    assert alike == circumstances | JUDGING | UNREAD
-
-
-def test_only_keys_of_decisions_and_pictures_change_the_judgement():
-    config = compose()
-    others = {key for key in flatten(config) if judgement(changed(config, key)) != judgement(config)}
-    assert others == JUDGING - {"evaluation.batch_size"}
 
 
 @pytest.mark.slow
