@@ -91,8 +91,9 @@ test: $(READY) ## Run the quick tests, JOBS= at a time
 coverage: $(READY) ## Run the quick tests and show which lines they miss
 	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
 
-test-slow: $(READY) ## Run the slow tests (real data where LIT_FEDAD_DATA names it)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+# Many of them wait for processes that they start: one more at a time than JOBS keeps the cores busy.
+test-slow: $(READY) ## Run the slow tests (real data where LIT_FEDAD_DATA names it), JOBS= and one more at a time
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-matrix: $(READY) ## Run the quick tests as other CPUs, more threads and other orders would
 	@PYTHON=$(BIN)/python scripts/test_matrix.sh -n $(JOBS) --dist loadfile $(ARGS)

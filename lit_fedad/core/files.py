@@ -2,8 +2,6 @@
 
 import errno
 import hashlib
-import json
-import math
 import os
 import shutil
 import stat
@@ -11,9 +9,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
-
-import yaml
+from typing import TextIO
 
 from lit_fedad.core.errors import UserError
 
@@ -241,30 +237,6 @@ def stored_text(path: Path) -> str:
     return stored_bytes(path).decode("utf-8")
 
 
-def plain_json(content: str | bytes) -> Any:
-    """Reads JSON that a command wrote: numbers are finite, and whole ones fit 64 bits.
-
-    Raises:
-        ValueError: If it is something else, or nested too deeply.
-    """
-    try:
-        return json.loads(content, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _whole(text: str) -> int:
-    if len(text) > 20 or abs(number := int(text)) >= 1 << 63:
-        raise ValueError(f"the number {text[:20]}... is too large")
-    return number
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:20]} is no finite number")
-    return number
-
-
 _HEADER = 1 << 16  # bytes that describe one part of an archive, at most
 
 
@@ -282,71 +254,6 @@ def check_unpacked(path: Path) -> None:
         raise ValueError("it is packed")
     if size > held + _HEADER * (len(parts) + 1):  # a hole of any size would take hours to hash
         raise ValueError("it has bytes that are of no part of it")
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Reads YAML without merge keys (``<<``), which no file of a run has: they multiply while they are read."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise yaml.YAMLError("merge keys (<<) are not read")
-        super().flatten_mapping(node)
-
-
-def stored_yaml(content: str) -> Any:
-    """Reads YAML: texts, finite numbers, truth values, lists, and dictionaries whose keys are texts.
-
-    Raises:
-        yaml.YAMLError: If it is something else, or its parts refer to each other again and again.
-    """
-    try:
-        value = yaml.load(content, _PlainLoader)  # noqa: S506 (a safe loader)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error  # as its own readers fail, too
-    try:
-        check_unfolded(value)
-        _check_plain(value)
-    except (ValueError, RecursionError) as error:
-        raise yaml.YAMLError(str(error)) from error
-    return value
-
-
-def _check_plain(value: Any) -> None:
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("a key is no text")
-        value = list(value.values())
-    for part in value if isinstance(value, list) else ():
-        _check_plain(part)
-    whole = isinstance(value, int) and abs(value) < 1 << 63
-    if not (
-        whole or isinstance(value, list | str | None) or (isinstance(value, float) and math.isfinite(value))
-    ):
-        raise ValueError(f"a value of it is {type(value).__name__}, or too large")
-
-
-def check_unfolded(value: Any) -> None:
-    """Refuses nested lists and dictionaries that refer to each other so often that no walk through them ends.
-
-    Raises:
-        ValueError: If they do.
-    """
-    sizes: dict[int, float] = {}
-    values = 0
-
-    def count(part: Any) -> float:
-        nonlocal values
-        if not isinstance(part, (dict, list, tuple)):
-            return 1
-        if id(part) not in sizes:
-            sizes[id(part)] = math.inf  # of one that holds itself
-            inner = list(part.values()) if isinstance(part, dict) else part
-            values += len(inner)
-            sizes[id(part)] = 1 + sum(map(count, inner))
-        return sizes[id(part)]
-
-    if count(value) > 10 * values + 1000:
-        raise ValueError("its parts refer to each other again and again")
 
 
 def within(folder: Path, name: str) -> Path:

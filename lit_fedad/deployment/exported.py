@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, check_stored, plain_json, stored_text
+from lit_fedad.core.files import atomic, check_stored, stored_text
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.experiment.run_folder import RunFolder

@@ -12,7 +12,7 @@ import onnxruntime
 from PIL import Image
 
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.core.files import plain_json
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.exported import DetectorSheet, read_sheet
 from lit_fedad.report.overlay import colour_ends, overlay

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended, atomic, plain_json, stored_bytes, stored_text
+from lit_fedad.core.files import appended, atomic, stored_bytes, stored_text
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import csv_cell, printable
 
 COLUMNS = (

@@ -13,7 +13,8 @@ import yaml
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, plain_json, stored_bytes, stored_text, stored_yaml
+from lit_fedad.core.files import atomic, stored_bytes, stored_text
+from lit_fedad.core.plain_values import plain_json, plain_yaml
 from lit_fedad.core.text import redact, redacted
 
 MANIFEST = "manifest.json"
@@ -98,7 +99,7 @@ def read_yaml(path: Path) -> tuple[bytes, Any]:
     """
     try:
         content = stored_bytes(path)
-        return content, stored_yaml(content.decode())
+        return content, plain_yaml(content.decode())
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
 

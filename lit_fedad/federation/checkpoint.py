@@ -13,16 +13,8 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import (
-    check_stored,
-    check_unfolded,
-    check_unpacked,
-    link,
-    plain_json,
-    sha256,
-    stored_text,
-    sync,
-)
+from lit_fedad.core.files import check_stored, check_unpacked, link, sha256, stored_text, sync
+from lit_fedad.core.plain_values import check_unfolded, plain_json
 from lit_fedad.federation.round_report import RoundReport
 
 _MOST_UNFOLDED = 1 << 30

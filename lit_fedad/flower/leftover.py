@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import plain_json, stored_text
+from lit_fedad.core.files import stored_text
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.processes import began, is_same
 
 _FILE = "superlink.json"

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes, stored_yaml
+from lit_fedad.core.files import given_bytes
+from lit_fedad.core.plain_values import plain_yaml
 
 _FORMS: Mapping[str, tuple[type, str]] = {
     "str": (str, "a text, in quotes"),
@@ -49,7 +50,7 @@ class SettingsFolder:
         """
         file = path / f"{cls.holds}.yaml"
         try:
-            content = stored_yaml(given_bytes(file).decode())
+            content = plain_yaml(given_bytes(file).decode())
             folder = cls(path.absolute(), **cls._typed(content))
             try:
                 folder.check()

@@ -16,7 +16,8 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, plain_json, stored_text
+from lit_fedad.core.files import atomic, stored_text
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
 from lit_fedad.experiment.build import Model, tells_products

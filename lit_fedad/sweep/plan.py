@@ -21,8 +21,9 @@ from optuna.trial import create_trial
 from lit_fedad.core.building import build, call, locate, takes, targets
 from lit_fedad.core.config import Config, choices, compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import stored_text, stored_yaml
+from lit_fedad.core.files import stored_text
 from lit_fedad.core.identity import identity
+from lit_fedad.core.plain_values import plain_yaml
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
 
@@ -192,7 +193,7 @@ def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
         raise UserError(f"study={study}: give {' or '.join(near or names)}, or the path of a study file.yaml")
     where = path.name
     try:
-        section = stored_yaml(stored_text(path))
+        section = plain_yaml(stored_text(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(section, dict) or not isinstance(section.get("space"), dict):

@@ -22,7 +22,8 @@ from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import check_own, plain_json, stored_text
+from lit_fedad.core.files import check_own, stored_text
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.processes import began, is_same
 from lit_fedad.core.text import redact
 from lit_fedad.experiment.track import RunStoppedError

@@ -15,7 +15,8 @@ from jinja2 import Template
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import plain_json, stored_text
+from lit_fedad.core.files import stored_text
+from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.input_files import written_rows
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts

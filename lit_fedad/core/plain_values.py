@@ -1,0 +1,104 @@
+"""Plain values from text that may come from anybody: JSON and YAML of texts, finite numbers, lists and dictionaries."""
+
+import json
+import math
+from typing import Any
+
+import yaml
+from yaml.composer import Composer
+
+
+def plain_json(content: str | bytes) -> Any:
+    """Reads JSON that a command wrote: numbers are finite, and whole ones fit 64 bits.
+
+    Raises:
+        ValueError: If it is something else, or nested too deeply.
+    """
+    try:
+        return json.loads(content, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or abs(number := int(text)) >= 1 << 63:
+        raise ValueError(f"the number {text[:20]}... is too large")
+    return number
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
+
+
+class _PlainLoader(Composer, yaml.CSafeLoader):
+    """Reads YAML without merge keys (``<<``), which no file of a run has: they multiply while they are read.
+
+    The parser is libyaml's, which is fast; the composer is Python's: libyaml's ends the process on deep nesting.
+    """
+
+    def __init__(self, content: str) -> None:
+        Composer.__init__(self)
+        yaml.CSafeLoader.__init__(self, content)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise yaml.YAMLError("merge keys (<<) are not read")
+        super().flatten_mapping(node)
+
+
+def plain_yaml(content: str) -> Any:
+    """Reads YAML: texts, finite numbers, truth values, lists, and dictionaries whose keys are texts.
+
+    Raises:
+        yaml.YAMLError: If it is something else, or its parts refer to each other again and again.
+    """
+    try:
+        value = yaml.load(content, _PlainLoader)  # noqa: S506 (a safe loader)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error  # as its own readers fail, too
+    try:
+        check_unfolded(value)
+        _check_plain(value)
+    except (ValueError, RecursionError) as error:
+        raise yaml.YAMLError(str(error)) from error
+    return value
+
+
+def _check_plain(value: Any) -> None:
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("a key is no text")
+        value = list(value.values())
+    for part in value if isinstance(value, list) else ():
+        _check_plain(part)
+    whole = isinstance(value, int) and abs(value) < 1 << 63
+    if not (
+        whole or isinstance(value, list | str | None) or (isinstance(value, float) and math.isfinite(value))
+    ):
+        raise ValueError(f"a value of it is {type(value).__name__}, or too large")
+
+
+def check_unfolded(value: Any) -> None:
+    """Refuses nested lists and dictionaries that refer to each other so often that no walk through them ends.
+
+    Raises:
+        ValueError: If they do.
+    """
+    sizes: dict[int, float] = {}
+    values = 0
+
+    def count(part: Any) -> float:
+        nonlocal values
+        if not isinstance(part, (dict, list, tuple)):
+            return 1
+        if id(part) not in sizes:
+            sizes[id(part)] = math.inf  # of one that holds itself
+            inner = list(part.values()) if isinstance(part, dict) else part
+            values += len(inner)
+            sizes[id(part)] = 1 + sum(map(count, inner))
+        return sizes[id(part)]
+
+    if count(value) > 10 * values + 1000:
+        raise ValueError("its parts refer to each other again and again")

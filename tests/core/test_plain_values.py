@@ -1,0 +1,31 @@
+"""YAML from anybody, read with a fast parser: the values of the safe loader, and an error for all else."""
+
+import pytest
+import yaml
+
+from lit_fedad.core.config import conf_folder
+from lit_fedad.core.plain_values import plain_yaml
+
+DEEP = 20_000
+NESTED = ["[" * DEEP, "[" * DEEP + "]" * DEEP, "{a: " * DEEP + "}" * DEEP, "- " * DEEP, "? " * DEEP]
+
+
+def test_values_are_those_of_the_safe_loader():
+    files = sorted(conf_folder().rglob("*.yaml"))
+    assert len(files) > 100
+    for file in files:
+        assert plain_yaml(file.read_text()) == yaml.safe_load(file.read_text())
+
+
+@pytest.mark.parametrize("content", NESTED, ids=lambda content: content[:3])
+def test_deep_nesting_is_an_error_and_no_crash(content):
+    with pytest.raises(yaml.YAMLError):
+        plain_yaml(content)
+
+
+@pytest.mark.parametrize(
+    "content", ["a: *b", "a: &b [*b]", "!!python/name:os.getcwd", "1: 2", "a: .inf", "\0"]
+)
+def test_anything_but_plain_values_is_an_error(content):
+    with pytest.raises(yaml.YAMLError):
+        plain_yaml(content)
