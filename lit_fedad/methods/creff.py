@@ -56,7 +56,7 @@ class CReFFClient(ServerModelClient):
     def receive(self, message: Message) -> None:
         """Loads FedAvg's weights, and keeps them for the gradients."""
         super().receive(message)
-        self._received = {name: message[name] for name in self.shared_keys()}
+        self._received = {name: entry for name, entry in message.items() if name not in self.auxiliary}
 
     def upload_spec(self) -> MessageSpec:
         """Declares the weights, and gradients [n, K, d + 1] of any number n of classes."""

@@ -1,6 +1,6 @@
 """DBE: a personal bias removes client-specific parts from the shared representation (Zhang et al., NeurIPS 2023)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -51,9 +51,9 @@ class DBEClient(FedAvgClient):
         self.running = torch.zeros(task.num_features)
         self.in_first_period = False
 
-    def shared_keys(self) -> list[str]:
+    def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists the entries that FedAvg shares, without the bias."""
-        return [name for name in super().shared_keys() if name != "offset"]
+        return [name for name in super().shared_keys(learned) if name != "offset"]
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares g [num_features]."""

@@ -7,7 +7,7 @@ under the initial weights. The order is that of FADngs Alg. 1, whose rounds begi
 What holds of the paper's claims, at a scale far below its own: docs/fadngs.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -68,10 +68,10 @@ class FADngsClient(FedAvgClient):
         shared = self.share_densities and self.aggregate_buffers == "mean"
         return Predictors(shared=shared, server_shared=shared)
 
-    def own_keys(self) -> list[str]:
+    def own_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists entries that are not sent, without the densities of all clients and what follows from them."""
         shared = self.task.local_buffers if self.share_densities else ()
-        return [name for name in super().own_keys() if name not in shared]
+        return [name for name in super().own_keys(learned) if name not in shared]
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares the densities of all clients, which the task holds, where they are shared."""

@@ -95,40 +95,44 @@ class FedAvgClient(Client):
     @property
     def predictors(self) -> Predictors:
         """The same model for all clients where no state is personal."""
-        shared = len(self.shared_keys()) == len(learned_state(self.task))
+        learned = learned_state(self.task)
+        shared = len(self.shared_keys(learned)) == len(learned)
         return Predictors(shared=shared and not self.own_model, server_shared=shared)
 
-    def shared_keys(self) -> list[str]:
-        """Lists the shared entries of the task's state: all that training changes, without personal ones."""
+    def shared_keys(self, learned: Iterable[str]) -> list[str]:
+        """Lists the shared entries of the task's state, among those that training changes: all but personal ones."""
         personal = {
             *self.task.local_buffers,
             *(dict(self.task.named_buffers()) if self.aggregate_buffers == "local" else ()),
         }
-        return [name for name in learned_state(self.task) if name not in personal]
+        return [name for name in learned if name not in personal]
+
+    def _shared_entries(self) -> dict[str, Tensor]:
+        learned = learned_state(self.task)
+        return {name: learned[name] for name in self.shared_keys(learned)}
 
     def shared_state(self) -> Message:
         """Returns copies of the shared entries on the CPU, by name."""
-        state = self.task.state_dict()
-        shared: Message = detached({name: state[name] for name in self.shared_keys()})
+        shared: Message = detached(self._shared_entries())
         return shared
 
     def shared_spec(self) -> MessageSpec:
         """Declares the shared entries."""
-        state = self.task.state_dict()
-        spec = spec_of({name: state[name] for name in self.shared_keys()})
+        spec = spec_of(self._shared_entries())
         # A negative variance would make every prediction NaN.
         return {n: replace(form, low=0) if n.endswith("running_var") else form for n, form in spec.items()}
 
-    def own_keys(self) -> list[str]:
-        """Lists the personal entries: those that training changes and that are not shared."""
-        shared = set(self.shared_keys())
-        return [name for name in learned_state(self.task) if name not in shared]
+    def own_keys(self, learned: Iterable[str]) -> list[str]:
+        """Lists the personal entries, among those that training changes: those that are not shared."""
+        names = list(learned)
+        shared = set(self.shared_keys(names))
+        return [name for name in names if name not in shared]
 
     @property
     def own_entries(self) -> dict[str, Tensor]:
         """The personal entries of the task's state, by name."""
-        state = self.task.state_dict()
-        return {name: state[name] for name in self.own_keys()}
+        learned = learned_state(self.task)
+        return {name: learned[name] for name in self.own_keys(learned)}
 
     @own_entries.setter
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
@@ -183,7 +187,7 @@ class OneModelClient(FedAvgClient):
         """The same model for all clients."""
         return Predictors(shared=True, server_shared=True)
 
-    def own_keys(self) -> list[str]:
+    def own_keys(self, learned: Iterable[str]) -> list[str]:
         """Returns an empty list: no entry is personal."""
         return []
 

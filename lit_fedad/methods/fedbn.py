@@ -1,5 +1,7 @@
 """FedBN: FedAvg with personal normalisation layers (Li et al., ICLR 2021)."""
 
+from collections.abc import Iterable
+
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -23,10 +25,10 @@ def normalisation_keys(task: Task) -> set[str]:
 class FedBNClient(FedAvgClient):
     """A client whose normalisation layers are personal, with their statistics and affine weights."""
 
-    def shared_keys(self) -> list[str]:
+    def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists the entries that FedAvg shares, without normalisation layers."""
         personal = normalisation_keys(self.task)
-        return [name for name in super().shared_keys() if name not in personal]
+        return [name for name in super().shared_keys(learned) if name not in personal]
 
 
 class FedBNServer(FedAvgServer):

@@ -1,8 +1,11 @@
 """FedRep: a shared representation with personal heads (Collins et al., ICML 2021; FedRep Alg. 1)."""
 
+from collections.abc import Iterable
+
 import torch
 
 from lit_fedad.contracts import Predictors, Task
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -46,15 +49,17 @@ class FedRepClient(FedAvgClient):
                 " give task=classifier or task=autoencoder"
             )
 
-    def shared_keys(self) -> list[str]:
+    def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists the entries of the representation."""
         head = tuple(f"{module}." for module in self.task.output_modules)
-        return [name for name in super().shared_keys() if not name.startswith(head)]
+        return [name for name in super().shared_keys(learned) if not name.startswith(head)]
 
     @property
     def predictors(self) -> Predictors:
         """Each client's head on the merged representation, on which the server's model has the mean of all heads."""
-        return Predictors(server_shared=True, merged=True, lent=tuple(self.own_keys()))
+        return Predictors(
+            server_shared=True, merged=True, lent=tuple(self.own_keys(learned_state(self.task)))
+        )
 
     @property
     def trains_base(self) -> bool:

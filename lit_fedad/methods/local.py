@@ -1,5 +1,7 @@
 """Local training without exchanges: the lower bound, and with one client that holds all data the upper bound."""
 
+from collections.abc import Iterable
+
 from lit_fedad.contracts import Exchanges, Task
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient
@@ -20,7 +22,7 @@ class LocalClient(FedAvgClient):
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = True) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
 
-    def shared_keys(self) -> list[str]:
+    def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Returns an empty list: no entry is shared."""
         return []
 

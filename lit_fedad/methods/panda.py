@@ -5,7 +5,7 @@ them; the state before round 1 is DN2, nearest neighbours of pretrained features
 the merger they send the centres of their features under the merged weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -58,7 +58,7 @@ class PandaClient(FedAvgClient):
         """The same model for all clients where the bank is shared."""
         return Predictors(shared=self.shared, server_shared=self.shared)
 
-    def own_keys(self) -> list[str]:
+    def own_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists the client's own bank, where it is not shared."""
         return [] if self.shared else [BANK]
 

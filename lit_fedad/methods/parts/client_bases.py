@@ -57,8 +57,8 @@ class PersonalModelClient(FedAvgClient):
     @property
     def personal_entries(self) -> dict[str, Tensor]:
         """Weights and running statistics of the personal model, by name."""
-        state = self.personal.state_dict()
-        return {name: state[name] for name in self.shared_keys()}
+        learned = learned_state(self.personal)
+        return {name: learned[name] for name in self.shared_keys(learned)}
 
     @personal_entries.setter
     def personal_entries(self, entries: Mapping[str, Tensor]) -> None:
