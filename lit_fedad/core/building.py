@@ -57,7 +57,7 @@ def build(node: Any, **given: Any) -> Any:
 
 def takes(node: Mapping[str, Any], argument: str) -> bool:
     """Tells whether the target of a configuration node takes an argument of this name."""
-    return argument in _parameters(locate(node["_target_"]))
+    return argument in parameters_of(locate(node["_target_"]))
 
 
 def targets(node: Any) -> Iterator[Any]:
@@ -113,7 +113,11 @@ def check_arguments(
     Raises:
         UserError: As `build`.
     """
-    parameters = _parameters(target)
+    parameters = parameters_of(target)
+    try:
+        inspect.signature(target).bind_partial(**given)
+    except TypeError as error:
+        raise UserError(f"_target_ {name} does not go here: {error}") from error
     check_keys(arguments, set(parameters) - set(given), name)
     for key, value in arguments.items():
         check_type(value, _annotations(target).get(key, Any), f"{name}.{key}")
@@ -139,7 +143,7 @@ def _takers(target: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 @cache
-def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a function or class that have names, with those of the classes above."""
     found: dict[str, inspect.Parameter] = {}
     try:

@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import inspect
 import math
 import re
 import typing
@@ -20,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lit_fedad.core.bounds import RANGES, pair
-from lit_fedad.core.building import check_keys, check_type, locate, nearest
+from lit_fedad.core.building import check_keys, check_type, locate, nearest, parameters_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.sizes import gives_arrays, register_resolvers
 from lit_fedad.core.text import redact
@@ -52,7 +51,7 @@ def fit_preset(
         for part in parts:
             part.update({key: value for key, value in limits.items() if key in part and part[key] is None})
         for group, taker in (("data", reader), ("partition", locate(composed.partition._target_))):
-            for key in set(composed[group]) - set(plain[group]) - set(inspect.signature(taker).parameters):
+            for key in set(composed[group]) - set(plain[group]) - set(parameters_of(taker)):
                 if f"{group}.{key}" not in given:
                     del composed[group][key]
         if (

@@ -1,7 +1,6 @@
 """Sizes that YAML files leave to the data and the machine: of photographs, and of the grid of patches."""
 
 import contextlib
-import inspect
 import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lit_fedad.core.bounds import RANGES, pair
-from lit_fedad.core.building import locate
+from lit_fedad.core.building import locate, parameters_of
 
 PATCH = 8
 """Pixels along a patch: the stride of the middle one of three layers of a ResNet or an EfficientNet."""
@@ -45,7 +44,7 @@ def gives_arrays(reader: Callable[..., Any]) -> bool:
 
 def reads_photographs(reader: Callable[..., Any]) -> bool:
     """Tells whether a reader of data gives files that others made, and not ones that it draws at a ``size``."""
-    return not gives_arrays(reader) and "size" not in inspect.signature(reader).parameters
+    return not gives_arrays(reader) and "size" not in parameters_of(reader)
 
 
 def machine_memory() -> int:

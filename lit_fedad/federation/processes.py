@@ -25,7 +25,8 @@ T = TypeVar("T")
 _threads_alone: int | None = None
 """Threads that one process would compute with; None where none was launched."""
 
-_REDUCED = ("16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
+# Weights cross in 32 bits, and statistics and banks are computed exactly.
+_NOT_SINGLE = ("64-true", "64", "16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
 
 
 class ClientsApart(DDPStrategy):
@@ -49,15 +50,15 @@ def make_fabric(
     """Builds a Fabric whose processes train different clients.
 
     `accelerator` is ``cpu``, ``cuda``, ``mps`` or ``auto``, `devices` the number of processes on each machine, and
-    `precision` any of Fabric's in which weights stay in single or double precision.
+    `precision` any of Fabric's in which weights stay in single precision.
 
     Raises:
         UserError: If Fabric does not support the accelerator or precision, or there are too few devices.
     """
-    if str(precision) in _REDUCED:
+    if str(precision) in _NOT_SINGLE:
         raise UserError(
-            f"fabric.precision={precision}: weights of reduced precision do not go with exact statistics and banks;"
-            " give bf16-mixed or 16-mixed"
+            f"fabric.precision={precision}: weights stay in 32 bits, as they cross;"
+            " give 32-true, bf16-mixed or 16-mixed"
         )
     settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes}
     if num_nodes == 1 and (str(devices) == "1" or (str(devices) == "auto" and not torch.cuda.is_available())):

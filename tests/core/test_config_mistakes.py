@@ -55,6 +55,7 @@ def composed_with(overrides):
         (["data=mvtec_mixture"], "'data.root' must be given: data.root=..."),
         (["partition=file"], "'partition.path' must be given"),
         (["method"], "'method' is not of the form key=value"),
+        (["data._target_=builtins.int"], "nothing that a section can describe"),
         (
             ["task.grid=[1,2"],
             """task.grid=[1,2 cannot be read; give "task.grid='[1,2'" to take it as typed""",
@@ -285,9 +286,10 @@ def test_mistake_in_a_section_is_refused(section, overrides, said):
             make_fabric,
             "fabric",
             ["fabric.precision=bf16-true"],
-            "fabric.precision=bf16-true: weights of reduced",
+            "fabric.precision=bf16-true: weights stay in 32 bits",
         ),
-        (make_fabric, "fabric", ["fabric.precision=16-true"], "give bf16-mixed or 16-mixed"),
+        (make_fabric, "fabric", ["fabric.precision=16-true"], "bf16-mixed or 16-mixed"),
+        (make_fabric, "fabric", ["fabric.precision=64-true"], "give 32-true"),
         (make_fabric, "fabric", ["+fabric.device=2"], "did you mean 'devices'"),
     ],
 )
@@ -299,3 +301,8 @@ def test_mistake_in_a_section_without_target_is_refused(target, section, overrid
         call(target, composed(), section)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_function_that_does_not_take_what_it_is_given_is_refused():
+    with pytest.raises(UserError, match="^_target_ getcwd does not go here: .* 'client'$"):
+        build({"_target_": "os.getcwd"}, client=None)
