@@ -8,8 +8,6 @@ from __future__ import annotations
 import pytest
 from helpers.fuzz import campaign
 
-from lit_fedad.federation.receiver import FAR
-
 # Drawn anew by another seed; a failure names the trial, which scripts/fuzz_uploads.py plays again.
 SEED, TRIALS = 0, 8
 PLAYS = campaign.plays(False)
@@ -41,4 +39,4 @@ def test_what_clients_of_one_and_two_images_send_is_never_refused(folder, method
     own = campaign.skewed(method, task, SEED, folder)
     recording = campaign.stage(method, task, variant, folder, *own).recording
     assert recording.refused == []
-    assert recording.far < FAR / 5
+    assert recording.far == []

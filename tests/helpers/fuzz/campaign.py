@@ -49,6 +49,12 @@ FOREIGN = [
 # A server that learns by itself takes most of the time.
 SHORT = {
     "creff": ["method.server.matching_steps=3", "method.server.features_per_class=3"],
+    "dfrd": [
+        "method.server.batch_size=8",
+        "method.server.generator_steps=1",
+        "method.server.distillation_steps=1",
+    ],
+    "fedic": ["encoder.channels=4"],
     **{
         method: ["method.server.distillation.epochs=1", "encoder.channels=2", "task.projection=4"]
         for method in ("fadngs", "fadngs_code", "fadngs_literal")

@@ -15,7 +15,7 @@ from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.message_check import outliers
 from lit_fedad.federation.processes import launched, make_fabric
-from lit_fedad.federation.receiver import Receiver
+from lit_fedad.federation.receiver import FAR, Receiver
 from lit_fedad.report.console import Display
 
 
@@ -51,14 +51,14 @@ class Recording:
         federation: The federation, whose server moments are played on again.
         moments: In the order of the run.
         refused: Causes of messages that the server refused: honest ones, so there should be none.
-        far: Largest ratio by which a value exceeded what was usual among clients and in the last message.
+        far: Causes of messages that the server would have refused had it been six times as strict about sizes.
     """
 
     name: str
     federation: Federation
     moments: list[Moment] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    far: float = 0.0
+    far: list[str] = field(default_factory=list)
 
 
 class _Recorder:
@@ -91,16 +91,8 @@ class _Recorder:
         self.blobs, self.sizes = {}, {}
         previous = exchange.broadcast(server, next(iter(updates)))
         spec = exchange.upload_spec(self.receiver.client)
-        self.recording.far = max(self.recording.far, _largest_ratio(updates, previous, spec))
+        self.recording.far += outliers(updates, previous, FAR / 6, spec).values()
         return self.receiver.merge(exchange, updates, clients, exchanges, context)
-
-
-def _largest_ratio(updates, previous, spec) -> float:
-    """The smallest factor at which no message is an outlier, to a tenth of its value."""
-    factor = 1e-2
-    while outliers(updates, previous, factor, spec) and factor < 1e6:
-        factor *= 1.1
-    return factor
 
 
 def overrides(method: str, task: str, tasks: dict[str, list[str]], folder, *own: str) -> list[str]:
