@@ -1,10 +1,15 @@
 """The documentation as a site: ``make docs`` builds it into ``docs/_build``, and a warning is an error."""
 
+import functools
 import re
 import sys
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.domains.python import PythonDomain
+from sphinx.search.en import SearchEnglish
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -54,6 +59,39 @@ def links_into_package(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = source[0].replace(f"]({up}../{folder}/", f"](path:{up}../{folder}/")
 
 
+class QuickDomain(PythonDomain):
+    """Looks names up among the package's: Sphinx compares each type of each signature with every name there is."""
+
+    @functools.cached_property
+    def last_parts(self) -> set[str]:
+        """What stands behind the last dot of each name; read once, when all pages are read."""
+        return {name.rpartition(".")[2] for name in self.objects}
+
+    def find_obj(self, env: Any, modname: str, classname: str, name: str, *how: Any) -> list[Any]:
+        """Finds what has a name; nothing, at once, where no name ends in the same part."""
+        if name.removesuffix("()").rpartition(".")[2] not in self.last_parts:
+            return []
+        return super().find_obj(env, modname, classname, name, *how)
+
+
+class QuickSearch(SearchEnglish):
+    """Finds the stem of each word once."""
+
+    stem = functools.cache(SearchEnglish.stem)
+
+
+def skip_imported(app: Sphinx, what: str, name: str, member: Any, skip: bool, options: Any) -> bool | None:
+    """Leaves out early what a module imports: autodoc reads the files that it comes from before it does."""
+    module = sys.modules.get(app.env.current_document.autodoc_module)
+    imported = isinstance(member, (type, FunctionType)) and member.__module__ != getattr(
+        module, "__name__", ""
+    )
+    return True if what == "module" and imported and not hasattr(module, "__all__") else None
+
+
 def setup(app: Sphinx) -> None:
-    """Registers what becomes of links with Sphinx."""
+    """Registers with Sphinx what becomes of links, and what makes a build take half the time."""
     app.connect("source-read", links_into_package)
+    app.connect("autodoc-skip-member", skip_imported)
+    app.add_domain(QuickDomain, override=True)
+    app.add_search_language(QuickSearch)
