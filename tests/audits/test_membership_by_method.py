@@ -18,6 +18,15 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 
+SMALL = ("debug=seconds", "evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu")
+
+
+@pytest.fixture(scope="module")
+def textures(tmp_path_factory):
+    """Overrides of small runs on textures, whose images and features these tests share."""
+    home = tmp_path_factory.mktemp("textures")
+    return (*SMALL, "data.size=64", f"data.root={home / 'data'}", f"cache.folder={home / 'cache'}")
+
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
@@ -35,10 +44,10 @@ def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
-def test_of_summed_uploads_the_sum_is_attacked(tmp_path):
-    overrides = ["method=federated_subspace", "debug=seconds", "tracking=off", "cache.enabled=false"]
+def test_of_summed_uploads_the_sum_is_attacked(tmp_path, textures):
+    overrides = ["method=federated_subspace", *textures]
     overrides += ["federation=secure", "partition=iid", "partition.clients=3"]
-    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    train(compose([*overrides, f"out={tmp_path / 'run'}"]), quiet=True)
     infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
     written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
     assert written["uploads"] == "their sum"
@@ -48,11 +57,11 @@ def test_of_summed_uploads_the_sum_is_attacked(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 @pytest.mark.parametrize("where", ["central", "distributed"])
-def test_of_noised_runs_the_released_sums_are_attacked(tmp_path, where):
-    overrides = ["method=federated_subspace", "debug=seconds", "tracking=off", "cache.enabled=false"]
+def test_of_noised_runs_the_released_sums_are_attacked(tmp_path, textures, where):
+    overrides = ["method=federated_subspace", *textures]
     overrides += [f"federation/privacy={where}", "federation.privacy.epsilon=1e6", "calibration.share=0"]
     overrides += ["partition=iid", "partition.clients=3"] + ["federation=secure"] * (where == "distributed")
-    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    train(compose([*overrides, f"out={tmp_path / 'run'}"]), quiet=True)
     findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content["findings"]
     named = {f"{found['side']} {found['statistic']}": found["report"] for found in findings}
     assert {"sent sum: product with the sum", "sent sum: 3 exchanges", "received all"} <= named.keys()
@@ -66,16 +75,9 @@ def test_of_noised_runs_the_released_sums_are_attacked(tmp_path, where):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
-def test_fedavg_shares_no_bank_to_score_with(tmp_path):
-    overrides = [
-        "debug=seconds",
-        "method=fedavg",
-        "tracking=off",
-        "cache.enabled=false",
-        "calibration.share=0",
-        f"out={tmp_path / 'run'}",
-    ]
-    train(compose([*overrides, f"data.root={tmp_path / 'data'}"]), quiet=True)
+def test_fedavg_shares_no_bank_to_score_with(tmp_path, textures):
+    overrides = ["method=fedavg", *textures, "calibration.share=0", f"out={tmp_path / 'run'}"]
+    train(compose(overrides), quiet=True)
     with pytest.raises(UserError, match="FedAvgClient: what its clients send scores no image"):
         infer(reopen(str(tmp_path / "run")), LiraOptions())
 
@@ -90,7 +92,7 @@ def test_methods_that_share_weights(tmp_path, method):
 
 @pytest.mark.slow
 def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
-    overrides = ["method=fedvck_sums", "debug=seconds", "tracking=off", f"out={tmp_path}"]
+    overrides = ["method=fedvck_sums", *SMALL, f"out={tmp_path}"]
     train(compose(overrides), quiet=True)
     findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0)).content["findings"]
     named = {f"{found['side']} {found['statistic']}" for found in findings}
