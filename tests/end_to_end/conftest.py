@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.forking import Forking
 from helpers.pairs import IN_STAGES, OWN, STREAM, of_method
 from helpers.small_tasks import small_tasks
 from helpers.strict_json import strict_json
@@ -115,14 +114,6 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory) -> Lab:
     return Lab(tmp_path_factory.mktemp("shared"))
-
-
-@pytest.fixture(scope="session")
-def forking():
-    """Starts commands that need not import anything."""
-    server = Forking()
-    yield server
-    server.close()
 
 
 def _differences(one: Any, other: Any, at: str = "") -> list[str]:

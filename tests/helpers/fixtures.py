@@ -8,6 +8,7 @@ import torch
 from filelock import FileLock
 from torch.utils.data import DataLoader
 
+from helpers.forking import Forking
 from helpers.tiny_pyramid import TinyPyramid
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models.memory_generator import MemoryGenerator
@@ -66,3 +67,11 @@ def tiny_run(of_all_workers):
                 warnings.filterwarnings("ignore", message=".*RANDOM weights")
                 train(compose([*settings, f"data.root={home / 'data'}", f"out={home / 'run'}"]), quiet=True)
     return home / "run"
+
+
+@pytest.fixture(scope="session")
+def forking():
+    """Starts commands that need not import anything."""
+    server = Forking()
+    yield server
+    server.close()

@@ -20,6 +20,7 @@ from omegaconf import open_dict
 
 from lit_fedad.core import config
 from lit_fedad.core.files import atomic
+from lit_fedad.deployment import formats
 from lit_fedad.models import backbones
 
 
@@ -135,4 +136,23 @@ def seeds_are_set_without_a_record_of_who_set_them():
     with pytest.MonkeyPatch.context() as patch:
         for devices in (torch.cuda, torch.xpu, torch.mtia):
             patch.setattr(devices, "traceback", SimpleNamespace(format_stack=list))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operators_of_onnx_are_read_once():
+    """For each model, PyTorch's exporter parses the source of some five hundred operators."""
+    write = formats._onnx
+    with pytest.MonkeyPatch.context() as patch:
+
+        @functools.cache
+        def keep_what_is_read():  # at the first export: the import takes a second
+            registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+            patch.setattr(registry, "from_torchlib", staticmethod(functools.cache(registry.from_torchlib)))
+
+        def write_by_what_is_read(program):
+            keep_what_is_read()
+            return write(program)
+
+        patch.setattr(formats, "_onnx", write_by_what_is_read)
         yield

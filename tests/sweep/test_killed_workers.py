@@ -1,6 +1,7 @@
 """Workers that are killed while they share a study: with real trials, and over a database."""
 
 import importlib.util
+import itertools
 import os
 import pwd
 import random
@@ -8,12 +9,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import optuna
+import psutil
 import pytest
 
 from lit_fedad.experiment.run_folder import RunFolder
@@ -26,43 +27,47 @@ pytestmark = [
 
 
 @pytest.mark.long
-def test_eight_trials_two_workers_three_kills(study_file, tmp_path):
+def test_eight_trials_two_workers_three_kills(study_file, forking, tmp_path):
     """No trial is lost, none is played twice, and those of killed workers are continued."""
     out, kills, draw = tmp_path / "study", 3, random.Random(0)
     command = [
-        *(sys.executable, "-W", "ignore", "-m", "lit_fedad", "sweep", f"study={study_file}"),
-        *(f"out={out}", "n_trials=8", "patience=20", "data.size=64", f"data.root={tmp_path / 'data'}"),
-        *(f"cache.folder={tmp_path / 'cache'}", "fabric.accelerator=cpu"),
+        *("sweep", f"study={study_file}", f"out={out}", "n_trials=8", "patience=20", "data.size=64"),
+        *(f"data.root={tmp_path / 'data'}", f"cache.folder={tmp_path / 'cache'}", "fabric.accelerator=cpu"),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    logs = itertools.count()
 
     def begin():
-        with (tmp_path / "log.txt").open("ab") as log:
-            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        return forking.start(command, tmp_path / f"log-{next(logs)}.txt")
+
+    def runs(worker):
+        return psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
 
     workers = [begin() for _ in range(2)]
     deadline = time.monotonic() + 3000
     try:
         # On a fast machine the study may end before so many have been killed.
-        while kills and any(worker.poll() is None for worker in workers):
-            time.sleep(draw.uniform(1, 5))
+        while kills and any(map(runs, workers)):
+            time.sleep(draw.uniform(0.5, 2))  # at any moment of a trial
             assert time.monotonic() < deadline
-            # At any moment of a trial; a worker that still imports its libraries has nothing to lose.
+            # A worker that has not begun has nothing to lose.
             registered = {int(p.stem) for p in (out / "workers").glob("*.json")} if out.is_dir() else set()
             if len(registered) < 2:
                 continue
             chosen = draw.randrange(2)
-            if workers[chosen].poll() is None:
-                workers[chosen].kill()
-                workers[chosen].wait()
+            if runs(workers[chosen]):
+                os.kill(workers[chosen], signal.SIGKILL)
+                forking.wait(workers[chosen])
                 workers[chosen] = begin()
                 kills -= 1
         assert kills < 3
-        for worker in workers:
-            assert worker.wait(deadline - time.monotonic()) == 0, (tmp_path / "log.txt").read_text()
+        while any(map(runs, workers)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     finally:
         for worker in workers:
-            worker.kill()
+            os.kill(worker, signal.SIGKILL)
+    said = [path.read_text() for path in tmp_path.glob("log-*.txt")]
+    assert [forking.wait(worker) for worker in workers] == [0, 0], said
     study = optuna.load_study(study_name="study", storage=open_storage("journal", out, 20))
     trials = standing(study)
     assert list(trials) == list(range(8))
