@@ -29,7 +29,7 @@ install: $(READY) ## Make the environment (done by every other target when neede
 
 # The environment is marked ready only when everything is in it, so that an interrupted install is done again.
 # The lock's hashes are those of the public index; another index may carry builds of its own, such as torch for CPUs.
-# Files are compiled on all cores, where pip takes one; those that packages carry for other Pythons fail, as under pip.
+# pip leaves files uncompiled: a first import compiles what it needs, a tenth of them.
 $(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lit_fedad needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
@@ -42,7 +42,6 @@ else
 	@cat $(LOCK) /dev/null | sed -e 's/ \\$$//' -e '/--hash=/d' > $(VENV)/constraints.txt
 	@$(BIN)/python -m pip install --quiet --no-compile --constraint $(VENV)/constraints.txt --editable ".[dev]"
 endif
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(READY)
 
 # Without the environment's packages, which a lock that lacks a new dependency may not allow.

@@ -41,6 +41,8 @@ def test_own_weights_close_half_of_the_gap(tmp_path):
         overrides += [
             "tracking=off",
             "evaluation.pictures=0",
+            "evaluation.alone=false",
+            "calibration.share=0",
             f"cache.folder={tmp_path / 'cache'}",
             f"out={folder}",
         ]
