@@ -82,17 +82,17 @@ def write_checked(
         exported = {
             name: FORMATS[name].load(draft / FORMATS[name].files[0]) for name, draft in drafts.items()
         }
-        found = {name: Difference() for name in formats}
+        shares: dict[str, list[float]] = {name: [] for name in formats}
         said: dict[str, list[tuple[Outputs, Outputs]]] = {name: [] for name in formats}
         for one in compared:
             for name, run in exported.items():
                 outputs = run(one.pixels)
-                found[name].add(one.live, outputs)
+                shares[name].append(difference(one.live, outputs))
                 if one.real:
                     said[name].append((_of_images(one.live), _of_images(outputs)))
         written = []
         for name, draft in drafts.items():
-            form, share = FORMATS[name], found[name].share()
+            form, share = FORMATS[name], float(torch.tensor(shares[name]).max())  # NaN if any is
             limit = TOLERANCE if form.exact else torch.finfo(torch.float32).max
             if not share <= limit:
                 raise UserError(
@@ -140,42 +140,29 @@ def _of_images(outputs: Outputs) -> Outputs:
     return {name: output for name, output in outputs.items() if name != "anomaly_map"}
 
 
-class Difference:
-    """The difference of an exported detector from the live one, over batches.
+def difference(live: Mapping[str, Tensor], exported: Mapping[str, Tensor]) -> float:
+    """Computes the difference of an exported detector from the live one.
 
-    An output's values are measured by its largest one in all batches: the score of a single image may be nearly zero.
+    Args:
+        live: Outputs for one batch; whole numbers, decisions and p-values, which follow from the others by comparisons,
+            are not compared.
+        exported: Outputs of the exported detector for the same batch.
+
+    Returns:
+        The largest absolute difference of an output as a share of its largest absolute value; NaN if an output has
+        one.
 
     Example:
         >>> live = {"image_score": torch.tensor([4.0, 2.0]), "decision": torch.tensor([True, False])}
-        >>> found = Difference()
-        >>> found.add(live, {"image_score": torch.tensor([4.0, 2.5]), "decision": torch.tensor([True, True])})
-        >>> found.share()
+        >>> difference(live, {"image_score": torch.tensor([4.0, 2.5]), "decision": torch.tensor([True, True])})
         0.125
     """
-
-    def __init__(self) -> None:
-        self._gaps: dict[str, Tensor] = {}
-        self._sizes: dict[str, Tensor] = {}
-
-    def add(self, live: Outputs, exported: Outputs) -> None:
-        """Adds a batch.
-
-        Args:
-            live: Outputs; whole numbers, decisions and p-values, which follow from the others by comparisons, are not
-                compared.
-            exported: Outputs of the exported detector for the same batch.
-        """
-        for name, output in live.items():
-            if output.is_floating_point() and name != "p_value":
-                gap, size = (exported[name] - output).abs().max(), output.abs().max()
-                self._gaps[name] = torch.maximum(gap, self._gaps.get(name, gap))  # NaN stays
-                self._sizes[name] = torch.maximum(size, self._sizes.get(name, size))
-
-    def share(self) -> float:
-        """Returns an output's largest absolute difference as a share of its largest value; NaN if there is one."""
-        tiny = torch.finfo(torch.float32).tiny
-        shares = [gap / self._sizes[name].clamp(min=tiny) for name, gap in self._gaps.items()]
-        return float(torch.stack(shares).max())
+    shares = [
+        (exported[name] - output).abs().max() / output.abs().max().clamp(min=torch.finfo(output.dtype).tiny)
+        for name, output in live.items()
+        if output.is_floating_point() and name != "p_value"
+    ]
+    return float(torch.stack(shares).max())
 
 
 _RANDOM_BATCHES = (1, 3)
