@@ -29,7 +29,7 @@ install: $(READY) ## Make the environment (done by every other target when neede
 
 # The environment is marked ready only when everything is in it, so that an interrupted install is done again.
 # The lock's hashes are those of the public index; another index may carry builds of its own, such as torch for CPUs.
-# pip leaves files uncompiled: a first import compiles what it needs, a tenth of them.
+# pip leaves files uncompiled: a first import compiles what it needs, a fifth of them.
 $(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lit_fedad needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
