@@ -26,7 +26,9 @@ def test_a_run_says_what_it_has_spent(tmp_path, capsys, monkeypatch, method, sum
     recorded = []
     monkeypatch.setattr(Tracker, "metrics", lambda self, values, step: recorded.append(values))
     places = [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}", f"tracking.uri={tmp_path / 'ml'}"]
-    config = compose([f"method={method}", *SETTINGS, *places])
+    # 24 images in 64 slots would be so few a slot that the noise, which no seed repeats, hides now and then all.
+    few = ["task.slots=8"] if method == "federated_bank" else []
+    config = compose([f"method={method}", *SETTINGS, *few, *places])
     result = train(config)
     spent = result["differential_privacy"]
     assert spent["epsilon"] == pytest.approx(50, rel=1e-6)
