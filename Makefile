@@ -11,7 +11,7 @@ VENV    ?= .venv
 LOCK    ?= requirements-dev.lock
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install lock train evaluate predict watch update export serve sweep report screenshots privacy docs test coverage test-slow test-matrix lint format ui bench clean
+TASKS   := help install lock train evaluate predict watch update export serve sweep report screenshots privacy docs test coverage test-slow test-nightly test-matrix lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -91,14 +91,18 @@ coverage: $(READY) ## Run the quick tests and show which lines they miss
 	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
 
 # Many of them wait for processes that they start: one more at a time than JOBS keeps the cores busy.
+SLOW := -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder
 test-slow: $(READY) ## Run the slow tests (real data where LIT_FEDAD_DATA names it), JOBS= and one more at a time
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not nightly" $(SLOW) $(ARGS)
+
+test-nightly: $(READY) ## Run the tests that take CI too long: every method in every kind of run, minutes on real data
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly $(SLOW) $(ARGS)
 
 test-matrix: $(READY) ## Run the quick tests as other CPUs, more threads and other orders would
 	@PYTHON=$(BIN)/python scripts/test_matrix.sh -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(READY) ## Check style, types and the direction of imports
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy --num-workers $(JOBS) && $(BIN)/lint-imports
 
 format: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -91,6 +91,7 @@ def test_methods_that_share_weights(tmp_path, method):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
     overrides = ["method=fedvck_sums", *SMALL, f"out={tmp_path}"]
     train(compose(overrides), quiet=True)
@@ -100,6 +101,7 @@ def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_some_clients_in_some_rounds(tmp_path):
     """The same clients upload last in every shadow run."""
     some = ("federation.sampler.fraction=0.5", "rounds=3", "partition.clients=4")
@@ -112,6 +114,7 @@ def test_some_clients_in_some_rounds(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_images_that_come_task_after_task(tmp_path, spy):
     """A held-out image comes when the member comes that it stands for: every task keeps its classes."""
     stream = [

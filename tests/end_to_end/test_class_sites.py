@@ -17,6 +17,7 @@ from helpers.class_sites import (
     sites,
     words_of,
 )
+from helpers.nightly import by_method
 from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, told
 
 from lit_fedad.contracts.state import state_of
@@ -78,7 +79,7 @@ def check_own_detectors(folder, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", LEARN_CLASSES)
+@pytest.mark.parametrize("method", by_method(LEARN_CLASSES))
 def test_classifiers(tmp_path, monkeypatch, differences, capsys, method):
     words, public = words_of(method, "classifier", tmp_path)
     result = check_alike(tmp_path, monkeypatch, differences, words, class_data, CLASSES, public)
@@ -99,7 +100,7 @@ def test_classifiers(tmp_path, monkeypatch, differences, capsys, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "task"), SEMANTIC)
+@pytest.mark.parametrize(("method", "task"), by_method(SEMANTIC))
 def test_semantic_anomalies(tmp_path, monkeypatch, differences, method, task):
     words, public = words_of(method, task, tmp_path)
     result = check_alike(tmp_path, monkeypatch, differences, words, semantic_data, (), public)

@@ -57,7 +57,13 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNS)
+# Each has a graph in common with another: a shared reduction, a transformer, a decoder, a classifier.
+AT_NIGHT = {"dbe", "anomaly_dino", "autoencoder", "reverse_distillation", "frozen"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in AT_NIGHT)) for name in RUNS]
+)
 def test_files_compute_what_the_client_does(lab, name, tmp_path):
     """`export` refuses files that do not; here its own measure is not trusted."""
     run, _ = lab.finished(*RUNS[name])

@@ -102,6 +102,7 @@ def play(folder, seed, monkeypatch):
         return carrier, result, checkpoints.load(checkpoints.latest())[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_a_run_with_fifty_faults_completes_with_the_same_digits_twice(tmp_path, monkeypatch, differences):
     carrier, result, state = play(tmp_path / "one", 0, monkeypatch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.fuzz import campaign
+from helpers.nightly import by_method
 
 # Drawn anew by another seed; a failure names the trial, which scripts/fuzz_uploads.py plays again.
 SEED, TRIALS = 0, 8
@@ -32,7 +33,7 @@ def test_a_forged_upload_neither_crashes_nor_poisons_nor_stops_later_rounds(fold
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "task", "variant"), PLAYS)
+@pytest.mark.parametrize(("method", "task", "variant"), by_method(PLAYS))
 def test_what_clients_of_one_and_two_images_send_is_never_refused(folder, method, task, variant):
     if method in ("centralised", "nearest_neighbour"):
         pytest.skip("one client holds all images")

@@ -39,7 +39,13 @@ def test_notebooks_hold_what_they_show_and_no_machine(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.nightly] * (path.stem != "first_detector"), id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
 @pytest.mark.long
 def test_notebooks_run(path, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")

@@ -20,6 +20,7 @@ PRODUCTS = ("mvtec/bottle", "other_ad/magnetic_tile")
 IMAGENET = "weights/resnet18_imagenet1k_v1_bnfolded_stem_to_layer3.pth"
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_own_weights_close_half_of_the_gap(tmp_path):
     data = Path(os.environ["LIT_FEDAD_DATA"])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.nightly import by_method
 from helpers.pairs import PAIRS, TASKS
 
 from lit_fedad.core.config import choices
@@ -139,7 +140,7 @@ def distance(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "changes"), [(m, off) for m in OFF for off in OFF[m]])
+@pytest.mark.parametrize(("method", "changes"), by_method((m, off) for m in OFF for off in OFF[m]))
 def test_the_default_changes_what_is_predicted(predicted, method, changes):
     first, last = predicted(method, ())
     _, without = predicted(method, changes)

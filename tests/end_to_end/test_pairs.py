@@ -26,7 +26,7 @@ def others_of(method):
 
 # Played under FedAvg alone: a round of them takes many times as long as one of the others.
 DEAR = {"reverse_distillation", "efficient_ad", "dinomaly"}
-# Of these another task is played too: each handles weights in a way of its own.
+# Of these another task is played too, at night: each handles weights in a way of its own.
 TWICE = (
     "apfl",
     "apple",
@@ -40,15 +40,13 @@ TWICE = (
     "pfedme",
     "scaffold",
 )
+AT_NIGHT = {
+    (method, others[turn % len(others)]) for turn, method in enumerate(TWICE) if (others := others_of(method))
+}
 # Of each method its own task; each task under FedAvg, or alone if it has no weights.
 PLAYED = {
     *QUICK,
     *((method, tasks_of(method)[0]) for method in choices("method")),
-    *(
-        (method, others[turn % len(others)])
-        for turn, method in enumerate(TWICE)
-        if (others := others_of(method))
-    ),
     *(("local" if PAIRS["fedavg", task] else "fedavg", task) for task in TASKS),
 }
 # One for each reason; which pairs these are is checked above for all.
@@ -84,9 +82,15 @@ def test_the_played_pairs_hold_every_method_and_every_task():
 @pytest.mark.parametrize(
     ("method", "task"),
     [
-        pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow)
-        for pair in PAIRS
-        if pair in PLAYED
+        *(
+            pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow)
+            for pair in PAIRS
+            if pair in PLAYED
+        ),
+        *(
+            pytest.param(*pair, marks=[pytest.mark.slow, pytest.mark.nightly])
+            for pair in sorted(AT_NIGHT - PLAYED)
+        ),
     ],
 )
 def test_pair(play_pair, method, task):

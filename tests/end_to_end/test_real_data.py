@@ -55,6 +55,7 @@ def test_images_without_masks_have_no_pixel_metrics(real):
     assert result["last"]["i_auroc"]["mean"] > 0.6
 
 
+@pytest.mark.nightly
 def test_literal_feddymem_collapses_and_says_so(real, capsys):
     few = ("data.train_per_product=30", "data.test_per_product=4", "evaluation.pictures=0")
     result = real("real_mixture", "method=feddymem_literal", "rounds=4", "evaluation.every=4", *few)
@@ -64,6 +65,7 @@ def test_literal_feddymem_collapses_and_says_so(real, capsys):
     assert "the memory is collapsing" in shown.out + shown.err
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_fadngs_on_cifar(tmp_path, lab):
     """A tenth of the paper's images a client: every part of FADngs, against two sets of anomalies."""
@@ -102,6 +104,7 @@ def test_fadngs_on_cifar(tmp_path, lab):
     }
 
 
+@pytest.mark.nightly
 def test_fedvck_on_medical_images_of_six_kinds(tmp_path):
     """From noise: 25 small grey images a client and round, of which none began as a patient's."""
     from lit_fedad.core.config import compose

@@ -20,6 +20,7 @@ def test_every_page_has_one_place_in_the_tour():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.long
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("sphinx")

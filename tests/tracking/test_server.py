@@ -28,6 +28,7 @@ def test_environment_names_the_server_and_an_argument_overrides_it(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_first_use_by_several_runs_at_once(tmp_path, start_python, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = """
