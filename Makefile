@@ -19,7 +19,7 @@ TASKS   := help install lock train evaluate predict watch update export serve sw
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show this help
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  make train METHOD=feddymem ARGS="experiment=real_mixture data.root=DIR backbone.weights=FILE out=DIR"'
 	@echo '  methods: $(notdir $(basename $(wildcard conf/method/*.yaml)))'
