@@ -71,7 +71,7 @@ def file_in(content: bytes, content_type: str) -> bytes:
         content_type: Value of the request's header.
 
     Raises:
-        RefusedError: 422, if a form holds no file.
+        RefusedError: 422, if a form holds no file, or the header cannot be read.
 
     Example:
         >>> form = b'--x\r\nContent-Disposition: form-data; name="f"; filename="a"\r\n\r\nBM\r\n--x--'
@@ -80,7 +80,10 @@ def file_in(content: bytes, content_type: str) -> bytes:
     """
     header = Message()
     header["Content-Type"] = content_type
-    boundary = header.get_boundary()
+    try:
+        boundary = header.get_boundary()
+    except TypeError as error:  # of parts of a word, some with numbers and some without
+        raise RefusedError(422, "its Content-Type cannot be read") from error
     if header.get_content_type() != "multipart/form-data" or not boundary:
         return content
     for part in content.split(b"--" + boundary.encode())[1:]:
