@@ -121,7 +121,9 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
         beside = {path.with_suffix("") for path in images}
         marked = [path for path in images if path.stem.endswith("_mask")]
         beside_images = {path for path in marked if path.parent / path.stem.removesuffix("_mask") in beside}
-        left_out.add("masks beside images, which need a folder of their own to be used", sorted(beside_images))
+        left_out.add(
+            "masks beside images, which need a folder of their own to be used", sorted(beside_images)
+        )
         images = [path for path in images if path not in beside_images]
     if not dicom:
         return images

@@ -14,6 +14,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 from lit_fedad.core.bounds import RANGES, pair, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.input_files import check_pixels
 from lit_fedad.data.masks import MaskFacts, measure, read_marks, resized_marks
 from lit_fedad.data.pictures import read_picture
 
@@ -91,22 +92,31 @@ class ImageTransform:
 
     def image(self, path: Path) -> Tensor:
         """Reads and normalises an image, float32 [channels, H, W]; as `tensor` of `read_picture`."""
-        return self.tensor(read_picture(path, self.page))
+        return self.tensor(read_picture(path, self.page), path)
 
-    def tensor(self, image: Image.Image) -> Tensor:
-        """Normalises a decoded image in eight-bit RGB, float32 [channels, H, W]."""
-        pixels = self._fit(image if self.channels == 3 else image.convert("L"), InterpolationMode.BICUBIC)
+    def tensor(self, image: Image.Image, path: Path | None = None) -> Tensor:
+        """Normalises a decoded image in eight-bit RGB, float32 [channels, H, W].
+
+        Args:
+            image: The image.
+            path: Its file, for messages; None for an image in memory.
+
+        Raises:
+            UserError: It is so narrow that it would be huge before its crop.
+        """
+        image = image if self.channels == 3 else image.convert("L")
+        pixels = self._fit(image, InterpolationMode.BICUBIC, path)
         scaled = pixels.view(*self.shape, self.channels).permute(2, 0, 1) / 255
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (scaled - mean) / std
 
     def raw(self, path: Path) -> Tensor:
         """Reads an image for figures, as `shown` of `read_picture`."""
-        return self.shown(read_picture(path, self.page))
+        return self.shown(read_picture(path, self.page), path)
 
-    def shown(self, image: Image.Image) -> Tensor:
-        """Brings a decoded image in eight-bit RGB to the geometry of `tensor`, uint8 [H, W, 3]."""
-        return self._fit(image, InterpolationMode.BICUBIC)
+    def shown(self, image: Image.Image, path: Path | None = None) -> Tensor:
+        """Brings a decoded image in eight-bit RGB to the geometry of `tensor`, uint8 [H, W, 3]; as there."""
+        return self._fit(image, InterpolationMode.BICUBIC, path)
 
     def mask(self, path: Path | None, image_path: Path) -> Tensor:
         """Reads the mask of an image.
@@ -123,37 +133,48 @@ class ImageTransform:
         """
         if path is None:
             return torch.zeros(self.shape, dtype=torch.uint8)
-        return self._fit_mask(read_marks(path, image_path, self.page).pixels)
+        return self._fit_mask(read_marks(path, image_path, self.page).pixels, image_path)
 
     def measured_mask(self, path: Path, image_path: Path) -> tuple[Tensor, MaskFacts]:
         """Reads the mask of an image as `mask`, with what is counted of it."""
         marks = read_marks(path, image_path, self.page)
-        mask = self._fit_mask(marks.pixels)
+        mask = self._fit_mask(marks.pixels, image_path)
         return mask, measure(marks, int(mask.sum()), mask.numel())
 
-    def _fit(self, image: Image.Image, interpolation: InterpolationMode) -> Tensor:
+    def _fit(self, image: Image.Image, interpolation: InterpolationMode, path: Path | None) -> Tensor:
         """Brings an image to the geometry: uint8 [H, W] or [H, W, channels]."""
-        height, width = self._scaled(image.height, image.width)
+        height, width = self._scaled(image.height, image.width, path)
         image = tvf.resize(image, [height, width], interpolation)
         # center_crop pads what is smaller than the crop with zeros.
         return torch.from_numpy(
             np.array(image if self.fit == "squeeze" else tvf.center_crop(image, list(self.shape)))
         )
 
-    def _fit_mask(self, pixels: np.ndarray) -> Tensor:
+    def _fit_mask(self, pixels: np.ndarray, image_path: Path) -> Tensor:
         """Brings marked pixels to the same geometry: uint8 [H, W]."""
-        marked = torch.from_numpy(resized_marks(pixels, *self._scaled(*pixels.shape)).astype(np.uint8))
+        height, width = pixels.shape
+        scaled = self._scaled(height, width, image_path)
+        marked = torch.from_numpy(resized_marks(pixels, *scaled).astype(np.uint8))
         return marked if self.fit == "squeeze" else tvf.center_crop(marked[None], list(self.shape))[0]
 
-    def _scaled(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of an image before it is cropped or padded."""
+    def _scaled(self, height: int, width: int, path: Path | None) -> tuple[int, int]:
+        """Height and width of an image before it is cropped or padded, which memory must hold."""
         if self.fit == "squeeze":
             return self.shape
         scaled_height, scaled_width = (self.resize, self.resize) if self.resize else self.shape
         # The ratio of the sides is kept: either the height decides, or the width.
         if (scaled_height * width <= scaled_width * height) == (self.fit == "pad"):
-            return scaled_height, max(1, int(scaled_height * width / height))
-        return max(1, int(scaled_width * height / width)), scaled_width
+            scaled_width = max(1, int(scaled_height * width / height))
+        else:
+            scaled_height = max(1, int(scaled_width * height / width))
+        try:
+            check_pixels(scaled_width, scaled_height)
+        except OverflowError as error:
+            raise UserError(
+                f"{path or 'the image'}: {width}x{height} pixels are too narrow for image.fit=crop, which would make"
+                f" them {error}; give image.fit=squeeze or pad"
+            ) from None
+        return scaled_height, scaled_width
 
 
 def each_channel(

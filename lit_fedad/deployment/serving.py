@@ -78,7 +78,11 @@ class Desk:
             return await run_sync(self._work, content, form, draw, limiter=self._workers)
 
     def _work(self, content: bytes, form: str, draw: bool) -> tuple[Verdict, bytes | None]:
-        verdict = self.detector(read_upload(content, form, self.limits.pixels, self.detector.page))
+        image = read_upload(content, form, self.limits.pixels, self.detector.page)
+        try:
+            verdict = self.detector(image)
+        except UserError as error:  # of a shape that the detector's geometry does not take
+            raise RefusedError(422, str(error)) from error
         self.scored += 1
         return verdict, self.detector.heatmap(verdict) if draw else None
 

@@ -278,3 +278,17 @@ def test_two_equal_sides_are_one():
 def test_sizes_that_are_none_are_refused(given, message):
     with pytest.raises(UserError, match=message):
         ImageTransform(**given)
+
+
+@pytest.mark.parametrize("sides", [(600, 1), (1, 600)])
+def test_a_narrow_image_that_its_crop_would_make_huge_is_refused(tmp_path, monkeypatch, sides):
+    path = tmp_path / "line.png"
+    Image.new("RGB", sides).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
+    crop = ImageTransform(32, fit="crop")
+    for read in (crop.image, crop.raw, lambda path: crop.mask(path, path)):
+        with pytest.raises(UserError, match=r"line.png: \d+x\d+ pixels are too narrow for image.fit=crop"):
+            read(path)
+    with pytest.raises(UserError, match=r"^the image: "):
+        crop.tensor(Image.new("RGB", sides))
+    assert ImageTransform(32, fit="pad").image(path).shape == (3, 32, 32)

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 import zlib
+from dataclasses import replace
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -139,6 +140,20 @@ def test_bad_uploads_are_one_line_of_json(ask):
     assert refusal(ask("POST", "/else", b""))[0] == 404
     assert refusal(ask("POST", "/score?heatmap=perhaps", png(), Content_Type="image/png"))[0] == 422
     assert ask("POST", "/score", png(), Content_Type="image/png")[0] == 200
+
+
+def test_a_narrow_image_that_its_crop_would_make_huge_is_refused(ask, detector, monkeypatch):
+    crop = replace(detector._transform, fit="crop")
+    monkeypatch.setattr(detector, "_transform", crop)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
+    status, line = refusal(ask("POST", "/score", png(PIXELS[:1].repeat(20, 1)), Content_Type="image/png"))
+    assert status == 422
+    assert "600x1 pixels are too narrow for image.fit=crop" in line
+
+
+def test_a_header_that_cannot_be_read_is_one_line(ask):
+    header = "multipart/form-data; boundary*;boundary*0=x"
+    assert refusal(ask("POST", "/score", png(), Content_Type=header))[0] == 422
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP"])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shutil
 from types import SimpleNamespace
@@ -228,3 +229,19 @@ def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
     (out / "watch.json").write_text("[]")
     with pytest.raises(UserError, match=r"watch.json: cannot be read"):
         look(tiny_run, images, out)
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_a_score_that_is_no_number_is_a_high_one(tiny_run, camera, tmp_path, monkeypatch):
+    """It is called anomalous, as by `predict`, and the watch goes on."""
+
+    def scored(self, images, rule):
+        return [SimpleNamespace(score=math.nan if number == 1 else 0.0) for number in range(len(images))]
+
+    monkeypatch.setattr(module.OpenedClient, "scored", scored)
+    images, out = camera(3), tmp_path / "out"
+    found = look(tiny_run, images, out, alpha=0.3)
+    assert (found["images"], found["anomalous"]) == (3, 1)
+    assert [row["decision"] for row in table(out)] == ["normal", "anomalous", "normal"]
+    assert table(out)[1]["score"] == "nan"
+    assert look(tiny_run, images, out, alpha=0.3) == found
