@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ class _Stream:
         like: Calibration scores of images like those of the stream.
         test: Test of drift.
         window: As in `watch`.
-        scores: Score of each image that could be read.
+        scores: Score of each image that could be read; infinity where it is no number.
         steps: What the test said after each of them.
         unreadable: Number of the others.
     """
@@ -134,9 +135,10 @@ class _Stream:
     unreadable: int = 0
 
     def add(self, scores: Sequence[float]) -> list[Step]:
-        """Adds the next images' scores."""
-        found = self.test.add(scores)
-        self.scores += scores
+        """Adds the next images' scores; one that is no number ranks above all others, as in `ScoreCounts.p_values`."""
+        ranked = [math.inf if math.isnan(score) else score for score in scores]
+        found = self.test.add(ranked)
+        self.scores += ranked
         self.steps += found
         return found
 
@@ -199,11 +201,11 @@ class _Watcher:
             return
         alarms = len(self.stream.alarms)
         with self.display.progress("Scoring") as progress:
-            size = self.opened.config["evaluation"]["batch_size"]
-            for start in range(0, len(new), size):
-                part = dict(list(new.items())[start : start + size])
+            files, size = list(new.items()), self.opened.config["evaluation"]["batch_size"]
+            for start in range(0, len(files), size):
+                part = dict(files[start : start + size])
                 self._score(part)
-                progress(start + len(part), len(new))
+                progress(start + len(part), len(files))
         for image in self.stream.alarms[alarms:]:
             self.display.warn(
                 f"image {image}: the images drift from those of calibration, {self.stream.beyond(image)} (without drift"
