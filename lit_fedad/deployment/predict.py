@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -113,8 +113,8 @@ def predict(
         threshold is infinite. A name that a spreadsheet would run as a formula begins with a quote.
 
     Raises:
-        UserError: If there is no such complete run, client, product or image, or the backbone differs from the run's;
-            also if an image could not be read, after all others are scored.
+        UserError: If there is no such complete run, client, product or image, the backbone differs from the run's, or
+            another command writes to the folder; also if an image could not be read, after all others are scored.
     """
     opened = open_client(run, client, version, overrides)
     destination = Path(out) if out else opened.folder.path / "predictions"
@@ -128,10 +128,9 @@ def predict(
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
     try:
-        destination.mkdir(parents=True, exist_ok=True)
-        scores.unlink(missing_ok=True)
         with (
-            appended(scores) as file,
+            locked(destination),  # of two calls at once one would write to a file that the other has removed
+            _begun(scores) as file,
             display.progress(f"Scoring with {opened.title}") as progress,
         ):
             writer = csv.DictWriter(file, scorer.columns)
@@ -151,6 +150,12 @@ def predict(
         others = f"; the others are scored: {scores}" if read else ""
         raise UserError(f"{len(rows) - read} of {len(rows)} images could not be read{others}")
     return scores
+
+
+def _begun(table: Path) -> TextIO:
+    """Opens a table to write, in place of that of an earlier call."""
+    table.unlink(missing_ok=True)
+    return appended(table)
 
 
 def readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:

@@ -28,6 +28,7 @@ from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.experiment.build import build_model
+from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client
 from lit_fedad.experiment.run_files import save_json
@@ -279,6 +280,14 @@ def test_a_folder_without_images_is_one_line(tiny_run, tmp_path):
 def test_a_place_that_cannot_be_written_is_one_line(tiny_run, photos):
     with pytest.raises(UserError, match=r"notes\.txt: cannot be written"):
         predict(str(tiny_run), str(photos), out=str(photos / "notes.txt"))
+
+
+def test_a_folder_that_another_command_writes_to_is_left_alone(tiny_run, photos, tmp_path):
+    predict(str(tiny_run), str(photos), out=str(tmp_path / "out"))
+    before = (tmp_path / "out" / "scores.csv").read_bytes()
+    with locked(tmp_path / "out"), pytest.raises(UserError, match="another lit-fedad command is at work"):
+        predict(str(tiny_run), str(photos / "top.bmp"), client=1, out=str(tmp_path / "out"))
+    assert (tmp_path / "out" / "scores.csv").read_bytes() == before
 
 
 @pytest.mark.parametrize("command", [lambda run: predict(run, run), evaluate])
