@@ -171,12 +171,16 @@ def _box(box: Sequence[float], shape: tuple[int, ...]) -> np.ndarray:
     """Every pixel that a box (x, y, width, height) touches."""
     x, y, width, height = box
     region = np.zeros(shape, dtype=bool)
-    region[max(floor(y), 0) : ceil(y + height), max(floor(x), 0) : ceil(x + width)] = True
+    # A place below 0 would count from the other end.
+    left, top, right, bottom = (
+        max(place, 0) for place in (floor(x), floor(y), ceil(x + width), ceil(y + height))
+    )
+    region[top:bottom, left:right] = True
     return region
 
 
 _ANNOTATIONS = "_annotations.coco.json"
-_VERSION = 1  # raise it when the same annotations begin to give other masks
+_VERSION = 2  # raise it when the same annotations begin to give other masks
 
 
 def vision(

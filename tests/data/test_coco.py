@@ -85,6 +85,11 @@ def test_a_box_stands_in_for_what_covers_no_pixel(tmp_path, segmentation):
     assert np.argwhere(at_the_edge).tolist() == [[10, 0], [10, 1], [11, 0], [11, 1]]
 
 
+@pytest.mark.parametrize("box", [[3, -10, 5, 5], [-9, 3, 3, 4], [3, 20, 5, 5]])
+def test_a_box_beside_its_image_marks_nothing(tmp_path, box):
+    assert not drawn(tmp_path, {"bbox": box}).any()
+
+
 @pytest.mark.parametrize(
     "annotation",
     [
