@@ -54,12 +54,12 @@ def read_dicom(path: Path, page: int | None = None) -> Image.Image:
     return Image.fromarray(_eight_bits(file, _checked_frame(file, page)))
 
 
-def read_native_dicom(content: bytes, most_pixels: int, page: int | None = None) -> Image.Image:
+def read_native_dicom(content: bytes, most_pixels: int | None, page: int | None = None) -> Image.Image:
     """Reads a DICOM file that came from anywhere: one whose pixels lie in it as they are, so that no decoder is called.
 
     Args:
         content: The file.
-        most_pixels: Largest number of pixels of a frame.
+        most_pixels: Largest number of pixels of a frame; None for that of `check_pixels`.
         page: As for `read_dicom`.
 
     Returns:

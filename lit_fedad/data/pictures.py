@@ -221,13 +221,13 @@ def _is_bare_png(image: Any) -> bool:
         image.fp.seek(position)
 
 
-def decode_upload(content: bytes, form: str, most_pixels: int, page: int | None = None) -> Picture:
+def decode_upload(content: bytes, form: str, most_pixels: int | None, page: int | None = None) -> Picture:
     """Decodes an image that came from anywhere; its size is read before memory is taken for its pixels.
 
     Args:
         content: The bytes of a file.
         form: One of `FORMATS`, or DICOM: the only decoder that is tried.
-        most_pixels: Largest width times height.
+        most_pixels: Largest width times height; None for that of `check_pixels`.
         page: As for `open_picture`.
 
     Raises:

@@ -121,6 +121,26 @@ def test_encoded_images(tmp_path):
     assert images.train_labels.tolist() == labels.tolist()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_encoded_images_of_sixteen_bits_are_scaled_to_eight(tmp_path, channels):
+    deep = np.array([[[0, 257, 32896, 65535]]], np.uint16)
+    np.savez(tmp_path / "a.npz", **encoded(deep), labels=np.zeros(1, int))
+    images = packed(tmp_path, "a.npz", "a.npz", channels=channels)
+    assert images.train_images[0].tolist() == [[[0, 1, 128, 255]]] * channels
+
+
+def test_encoded_images_are_turned_and_lie_on_white_as_files_do(tmp_path):
+    clear = np.zeros((1, 2, 3, 4), np.uint8)
+    np.savez(tmp_path / "clear.npz", **encoded(np.concatenate([clear, clear + 255])), labels=np.zeros(2, int))
+    refused("image 0 of key 'jpeg' cannot be decoded", tmp_path, "clear.npz", "clear.npz")
+    clear[0, 0, 0, 3] = 255
+    exif = Image.Exif()
+    exif[274] = 6
+    np.savez(tmp_path / "turned.npz", **encoded(clear, exif=exif), labels=np.zeros(1, int))
+    image = packed(tmp_path, "turned.npz", "turned.npz").train_images[0, 0]
+    assert image.tolist() == [[255, 0], [255, 255], [255, 255]]
+
+
 def test_jpeg_bytes_come_out_as_pillow_decodes_them(tmp_path):
     smooth = np.linspace(0, 255, 16 * 16 * 3).reshape(1, 16, 16, 3).astype(np.uint8)
     part = encoded(smooth, format="JPEG", quality=95)
