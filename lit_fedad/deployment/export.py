@@ -26,6 +26,7 @@ from lit_fedad.deployment.live_detector import decision_rule, named_version, ope
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import image_files
 from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import human_bytes
@@ -168,6 +169,9 @@ def difference(live: Mapping[str, Tensor], exported: Mapping[str, Tensor]) -> fl
 _RANDOM_BATCHES = (1, 3)
 _BATCH = 4
 
+_TURN_S = 10.0
+"""Longest wait for a command that writes to the run's record, such as a watch, in seconds."""
+
 # What every machine that loads the files can do.
 _ANYWHERE = {"accelerator": "cpu", "precision": "32-true"}
 
@@ -252,9 +256,12 @@ def export(
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     files = [*(destination / name for file in written for name in file.files), how, sheet, card]
-    place = folder.place(f"export/client_{label}")
-    delivery = amend(folder.home.path, {}, config["rounds"], files, place)
-    display.unsent(delivery.pending, folder.home.path)
+    place, home = folder.place(f"export/client_{label}"), folder.home.path
+    try:
+        with locked(home, _TURN_S):
+            display.unsent(amend(home, {}, config["rounds"], files, place).pending, home)
+    except UserError as error:  # the files are whole
+        display.warn(f"not tracked: {error}")
     for file in written:
         display.note(
             f"{file.files[0]}: {human_bytes(file.size)}, within {file.difference:.1e} of the outputs of"

@@ -12,11 +12,13 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import formats as module
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
-from lit_fedad.experiment.claim import clear
+from lit_fedad.experiment.claim import clear, locked
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.tracking.sender import Delivery
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
@@ -174,3 +176,26 @@ def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):
         match=r"needs onnx, onnxscript, onnxruntime: pip install 'lit-fedad\[export\]'; or give format=pt2",
     ):
         export(str(tiny_run), format=("pt2", "onnx"))
+
+
+@pytest.mark.slow
+def test_a_run_whose_record_another_command_writes_to_is_exported_all_the_same(
+    tiny_run, tmp_path, monkeypatch, capsys
+):
+    held = []
+
+    def amend(folder, *others):
+        with pytest.raises(UserError, match="another lit-fedad command is at work"), locked(folder):
+            pass
+        held.append(folder)
+        return Delivery(None, 0, None)
+
+    monkeypatch.setattr(exporting, "amend", amend)
+    monkeypatch.setattr(exporting, "_TURN_S", 0)
+    export(str(tiny_run), format=("pt2",), out=str(tmp_path / "alone"))
+    assert held == [tiny_run]
+    with locked(tiny_run):
+        export(str(tiny_run), format=("pt2",), out=str(tmp_path / "beside"))
+    assert "not tracked: " in capsys.readouterr().err
+    assert held == [tiny_run]
+    assert (tmp_path / "beside" / "model_card.md").is_file()
