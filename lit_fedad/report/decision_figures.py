@@ -136,7 +136,8 @@ def _draw(axes: Axes, scores: ClientScores) -> None:
         "anomalous test": (scores.anomalous, np.ones(len(scores.anomalous)), COLOURS[5]),
     }
     finite = np.concatenate([values[np.isfinite(values)] for values, *_ in kinds.values()])
-    edges = np.histogram_bin_edges(finite, _SCORE_BINS).tolist()
+    # In double precision: single precision has no room for the edges between scores that are nearly equal.
+    edges = np.histogram_bin_edges(finite.astype(float), _SCORE_BINS).tolist()
     for name, (values, weights, colour) in kinds.items():
         shown = np.isfinite(values)
         share = weights[shown] / max(weights.sum(), 1)

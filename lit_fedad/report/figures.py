@@ -18,7 +18,16 @@ from matplotlib.ticker import MaxNLocator
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.files import atomic
-from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.style import (
+    COLOURS,
+    DARK,
+    FONT_SIZE,
+    LEGEND,
+    as_written,
+    blank_figure,
+    labelled_axes,
+    line_style,
+)
 
 _HATCHES = ("//////", "......", "xxxxxx")
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
@@ -115,7 +124,7 @@ def curves_figure(
     few = len(history) <= _MOST_COLOURED_LINES
     for index, (client, points) in enumerate(sorted(history.items())):
         style = line_style(index, len(rounds)) if few else {"color": "0.5", "linewidth": 0.4, "alpha": 0.5}
-        label = names.title(client) if few else ("one client" if index == 0 else None)
+        label = as_written(names.title(client)) if few else ("one client" if index == 0 else None)
         axes.plot([number for number, _ in points], [value for _, value in points], label=label, **style)
     if not few:
         lowest, highest = [min(by_round[r]) for r in rounds], [max(by_round[r]) for r in rounds]
@@ -160,7 +169,7 @@ def _fill(index: int) -> dict[str, Any]:
 
 def _product_legend(figure: Figure, products: Sequence[str]) -> None:
     """Adds a legend of the product types below a figure, which grows by the legend's height."""
-    patches = [Patch(label=name, **_fill(index)) for index, name in enumerate(products)]
+    patches = [Patch(label=as_written(name), **_fill(index)) for index, name in enumerate(products)]
     entry_width = FONT_SIZE * (4.0 + 0.6 * max(map(len, products)))  # points, estimated: box, gaps and name
     columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
     rows = math.ceil(len(products) / columns)

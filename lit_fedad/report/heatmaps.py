@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 
 from lit_fedad.report.overlay import heat, overlay
-from lit_fedad.report.style import FONT_SIZE, blank_figure
+from lit_fedad.report.style import FONT_SIZE, as_written, blank_figure
 
 _COLOUR_MAP = ListedColormap(heat(np.linspace(0, 1, 256)) / 255)
 _CELL, _GAP, _CAPTION, _HEAD, _BAR = 1.25, 0.06, 0.24, 0.4, 0.72  # inches
@@ -74,7 +74,8 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
                 axes.set_title(head, fontsize=FONT_SIZE, pad=3)
             if head == "image":
                 axes.imshow(case.image)
-                axes.text(0, -0.03, case.caption, fontsize=FONT_SIZE, va="top", transform=axes.transAxes)
+                caption = as_written(case.caption)
+                axes.text(0, -0.03, caption, fontsize=FONT_SIZE, va="top", transform=axes.transAxes)
             elif head == "mask":
                 _show_mask(axes, case)
             elif head == "anomaly map":
@@ -89,7 +90,8 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     colours.ax.tick_params(labelsize=FONT_SIZE, width=0.5, length=2)
     colours.set_label("anomaly score", fontsize=FONT_SIZE)
     colours.outline.set_linewidth(0.5)
-    figure.text(_GAP / sheet_width, 1 - 0.05 / sheet_height, title, fontsize=FONT_SIZE + 1, va="top")
+    place_of_title = (_GAP / sheet_width, 1 - 0.05 / sheet_height)
+    figure.text(*place_of_title, as_written(title), fontsize=FONT_SIZE + 1, va="top")
     return figure
 
 

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, legend_mark
+from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, as_written, blank_figure, legend_mark
 
 
 def tsne_layout(features: ArrayLike) -> np.ndarray:
@@ -126,7 +126,7 @@ def knowledge_sheet(shared: Mapping[int, tuple[np.ndarray, np.ndarray]], classes
         for column, strip in enumerate(strip_row):
             sheet[row * high : row * high + side, column * wide : column * wide + strip.shape[1]] = strip
 
-    names = [textwrap.fill(classes[label], _NAME) for label in labels]
+    names = [as_written(textwrap.fill(classes[label], _NAME)) for label in labels]
     inches = np.array(sheet.shape[:2]) / side * _SIDE
     letters = max(len(line) for name in names for line in name.splitlines())
     figure = blank_figure(inches[1] + 0.3 + FONT_SIZE * 0.62 * letters / 72, inches[0] + 0.35)

@@ -13,7 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.style import (
+    DARK,
+    FONT_SIZE,
+    LEGEND,
+    as_written,
+    blank_figure,
+    labelled_axes,
+    line_style,
+)
 
 _WIDE = 20  # from this ratio of the largest to the smallest on, an axis is logarithmic
 _SHORT = 30  # letters of a name up to which two stand side by side
@@ -47,7 +55,7 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
         for number, curve in enumerate(group):
             points = [(x, y) for x, y in curve if x > 0 or not logarithmic]
             style = line_style(index, len(points)) | {"alpha": 0.85}
-            axes.plot(*zip(*points, strict=True), label=label if number == 0 else None, **style)
+            axes.plot(*zip(*points, strict=True), label=as_written(label) if number == 0 else None, **style)
     axes.margins(x=0.04, y=0.08)
     figure.legend(loc="outside lower center", ncols=columns, **LEGEND)
     return figure
@@ -66,7 +74,7 @@ def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Fig
         if len(set(values.values())) > 1:
             axes.plot(values[worst], row, "o", markersize=4, color="#D55E00")
             axes.annotate(
-                worst,
+                as_written(worst),
                 (values[worst], row),
                 xytext=(0, 4),
                 textcoords="offset points",
@@ -74,7 +82,7 @@ def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Fig
                 fontsize=FONT_SIZE - 1,
                 color=DARK,
             )
-    axes.set_yticks(range(len(groups)), list(groups))
+    axes.set_yticks(range(len(groups)), list(map(as_written, groups)))
     axes.set_ylim(len(groups) - 0.4, -0.7)
     axes.margins(x=0.06)
     return figure

@@ -40,6 +40,16 @@ def blank_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def as_written(text: str) -> str:
+    r"""Escapes dollar signs, between which matplotlib reads formulas: names of products and files may hold them.
+
+    Example:
+        >>> print(as_written("$5_$6"))
+        \$5_\$6
+    """
+    return text.replace("$", r"\$")
+
+
 def labelled_axes(
     figure: FigureBase, xlabel: str, ylabel: str, place: tuple[int, int, int] = (1, 1, 1), **shared: Any
 ) -> Axes:
@@ -50,8 +60,8 @@ def labelled_axes(
     axes.tick_params(labelsize=FONT_SIZE, color=DARK, width=0.6, length=2.5)
     axes.grid(axis="y", color="0.9", linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.set_xlabel(xlabel, fontsize=FONT_SIZE + 1)
-    axes.set_ylabel(ylabel, fontsize=FONT_SIZE + 1)
+    axes.set_xlabel(as_written(xlabel), fontsize=FONT_SIZE + 1)
+    axes.set_ylabel(as_written(ylabel), fontsize=FONT_SIZE + 1)
     return axes
 
 
@@ -70,4 +80,4 @@ def line_style(index: int, points: int) -> dict[str, Any]:
 
 def legend_mark(label: str, **look: Any) -> Line2D:
     """Creates a mark without a line, for a legend."""
-    return Line2D([], [], linestyle="", markersize=4, label=label, **look)
+    return Line2D([], [], linestyle="", markersize=4, label=as_written(label), **look)

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from lit_fedad.report.naming import METRIC_TITLES, metric_title
-from lit_fedad.report.style import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.style import FONT_SIZE, LEGEND, as_written, blank_figure, labelled_axes, line_style
 from lit_fedad.report.tables import Outcome, Table
 
 
@@ -28,8 +28,8 @@ def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fig
         values = values.reindex(labels)
         style = line_style(index, len(labels))
         # One seed has no deviation, hence no bar.
-        axes.errorbar(range(len(labels)), values["mean"], values["std"], label=column, **style)
-    axes.set_xticks(range(len(labels)), labels)
+        axes.errorbar(range(len(labels)), values["mean"], values["std"], label=as_written(column), **style)
+    axes.set_xticks(range(len(labels)), list(map(as_written, labels)))
     figure.legend(loc="outside right upper", **LEGEND)
     return figure
 
@@ -45,12 +45,14 @@ def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fi
     figure = blank_figure(max(3.5, 7.16 * wide / 3), 1.8 * high + 0.3)
     for panel, column in enumerate(columns, start=1):
         axes = labelled_axes(figure, "task", f"{metric_title(metric)} (%)", (high, wide, panel))
-        axes.set_title(column, fontsize=FONT_SIZE + 1)
+        axes.set_title(as_written(column), fontsize=FONT_SIZE + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for index, label in enumerate(labels):
             group = runs[(runs["row"] == label) & (runs["column"] == column)]
             means, deviations = 100 * group[stages].mean(), 100 * group[stages].std()
-            axes.errorbar(numbers, means, deviations, label=label, **line_style(index, len(stages)))
+            axes.errorbar(
+                numbers, means, deviations, label=as_written(label), **line_style(index, len(stages))
+            )
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
     return figure
 
@@ -95,13 +97,14 @@ def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> 
         of_one = quantity in METRIC_TITLES
         title = f"{metric_title(quantity)} (%)" if of_one else _TITLES.get(quantity, quantity)
         axes = labelled_axes(figure, "round", title, (high, wide, place))
-        axes.set_title(f"{column}, client {client}" if client else column, fontsize=FONT_SIZE + 1)
+        panel = f"{column}, client {client}" if client else column
+        axes.set_title(as_written(panel), fontsize=FONT_SIZE + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         of_panel = (frame["quantity"] == quantity) & (frame["column"] == column) & (frame["client"] == client)
         for index, label in enumerate(labels):
             values = frame[of_panel & (frame["row"] == label)].groupby("round")["value"]
             means = (100 if of_one else 1) * values.mean()
-            axes.plot(means.index, means, label=label, **line_style(index, len(means)))
+            axes.plot(means.index, means, label=as_written(label), **line_style(index, len(means)))
     axes = figure.axes[0]
     if labels:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
@@ -155,7 +158,7 @@ def sheets_figure(
         for number, column in enumerate(columns):
             axes = figure.add_subplot(grid[line, number])
             axes.set_axis_off()
-            axes.set_title(f"{row}, {column}", fontsize=FONT_SIZE + 2)
+            axes.set_title(as_written(f"{row}, {column}"), fontsize=FONT_SIZE + 2)
             if (row, column) in held:
                 axes.imshow(held[row, column], interpolation="antialiased")
             else:

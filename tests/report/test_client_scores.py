@@ -64,3 +64,11 @@ def test_what_has_no_end_is_said_and_not_drawn(tmp_path):
     assert figure.axes[0].get_title() == "client 0 (0 images): no threshold (2 scores not finite)"
     save_figure(figure, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.0 + 2**-23), (1e8, 1e8 + 8), (-3e38, 3e38)])
+def test_single_precision_has_room_for_the_bins_of_any_scores(ends):
+    scores = np.array(ends, dtype=np.float32)
+    figure = client_scores_figure({0: ClientScores(scores, np.array([1, 1]), scores, scores, 1.0)})
+    outline = next(patch for patch in figure.axes[0].patches if patch.get_label() == "calibration")
+    assert sorted(set(outline.get_xy()[:, 1])) == [0, 0.5]
