@@ -71,7 +71,7 @@ def shortened(items: Sequence[str]) -> str:
 def _text(value: Any) -> str:
     """Writes a value as an override does."""
     if not isinstance(value, str):
-        return json.dumps(value, separators=(",", ":"))
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return value if _PLAIN.fullmatch(value) else "'" + value.replace("'", "\\'") + "'"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from hydra.core.override_parser.types import Quote, QuotedString
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
@@ -141,7 +142,7 @@ class Plan:
 
     def config(self, params: Mapping[str, Any]) -> Config:
         """Composes the configuration of a trial."""
-        return compose([*self.base, *(f"{key}={json.dumps(value)}" for key, value in params.items())])
+        return compose([*self.base, *(f"{key}={_written(value)}" for key, value in params.items())])
 
     def defaults(self) -> dict[str, Any] | None:
         """Reads the base experiment's values of the searched keys; None if one lies outside the search space."""
@@ -199,6 +200,11 @@ def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
     if not isinstance(section, dict) or not isinstance(section.get("space"), dict):
         raise UserError(f"{path}: a study file needs 'space', a section of searched keys")
     _check_names(section, where)
+    for key, dimension in section["space"].items():
+        if not isinstance(dimension, dict):
+            raise UserError(
+                f"{where}: space: {key} must be a section, such as {{type: int, low: 1, high: 8}}"
+            )
     space = {
         key: call(Dimension, dimension, f"{where}: space: {key}")
         for key, dimension in section["space"].items()
@@ -242,7 +248,8 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
 
 
 def _check(plan: Plan, where: str) -> None:
-    if not plan.objectives or not set(plan.objectives.values()) <= set(_DIRECTIONS):
+    directions = plan.objectives.values() if isinstance(plan.objectives, dict) else ()
+    if not directions or not all(direction in _DIRECTIONS for direction in directions):
         raise UserError(f"{where}: objectives={plan.objectives} must be metric: {' or '.join(_DIRECTIONS)}")
     for metric in plan.objectives:
         if metric.partition("/")[1] and metric.partition("/")[2] not in _KINDS:
@@ -264,6 +271,13 @@ def _check(plan: Plan, where: str) -> None:
             plan._default(key)
     except (UserError, ValueError, TypeError) as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def _written(value: Any) -> str:
+    """Writes a value as an override does."""
+    if isinstance(value, str):
+        return QuotedString(value, Quote.double).with_quotes()
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _firsts(plan: Plan) -> dict[str, Any]:

@@ -131,6 +131,9 @@ class Worker:
         self.registry, self.lock, self.play, self.display = registry, lock, play, display
         self.leaving = threading.Event()
         self._playing: int | None = None  # number of the trial
+        self._exhausted = False
+        # Samplers that try all values call it after the last; Optuna's own is for `Study.optimize` alone.
+        study.stop = self._exhaust  # type: ignore[method-assign]
 
     def run(self) -> None:
         """Plays trials; at the end waits for those of other workers, which may still be lost.
@@ -163,7 +166,7 @@ class Worker:
             self.reap()
             trials = standing(self.study)
             queued = any(trial.state == TrialState.WAITING for trial in trials.values())
-            if not queued and len(trials) >= self.trials:
+            if not queued and (self._exhausted or len(trials) >= self.trials):
                 return None
             trial = self.study.ask(self.plan.distributions)
             # The heartbeat comes first: a trial of a worker that dies here has one, or no worker.
@@ -171,6 +174,12 @@ class Worker:
             self._beat()
             trial.set_user_attr(WORKER, self.registry.number)
             return trial
+
+    def _exhaust(self) -> None:
+        """Begins no further trial: the sampler has tried all values."""
+        if not self._exhausted:
+            self.display.note("all values of the search space have been tried")
+        self._exhausted = True
 
     def reap(self) -> None:
         """Passes on the trials of lost workers; the study's lock must be held."""

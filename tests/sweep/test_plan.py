@@ -64,6 +64,10 @@ def test_default_outside_the_search_space_is_none(study_file):
         ("tracking=off", "'++tracking.uri=http://x'", "no study file sets tracking"),
         ("debug=seconds", "'debug=${oc.env:HOME}'", "of ${...} a study takes names of keys alone"),
         ("[method=federated_bank,", "[[method=federated_bank],", "small.yaml: base must be a list of overrides"),
+        ("{pro: maximize}", "[pro]", "small.yaml: objectives=['pro'] must be metric: maximize or minimize"),
+        ("{pro: maximize}", "{pro: [maximize]}", "objectives={'pro': ['maximize']} must be metric: maximize"),
+        ("{type: int, low: 1, high: 8}", "[1, 8]", "space: task.loss.neighbours must be a section, such as {type: int"),
+        ("{type: int, low: 1, high: 8}", "", "space: task.loss.neighbours must be a section, such as {type: int"),
         ("debug=seconds", "task.learning_rate=1", "'task.learning_rate=1' fixes what the study searches"),
     ],
 )  # fmt: skip
@@ -73,6 +77,12 @@ def test_what_is_wrong_is_one_line(study_file, old, new, message):
         read_plan(str(study_file))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["größe", r"a\b", r"a\"b\\", "a b", "half,byte", "3", "", ["größe", "b"]])
+def test_a_trial_has_the_words_that_were_drawn(study_file, name):
+    plan = read_plan(str(study_file))
+    assert plan.config({"tracking.experiment": name})["tracking"]["experiment"] == name
 
 
 def test_unknown_study_names_the_nearest():

@@ -147,6 +147,29 @@ def test_trial_that_kills_its_workers_is_given_up(study_file, tmp_path):
     assert len(study.trials) == storage.RETRIES + 1
 
 
+@pytest.mark.parametrize(
+    ("sampler", "more"),
+    [
+        ("GridSampler, search_space: {task.loss.neighbours: [1, 2, 3]}", ""),
+        ("BruteForceSampler", "pruner: {_target_: optuna.pruners.HyperbandPruner}"),
+    ],
+)
+def test_study_ends_when_its_sampler_has_tried_all_values(sampler, more, options, study_file, capsys, opened):
+    study_file.write_text(f"""\
+base: [method=federated_bank, debug=seconds, tracking=off, evaluation.pictures=0]
+objectives: {{pro: maximize}}
+space: {{task.loss.neighbours: {{type: int, low: 1, high: 3}}}}
+sampler: {{_target_: optuna.samplers.{sampler}}}
+trials: 9
+{more}
+""")
+    sweep(options, Display(), neighbours)
+    tried = {trial.params["task.loss.neighbours"] for trial in opened().trials}
+    assert tried == {1, 2, 3}
+    assert len(opened().trials) < 9
+    assert "all values of the search space have been tried" in capsys.readouterr().out
+
+
 def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(options, opened):
     def mixed(trial, plan, folder, leaving):
         match trial.number:
