@@ -38,7 +38,7 @@ class Descent:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        at_least(self.section, 0, steps=self.steps)
+        at_least(self.section, 0, steps=self.steps, momentum=self.momentum)
         above(self.section, 0, learning_rate=self.learning_rate, clip=self.clip)
 
     def descend(

@@ -98,6 +98,8 @@ class RelationalContrast(nn.Module):
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """Computes the mean loss over images whose class has hard negatives and a prototype; 0 without any.
 
+        With ``prior`` only classes count that the batch has images of.
+
         Args:
             features: Features [B, D], B > 1.
             labels: Classes, int64 [B].
@@ -105,11 +107,14 @@ class RelationalContrast(nn.Module):
         Returns:
             A scalar.
         """
-        judged = self.candidates.any(1)[labels] & (self.prototypes[labels] != 0).any(1)
+        candidates = self.candidates
         similarity = F.normalize(self.head(features).float(), dim=1) @ self.prototypes.T / self.temperature
         if self.prior:
-            similarity = similarity + labels.bincount(minlength=len(self.prototypes)).log()
-        rivals = similarity.where(self.candidates[labels], -torch.inf)[judged].logsumexp(1)
+            counts = labels.bincount(minlength=len(self.prototypes))
+            candidates = candidates & (counts > 0)
+            similarity = similarity + counts.log()
+        judged = candidates.any(1)[labels] & (self.prototypes[labels] != 0).any(1)
+        rivals = similarity.where(candidates[labels], -torch.inf)[judged].logsumexp(1)
         true_class = similarity.gather(1, labels[:, None])[judged, 0]
         return (rivals - true_class).sum() / judged.sum().clamp(min=1)
 

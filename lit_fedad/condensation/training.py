@@ -55,6 +55,7 @@ class CondensedTraining:
     def __post_init__(self) -> None:
         at_least("method.server.training", 1, epochs=self.epochs, batch_size=self.batch_size)
         above("method.server.training", 0, learning_rate=self.learning_rate)
+        at_least("method.server.training", 0, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def __call__(
         self,

@@ -126,3 +126,13 @@ def test_the_loss_is_a_mean_over_images(temperature):
     z, labels = rows(5, 5, seed=1), torch.tensor([0, 1, 2, 3, 0])
     alone = [float(loss(z[[i]], labels[[i]]).detach()) for i in range(5)]
     assert float(loss(z, labels).detach()) == pytest.approx(np.mean(alone), rel=1e-5)
+
+
+def test_without_a_rival_in_the_batch_there_is_nothing_to_contrast():
+    torch.manual_seed(0)
+    contrast = RelationalContrast(directions(), ALL_OTHERS, 8, with_own=False, prior=True)
+    features = rows(6, 5).requires_grad_()
+    loss = contrast(features, torch.zeros(6, dtype=torch.long))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not features.grad.any()

@@ -224,6 +224,8 @@ def test_a_loss_that_is_not_finite_is_named_in_one_line():
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": 1, "batch_size": 0}, "batch_size=0"),
         ({"epochs": 1, "learning_rate": 0.0}, r"learning_rate=0\.0"),
+        ({"epochs": 1, "momentum": -0.5}, r"momentum=-0\.5"),
+        ({"epochs": 1, "weight_decay": -1.0}, r"weight_decay=-1\.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(setting, said):
