@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import check_stored
 from lit_fedad.report.style import (
     DARK,
     FONT_SIZE,
@@ -96,10 +98,29 @@ def svg(figure: Figure) -> bytes:
     return file.getvalue()
 
 
+def stored_picture(path: Path) -> Image.Image:
+    """Reads a picture that a run has drawn, in RGB.
+
+    Raises:
+        UserError: If it is none any more.
+    """
+    check_stored(path)
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except Exception as error:  # of Pillow, of many kinds
+        raise UserError(
+            f"{path}: cannot be read as a picture ({type(error).__name__}); remove it, and it is left out"
+        ) from error
+
+
 def sheet(path: Path) -> bytes:
-    """Converts a picture file to WebP of at most 1,000 pixels in width."""
-    with Image.open(path) as image:
-        picture = image.convert("RGB")
+    """Converts a picture file to WebP of at most 1,000 pixels in width.
+
+    Raises:
+        UserError: As `stored_picture`.
+    """
+    picture = stored_picture(path)
     height = round(picture.height * _SHEET_WIDTH / picture.width)
     if picture.width > _SHEET_WIDTH:
         picture = picture.resize((_SHEET_WIDTH, height), Image.Resampling.LANCZOS)

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from PIL import Image
 
 from lit_fedad.report.naming import METRIC_TITLES, metric_title
+from lit_fedad.report.run_figures import stored_picture
 from lit_fedad.report.style import FONT_SIZE, LEGEND, as_written, blank_figure, labelled_axes, line_style
 from lit_fedad.report.tables import Outcome, Table
 
@@ -140,11 +140,12 @@ _BLANK = 0.2  # height over width of a picture that is not there
 def sheets_figure(
     rows: Sequence[str], columns: Sequence[str], pictures: Mapping[tuple[str, str], Path]
 ) -> Figure:
-    """Draws a grid of pictures."""
-    held = {}
-    for place, file in pictures.items():
-        with Image.open(file) as image:
-            held[place] = np.asarray(image.convert("RGB"))
+    """Draws a grid of pictures.
+
+    Raises:
+        UserError: As `stored_picture`.
+    """
+    held = {place: np.asarray(stored_picture(file)) for place, file in pictures.items()}
     heights = [
         max(
             (held[row, c].shape[0] / held[row, c].shape[1] for c in columns if (row, c) in held),
