@@ -67,6 +67,9 @@ class BankSupport:
     - Of other clients, single vectors farther than `reach` are left out where the server has sent a bank, which covers
       all kinds of normal; before, only those farther than `reach_first`.
 
+    A bank of fewer than two different vectors has no spacing: what it does not hold is infinitely far from it. A client
+    that is infinitely far from all others is kept as it is, for nothing is known of its distance.
+
     A vector that is left out of a message of fixed size becomes a copy of the nearest that stays, with count 0.
 
     Attributes:
@@ -106,11 +109,12 @@ class BankSupport:
         masses = {client: _mass(message, name) for client, message in messages.items()}
         limit = self.far if COUNTS in spec else self.far_without_counts
         medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
-        far = standing_out(medians, limit, tolerated(self.liars, len(updates)))
+        known = {client: median for client, median in medians.items() if math.isfinite(median)}
+        far = standing_out(known, limit, tolerated(self.liars, len(known)))
         lines = {
             client: f"lies far out: half of its vectors are at least {median:.3g} times as far from all others'"
             f" as those are from each other (limit {limit:g})"
-            for client, median in medians.items()
+            for client, median in known.items()
             if median > limit
         }
         remarks = [
@@ -123,7 +127,7 @@ class BankSupport:
                 continue
             stays = distances[client] <= reach
             # Of a client that is kept though nobody holds its kind, single vectors cannot be judged either.
-            if stays.all() or client in lines:
+            if stays.all() or client in lines or client not in known:
                 kept[client] = update
                 continue
             kept[client] = _only(update, stays, spec, name)
@@ -191,7 +195,7 @@ def _spaced(bank: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the different vectors of a bank [n, C], and how far from each the nearest `SHARE` of them reaches [n]."""
     rows = bank.unique(dim=0)
     if len(rows) < 2:
-        return rows, torch.full((len(rows),), torch.finfo(rows.dtype).tiny)
+        return rows, torch.full((len(rows),), torch.nan)
     reached = math.ceil(SHARE * len(rows))
     spacing = torch.cat(
         [
@@ -206,9 +210,10 @@ def _spaced(bank: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distance(rows: Tensor, bank: Tensor, spacing: Tensor) -> Tensor:
-    """Computes the distance [n] of vectors [n, C] to a bank, in units of its spacing."""
-    if not len(rows) or not len(bank):
-        return torch.full((len(rows),), torch.inf)
+    """Computes the distance [n] of vectors [n, C] to a bank, in units of its spacing; infinite where it has none."""
+    if not len(rows) or len(bank) < 2:
+        held = (rows[:, None] == bank).all(2).any(1)
+        return torch.where(held, 0.0, torch.inf)
     return torch.cat([(torch.cdist(rows[part], bank) / spacing).amin(1) for part in _parts(len(rows))])
 
 

@@ -181,6 +181,24 @@ def test_empty_and_single_vectors_are_no_error(rows):
     assert set(kept) >= {0, 1, 3}
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize("last", [{}, {"memory": torch.zeros(0, WIDTH)}, {"memory": torch.zeros(1, WIDTH)}])
+def test_nobody_is_far_from_banks_without_a_spacing(rows, last):
+    """Of the clients one holds a whole bank, the others nothing or a vector each."""
+    updates = {client: Update({"memory": bank(client)[:rows]}, 10) for client in range(5)}
+    updates[2] = Update({"memory": bank(2)}, 10)
+    alone, remarks = BankSupport()(updates, FREE, last)
+    assert remarks == []
+    assert {client: len(update.message["memory"]) for client, update in alone.items()} == {
+        client: SLOTS if client == 2 else rows for client in updates
+    }
+
+
+def test_clients_of_a_vector_each_are_all_kept():
+    updates = {client: Update({"memory": bank(client)[:1]}, 10) for client in range(5)}
+    assert BankSupport()(updates, FREE, {}) == (updates, [])
+
+
 @pytest.mark.parametrize("clients", [0, 1, 2])
 def test_without_a_majority_banks_stay_as_they_are(clients):
     updates = {client: update_of(bank(client, centre=100.0 * client)) for client in range(clients)}
