@@ -323,6 +323,16 @@ class TableResults:
                 files.setdefault((run.row, run.column), file)
         return files
 
+    def unmeasured(self) -> list[str]:
+        """Lists the table's metrics that no complete run knows, in any row."""
+        known = {name for result in self._results.values() for name in result["last"]}
+        endings = {row.ending for row in (*self._table.rows, *self._table.beyond)}
+        return [
+            metric
+            for metric in self._table.metrics
+            if known and not known & {f"{metric}{ending}" for ending in endings}
+        ]
+
     def show(self, display: Display) -> None:
         """Prints the table."""
         display.blocks(self.filled.grids())

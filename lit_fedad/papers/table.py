@@ -177,6 +177,10 @@ def report_table(
 
         launch(waiting, jobs, folder / "logs" / "attacks", display, results.add, attack, "attacks")
     results.show(display)
+    if metrics and (lacking := results.unmeasured()):
+        display.warn(
+            f"metrics={','.join(lacking)}: no run has measured it; a run's result.json names what it has"
+        )
     _deliver(name, results.files, runs[0].config, folder, display)
     if results.causes:
         failed = len(results.causes)

@@ -95,6 +95,13 @@ def test_other_metrics_than_the_tables(quick_runs):
     assert "i_auroc_last" not in set(frame())
 
 
+def test_a_metric_that_no_run_has_is_said(quick_runs, capsys):
+    make([*options("rows=Local"), "metrics=pro,i_aurco"], Display())
+    assert "warning: metrics=i_aurco: no run has measured it" in capsys.readouterr().err
+    make([*options("rows=Local"), "metrics=pro,i_auroc"], Display())
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
