@@ -138,14 +138,17 @@ def pick_cases(scores: ArrayLike, labels: ArrayLike, best: int, worst: int) -> l
     """
     score, label = np.asarray(scores, dtype=float), np.asarray(labels)
     candidates = np.flatnonzero(np.isfinite(score))
-    judged = []
-    for index in candidates:
-        sign = 1 if label[index] else -1
-        gaps = sign * (score[index] - score[candidates][label[candidates] != label[index]])
-        rank = np.mean((gaps > 0) + 0.5 * (gaps == 0)) if gaps.size else 0.0
-        distance = np.median(gaps) if gaps.size else sign * score[index]
-        judged.append((-rank, -distance, int(index)))
-    order = [index for _, _, index in sorted(judged)]
+    score, anomalous = score[candidates], label[candidates] != 0
+    rank, distance = np.zeros(len(score)), np.where(anomalous, score, -score)
+    for own, sign in ((anomalous, 1), (~anomalous, -1)):
+        # With its sign, an image of either class is ordered correctly above the others.
+        mine, others = sign * score[own], np.sort(sign * score[~own])
+        if others.size:
+            below, up_to = (np.searchsorted(others, mine, side) for side in ("left", "right"))
+            rank[own] = (below + up_to) / (2 * len(others))  # ties count half
+            middle = others[[(len(others) - 1) // 2, len(others) // 2]]
+            distance[own] = (mine[:, None] - middle).mean(1)
+    order = candidates[np.lexsort((candidates, -distance, -rank))].tolist()
     return order[:best] + order[best:][::-1][:worst]
 
 

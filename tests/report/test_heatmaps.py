@@ -179,6 +179,19 @@ def test_equal_ranks_are_told_apart_by_the_distance():
     assert pick_cases(scores, labels, best=2, worst=2) == [4, 0, 2, 3]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_images_are_ordered_by_rank_then_distance_then_number(seed):
+    draw = np.random.default_rng(seed)
+    scores, labels = draw.integers(0, 4, 9) / 4, draw.permutation([0, 1] * 4 + [seed % 2])  # with ties
+
+    def key(index):
+        sign = 1 if labels[index] else -1
+        gaps = sign * (scores[index] - scores[labels != labels[index]])
+        return (-((gaps > 0) + 0.5 * (gaps == 0)).mean(), -np.median(gaps), index)
+
+    assert pick_cases(scores, labels, best=9, worst=0) == sorted(range(9), key=key)
+
+
 def test_the_worst_are_those_on_the_wrong_side():
     scores, labels = [0.1, 0.2, 0.95, 0.3, 0.05, 0.9], [0, 0, 0, 1, 1, 1]
     assert pick_cases(scores, labels, best=0, worst=2) == [2, 4]
