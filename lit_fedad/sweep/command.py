@@ -6,6 +6,7 @@ import socket
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -252,24 +253,20 @@ def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
 
 
 def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
-    """Writes the table of trials, and those figures that the study has enough trials for."""
+    """Writes the table of trials, and those figures that Optuna can draw of the study's trials and values."""
     table = out / "trials.csv"
     with atomic(table) as part:
         trials_frame(study, plan).map(csv_cell).to_csv(part, index=False)
     files = [table]
     for name, draw in _figures(study, plan).items():
-        with warnings.catch_warnings():
+        file = out / "figures" / f"{name}.png"
+        # Importance needs two trials and values that differ; few figures take lists, and none a formula that is none.
+        with warnings.catch_warnings(), suppress(RuntimeError, ValueError, TypeError):
             warnings.simplefilter("ignore")
-            try:
-                figure = _whole(draw())
-            except (
-                RuntimeError,
-                ValueError,
-            ):  # importance: where all values are equal, or there is one trial
-                continue
-        files.append(out / "figures" / f"{name}.png")
-        with atomic(files[-1]) as part:  # cut to what is drawn: names of keys are longer than the margins
-            figure.savefig(part, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+            figure = _whole(draw())
+            with atomic(file) as part:  # cut to what is drawn: names of keys are longer than the margins
+                figure.savefig(part, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+            files.append(file)
     return files
 
 

@@ -86,3 +86,18 @@ def test_the_curve_ends_before_a_trial_that_may_still_be_better():
     assert best_so_far(study, plan) == {0: 0.5}
     study.tell(running, 0.75)
     assert best_so_far(study, plan) == {0: 0.5, 1: 0.75, 2: 0.75}
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution")
+@pytest.mark.parametrize("choices", [[[2], [2, 3]], ["$5_$6", "b"]])
+def test_values_that_no_figure_takes_cost_its_figure_alone(tmp_path, choices):
+    plan = Plan([], {"pro": "maximize"}, {"layers": Dimension("categorical", choices=choices)}, {}, 4)
+    study = optuna.create_study(direction="maximize")
+    for number, choice in enumerate(choices * 2):
+        distributions = {"layers": CategoricalDistribution(choices)}
+        trial = create_trial(value=number / 4, params={"layers": choice}, distributions=distributions)
+        study.add_trial(trial)
+    names = {path.name for path in write_results(study, plan, tmp_path)}
+    assert {"trials.csv", "history.png"} <= names
+    assert "slices.png" not in names
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == names - {"trials.csv"}
