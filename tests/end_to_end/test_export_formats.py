@@ -112,6 +112,7 @@ def test_an_operation_that_onnx_lacks_is_replaced(tmp_path):
 ROOT = os.environ.get("LIT_FEDAD_DATA")
 
 
+@pytest.mark.nightly
 @pytest.mark.real_data
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
 def test_real_weights_and_photographs(lab, tmp_path):

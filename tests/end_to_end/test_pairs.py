@@ -1,4 +1,4 @@
-"""Every method on two tasks, every task under a method: clients that fail, an interruption, a use of the result."""
+"""Every method on its own task, every task under a method, others at night: failures, an interruption, a use."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ def tasks_of(method, refused=False):
     return [task for task in TASKS if bool(PAIRS[method, task]) == refused]
 
 
+def own_task(method):
+    """What its paper learns: classes, where it works with several tasks."""
+    tasks = tasks_of(method)
+    return "classifier" if "classifier" in tasks else tasks[0]
+
+
 def others_of(method):
     return [task for task in tasks_of(method)[1:] if task not in DEAR]
 
 
 # Played under FedAvg alone: a round of them takes many times as long as one of the others.
 DEAR = {"reverse_distillation", "efficient_ad", "dinomaly"}
-# Of these another task is played too, at night: each handles weights in a way of its own.
+# Of these a third task is played too: each handles weights in a way of its own.
 TWICE = (
     "apfl",
     "apple",
@@ -41,12 +47,17 @@ TWICE = (
     "scaffold",
 )
 AT_NIGHT = {
-    (method, others[turn % len(others)]) for turn, method in enumerate(TWICE) if (others := others_of(method))
+    *((method, tasks_of(method)[0]) for method in choices("method")),
+    *(
+        (method, others[turn % len(others)])
+        for turn, method in enumerate(TWICE)
+        if (others := others_of(method))
+    ),
 }
 # Of each method its own task; each task under FedAvg, or alone if it has no weights.
 PLAYED = {
     *QUICK,
-    *((method, tasks_of(method)[0]) for method in choices("method")),
+    *((method, own_task(method)) for method in choices("method")),
     *(("local" if PAIRS["fedavg", task] else "fedavg", task) for task in TASKS),
 }
 # One for each reason; which pairs these are is checked above for all.
