@@ -203,7 +203,9 @@ class Display:
             self._print(lacking)
 
     def table(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Prints a table, one line a row however long; columns of numbers are aligned to the right."""
+        """Prints a table, one line a row however long, and nothing without rows; numbers are aligned to the right."""
+        if not rows:
+            return
         columns = {head: [_clean(head), *(_clean(row[head]) for row in rows)] for head in rows[0]}
         padded = []
         for head, cells in columns.items():

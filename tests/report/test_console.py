@@ -181,6 +181,11 @@ def test_the_closing_table_shows_the_last_round_and_the_traffic(out):
     assert traffic == "clients sent 13.70 MB and received 512 B in 1:15"
 
 
+def test_a_table_without_rows_is_nothing(out):
+    Display().table([])
+    assert out() == []
+
+
 def test_the_mean_over_products_is_a_column_and_those_without_a_value_are_named_once(out, terminal):
     terminal(80)
     own = {"nut": 0.5, "bolt": NAN, "cap": None, "ring": 0.75}
