@@ -1,11 +1,9 @@
 """Small studies, and workers whose trials take no time."""
 
-import multiprocessing
+import os
+import signal
 
 import pytest
-from helpers.studies import sweep
-
-from lit_fedad.report.console import Display
 
 STUDY = """\
 base: [method=federated_bank, debug=seconds, tracking=off, evaluation.pictures=0]
@@ -27,18 +25,16 @@ def study_file(tmp_path):
 
 
 @pytest.fixture
-def start():
-    """Starts a worker in a process of its own."""
-    processes = []
+def start(forking, tmp_path):
+    """Starts a worker in a process of its own, and returns its id."""
+    workers = []
 
     def begin(options, play):
-        context = multiprocessing.get_context("fork")
-        process = context.Process(target=sweep, args=(options, Display(quiet=True), play))
-        process.start()
-        processes.append(process)
-        return process
+        log = tmp_path / f"worker-{len(workers)}.txt"
+        workers.append(forking.call("helpers.studies:work", [options, play.__name__], log))
+        return workers[-1]
 
     yield begin
-    for process in processes:
-        process.kill()
-        process.join()
+    for worker in forking.running & {*workers}:
+        os.kill(worker, signal.SIGKILL)
+        forking.wait(worker)

@@ -16,6 +16,7 @@ from pathlib import Path
 import optuna
 import psutil
 import pytest
+from helpers.studies import long_steps
 
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.sweep.storage import attempts, open_storage, standing
@@ -147,20 +148,6 @@ class Server:
         assert done.returncode == 0, f"{command} failed: {done.returncode}"
 
 
-def steps(trial, plan, folder, leaving):
-    """A trial that counts to five in its folder, and goes on from where it finds itself."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "player.txt").write_text(str(os.getpid()))
-    log = folder / "steps.txt"
-    for step in range(len(log.read_text().split()) if log.exists() else 0, 5):
-        trial.set_user_attr("round", step)
-        trial.report(float(step), step)
-        time.sleep(1.0)  # five of them take longer than the patience: only heartbeats keep a trial
-        with log.open("a") as file:
-            file.write(f"{step}\n")
-    return [float(trial.params["task.loss.neighbours"])]
-
-
 def stopped_within_a_trial(pid, out):
     """Stop a worker and say whether it has begun a trial that it has not ended; if not, let it go on."""
     os.kill(pid, signal.SIGSTOP)
@@ -173,17 +160,17 @@ def stopped_within_a_trial(pid, out):
     return False
 
 
-def heartbeat_passes_trials_on(url, study_file, tmp_path, start):
+def heartbeat_passes_trials_on(url, study_file, tmp_path, start, forking):
     out = tmp_path / "study"
     options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4", "patience=4"]
-    first, second = start(options, steps), start(options, steps)
+    first, second = start(options, long_steps), start(options, long_steps)
     end = time.monotonic() + 120
-    while not stopped_within_a_trial(first.pid, out):
+    while not stopped_within_a_trial(first, out):
         assert time.monotonic() < end
         time.sleep(0.5)
-    os.kill(first.pid, signal.SIGKILL)
-    second.join(240)
-    assert second.exitcode == 0
+    os.kill(first, signal.SIGKILL)
+    forking.wait(first)
+    assert forking.wait(second) == 0
     study = optuna.load_study(study_name="study", storage=open_storage(url, out, 4))
     trials = standing(study)
     assert list(trials) == list(range(4))
@@ -199,9 +186,9 @@ def heartbeat_passes_trials_on(url, study_file, tmp_path, start):
         assert (out / f"trial_{number}" / "steps.txt").read_text().split() == list("01234")
 
 
-def test_heartbeat_on_postgresql(postgresql, study_file, tmp_path, start):
-    heartbeat_passes_trials_on(postgresql, study_file, tmp_path, start)
+def test_heartbeat_on_postgresql(postgresql, study_file, tmp_path, start, forking):
+    heartbeat_passes_trials_on(postgresql, study_file, tmp_path, start, forking)
 
 
-def test_heartbeat_on_sqlite(study_file, tmp_path, start):
-    heartbeat_passes_trials_on(f"sqlite:///{tmp_path}/study.db", study_file, tmp_path, start)
+def test_heartbeat_on_sqlite(study_file, tmp_path, start, forking):
+    heartbeat_passes_trials_on(f"sqlite:///{tmp_path}/study.db", study_file, tmp_path, start, forking)

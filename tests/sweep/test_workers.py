@@ -11,14 +11,14 @@ import optuna
 import pandas as pd
 import psutil
 import pytest
-from helpers.studies import sweep
+from helpers.studies import neighbours, steps, sweep
 from optuna.trial import TrialState
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
 from lit_fedad.sweep.storage import check_trials, open_storage, standing
-from lit_fedad.sweep.worker import GivenBackError, PrunedError
+from lit_fedad.sweep.worker import PrunedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
@@ -31,28 +31,6 @@ write_results = command.write_results
 def no_figures(monkeypatch):
     """They take longer than the trials."""
     monkeypatch.setattr(command, "write_results", lambda study, plan, out: [])
-
-
-def neighbours(trial, plan, folder, leaving):
-    """A trial that is over at once."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return [float(trial.params["task.loss.neighbours"])]
-
-
-def steps(trial, plan, folder, leaving):
-    """A trial that counts to five in its folder; a study's first one waits at two, to be killed or asked to leave."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "steps.txt"
-    first = trial.number == 0
-    for step in range(len(log.read_text().split()) if log.exists() else 0, 5):
-        trial.set_user_attr("round", step)
-        with log.open("a") as file:
-            file.write(f"{step}\n")
-        while first and step == 1 and not leaving():
-            time.sleep(0.01)
-        if leaving():
-            raise GivenBackError(f"step {step}")
-    return neighbours(trial, plan, folder, leaving)
 
 
 @pytest.fixture
@@ -108,11 +86,9 @@ def test_one_worker_plays_the_default_first_and_shows_the_best(
 
 
 @pytest.mark.slow
-def test_three_workers_share_the_trials_exactly(options, start, opened, tmp_path):
-    processes = [start([*options, "n_trials=13"], neighbours) for _ in range(3)]
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
+def test_three_workers_share_the_trials_exactly(options, start, forking, opened, tmp_path):
+    workers = [start([*options, "n_trials=13"], neighbours) for _ in range(3)]
+    assert [forking.wait(worker) for worker in workers] == [0, 0, 0]
     trials = opened().trials
     assert [trial.number for trial in trials] == list(range(13))
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
@@ -121,13 +97,13 @@ def test_three_workers_share_the_trials_exactly(options, start, opened, tmp_path
     assert len(set(drawn)) == 13  # workers with the same seed would have drawn the same numbers
 
 
-def test_worker_asked_to_leave_gives_its_trial_back(options, start, opened, tmp_path):
-    process = start([*options, "n_trials=1"], steps)
+@pytest.mark.slow
+def test_worker_asked_to_leave_gives_its_trial_back(options, start, forking, opened, tmp_path):
+    worker = start([*options, "n_trials=1"], steps)
     log = tmp_path / "study" / "trial_0" / "steps.txt"
     wait_for(log.exists)
-    os.kill(process.pid, signal.SIGUSR1)
-    process.join(60)
-    assert process.exitcode == 0
+    os.kill(worker, signal.SIGUSR1)
+    assert forking.wait(worker) == 0
     assert [trial.state.name for trial in opened().trials] == ["FAIL", "WAITING"]
     assert 0 < len(log.read_text().split()) < 5
     sweep([*options, "n_trials=1"], Display(quiet=True), steps)
