@@ -9,7 +9,6 @@ import pytest
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.chained_log import ChainedLog
 
-
 WRITE = """
 import sys
 from pathlib import Path
