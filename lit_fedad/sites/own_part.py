@@ -61,6 +61,8 @@ class OwnPart:
         whole = own_partition(self.config, read, settings, number)
         self.partition = with_calibration(self.config, self.images, whole, self.model.method)
         self.facts = facts_of(self.images, self.partition, whole, number)
+        staged = enumerate(whole.by_stage[number])
+        self._stages = {self.images.train[index].category: stage for stage, own in staged for index in own}
 
     def tell_apart(self, products: Sequence[str]) -> None:
         """Builds the model anew where it tells all sites' products apart and these are others than before.
@@ -106,13 +108,20 @@ class OwnPart:
         return min((len(set(images)) for images in self.summed(by_product).values()), default=0)
 
     def fewest_scored(self, question: str) -> int:
-        """Returns the fewest images of which an answer to a question is: of one product, of normal or of anomalous."""
+        """Returns the fewest images of which an answer to a question tells apart from others.
+
+        Calibration and decisions tell of each product, scores of each stage; the last two of normal and of anomalous
+        images.
+        """
         if question == "calibration":
             chosen = (self.partition.calibration or self.partition.clients)[self.number]
             return min(Counter(self.images.train[index].category for index in chosen).values(), default=0)
         anomalies = self.images.anomalies if isinstance(self.images, SemanticSet) else ()
         scored = Counter(
-            (question != "scores" and image.category, getattr(image, "label", image.category in anomalies))
+            (
+                self._stages.get(image.category, 0) if question == "scores" else image.category,
+                getattr(image, "label", image.category in anomalies),
+            )
             for image in self.images.test
         )
         return min(scored.values(), default=0)

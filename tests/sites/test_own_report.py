@@ -1,6 +1,7 @@
 """A site's own report: scores, thresholds and pictures of its test images, in its folder alone."""
 
 import csv
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,23 @@ def test_scores_of_fewer_test_images_than_the_policy_has_stay(site, payload, ima
     reply = Reply.from_bytes(few.answer(request.to_bytes()))
     assert (reply.code, list(reply.numbers)) == (code, [2, 3] if code else [])
     assert (site.settings.folder / OFFERED).exists() is bool(code)  # an approval lets them go
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("images", "code"), [(2, 0), (3, Code.FEW)])
+def test_scores_that_are_told_by_stage_are_counted_by_stage(tmp_path, images, code):
+    """Of each stage two test images are normal, of both together four: the answer has a histogram of each."""
+    products = paint(tmp_path)[:2]
+    shutil.copytree(tmp_path / "all" / products[1], tmp_path / "north" / "images" / products[1])
+    given = settings(tmp_path, "north")
+    policy = replace(given.policy, images=images)
+    words = [*WORDS, "rounds=2"]
+    few = Site(replace(given, stages=[[product] for product in products], policy=policy), Display(quiet=True))
+    config = Plan(words, ["north"], "x").config()
+    payload = message_of(config, build_model(config, ()))
+    request = Request("ask", "2" * 16, words, 0, round=1, step=1, question="scores", payload=payload)
+    reply = Reply.from_bytes(few.answer(request.to_bytes()))
+    assert (reply.code, list(reply.numbers)) == (code, [2, 3] if code else [])
 
 
 def rows_of(folder):
