@@ -24,6 +24,9 @@ from lit_fedad.federation.client_runner import Train, resume_optimizer
 from lit_fedad.privacy.image_privacy import Course, terms
 from lit_fedad.privacy.secure_aggregation import sending
 
+_HOOKS = ("training_step", "on_train_epoch_start", "on_before_optimizer_step")
+"""By which a client would change what is trained, or the gradients."""
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -139,6 +142,9 @@ def _gradients_by_image(task: nn.Module) -> Iterator[None]:
     """Has backward passes keep every image's gradient, and leaves nothing of that behind."""
     from opacus.grad_sample import GradSampleModule
 
+    inplace = [module for module in task.modules() if getattr(module, "inplace", False)]
+    for module in inplace:  # which would write over what Opacus looks at
+        module.inplace = False  # type: ignore[assignment]
     hooks = GradSampleModule(task)
     try:
         with warnings.catch_warnings():
@@ -146,6 +152,8 @@ def _gradients_by_image(task: nn.Module) -> Iterator[None]:
             yield
     finally:
         hooks.to_standard_module()
+        for module in inplace:
+            module.inplace = True  # type: ignore[assignment]
         for parameter in task.parameters():
             parameter.__dict__.pop("grad_sample", None)
             parameter.__dict__.pop("summed_grad", None)
@@ -199,12 +207,14 @@ class TrainingPrivacy:
                 large enough for the budget.
         """
         require("dp", "federation/privacy=dp_sgd")
+        from opacus.grad_sample import GradSampleModule
         from opacus.validators import ModuleValidator
 
         course.check_stages()
         client, exchanges = method.client, sending(method)
         weights = dict(client.task.named_parameters())
-        plain = type(client).training_step is Client.training_step and client.task.kind == "classification"
+        usual = all(getattr(type(client), hook) is getattr(Client, hook) for hook in _HOOKS)
+        plain = usual and client.task.kind == "classification"
         if not (plain and exchanges and all(type(e) is Train for e in exchanges)):
             raise UserError(
                 f"federation/privacy=dp_sgd: {type(client).__name__} with task {type(client.task).__name__} sends more"
@@ -214,11 +224,14 @@ class TrainingPrivacy:
         faults = [f"it shares {buffers[0]}"] if buffers else []
         client.task.train()  # as which Opacus judges it
         faults += [str(fault).split(".")[0] for fault in ModuleValidator.validate(client.task, strict=False)]
+        # The first knows no batch normalisation of other classes than torch's.
+        if GradSampleModule.validate(client.task, strict=False):
+            faults.append("a layer keeps statistics of batches")
         client.task.eval()
         if faults:
             raise UserError(
                 "federation/privacy=dp_sgd: the model looks at several images at once"
-                f" ({faults[0]}); give encoder.norm=instance, or features=frozen"
+                f" ({faults[0]}); give encoder=convnet encoder.norm=instance, or features=frozen"
             )
         plan = TrainingPlan(self, dict(course.sizes), client.local_epochs, course.rounds)
         for images in set(plan.sizes.values()):

@@ -18,7 +18,10 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedbn import FedBNClient
 from lit_fedad.methods.fedprox import FedProxClient
+from lit_fedad.methods.fedrep import FedRepClient
+from lit_fedad.models.convnets import BatchNorm
 from lit_fedad.privacy.accounting import mu_of
 from lit_fedad.privacy.dp_sgd import Steps, TrainingPlan, TrainingPrivacy, TrainPrivately, fit_privately
 from lit_fedad.privacy.image_privacy import Course
@@ -131,6 +134,16 @@ def test_nothing_stays_on_the_model():
 
 
 @needs_opacus
+def test_layers_that_write_over_their_input_train_as_others_do():
+    steps = Steps(share=1.0, number=2, noise=0.0)
+    found = [
+        weights(trained(Rows(8), steps, own=client(Batchwise(nn.Linear(3, 3), nn.ReLU(inplace)))))
+        for inplace in (True, False)
+    ]
+    assert torch.equal(*found)
+
+
+@needs_opacus
 def test_a_budget_that_no_noise_keeps_is_refused_before_the_run():
     with pytest.raises(
         UserError, match=r"federation\.privacy\.epsilon=0\.01: no noise .*; give larger"
@@ -172,8 +185,18 @@ def test_the_budget_is_spent_when_the_rounds_are_over():
             "FedProxClient with task Classifier sends more than weights",
         ),
         (
+            {
+                "own": lambda: client(Batchwise(nn.Flatten(), nn.Linear(3, 3)), FedRepClient)
+            },  # which holds parts of the model still in turn
+            "FedRepClient with task Classifier sends more than weights",
+        ),
+        (
             {"own": lambda: client(Batchwise(nn.Flatten(), nn.BatchNorm1d(3)))},
             "looks at several images at once",
+        ),
+        (
+            {"own": lambda: client(Batchwise(nn.Conv2d(3, 3, 1), BatchNorm(3)), FedBNClient)},
+            "a layer keeps statistics of batches",
         ),
         ({"stage": 1}, "data that come in stages"),
     ],
