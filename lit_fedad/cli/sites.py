@@ -91,7 +91,7 @@ def review(site: str, offer: str | None = None) -> None:
 
     Args:
         site: The site's folder.
-        offer: The coordinator's ``offer.json``; none: the federation that was offered to the site last.
+        offer: The coordinator's ``offer.json``; none: the federation that the site has refused last.
     """
     from lit_fedad.flower.site_folder import SiteFolder
     from lit_fedad.sites.review import review as reviewed

@@ -140,7 +140,7 @@ class SiteFolder(SettingsFolder):
         return ChainedLog(self.path / AUDIT)
 
     def offer(self, file: str | None) -> Offer:
-        """Returns the federation that was offered last, or that of a file."""
+        """Returns the federation that the site has refused last, or that of a file."""
         return Offer.read(Path(file) if file else self.path / OFFERED)
 
     def clean(self, run: str) -> bool:

@@ -27,7 +27,7 @@ APPROVED = "approved.jsonl"
 """File of a site's approvals, in its folder."""
 
 OFFERED = "offer.json"
-"""File of the federation that was offered last, in a site's folder."""
+"""File of an offered federation: at the coordinator its own, at a site the one that it has refused last."""
 
 _LONGEST = 1 << 20
 """Most bytes of an offer."""
@@ -95,7 +95,8 @@ class Offer:
                 raise ValueError("no names of classes")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise UserError(
-                f"{file}: holds no offer; take offer.json from the coordinator's operator, or start the site once"
+                f"{file}: holds no offer; take offer.json from the coordinator's operator; a site keeps one"
+                " that it has refused"
             ) from error
         return cls(content["overrides"], content["classes"])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.cli.main import COMMANDS
+from lit_fedad.core.building import build
 from lit_fedad.core.config import RENAMED, choices, compose, conf_folder
 from lit_fedad.core.options import bind
 
@@ -139,7 +140,9 @@ def test_commands_take_the_keys_that_they_are_given(page):
 def test_trainings_compose(page):
     for name, *overrides in calls(page):
         if name == "train" and not any(override.partition("=")[2] in made(page) for override in overrides):
-            compose(overrides)
+            federation = compose(overrides)["federation"]
+            for section in ("sampler", "channel", "robust", "secure_sum", "privacy"):
+                build(federation.get(section))  # which checks how its settings go together
 
 
 @pytest.mark.parametrize("page", PAGES)
