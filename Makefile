@@ -90,7 +90,7 @@ test: $(READY) ## Run the quick tests, JOBS= at a time
 coverage: $(READY) ## Run the quick tests and show which lines they miss
 	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
 
-# Many of them wait for processes that they start: two more at a time than JOBS keep the cores busy.
+# Many slow tests wait for processes that they start: two more at a time than JOBS keep the cores busy.
 SLOW := -n $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 test-slow: $(READY) ## Run the slow tests (real data where LIT_FEDAD_DATA names it), JOBS= and two more at a time
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not nightly" $(SLOW) $(ARGS)

@@ -32,7 +32,7 @@ def others_of(method):
 
 # Played under FedAvg alone: a round of them takes many times as long as one of the others.
 DEAR = {"reverse_distillation", "efficient_ad", "dinomaly"}
-# Of these a third task is played too: each handles weights in a way of its own.
+# Of these a further task is played too, if it is not their own: each handles weights in a way of its own.
 TWICE = (
     "apfl",
     "apple",
