@@ -21,7 +21,6 @@ image = functional.resize(torch.zeros(3, 8, 8), [4, 4])
 assert image.shape == (3, 4, 4)
 """
 _IMPORTS = """
-import sys
 import lit_fedad.deployment.predict
 import lit_fedad.experiment.train
 import lit_fedad.experiment.figures.predictions
@@ -33,9 +32,9 @@ assert not heavy & {*sys.modules}, heavy & {*sys.modules}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [_SCRIPT, _IMPORTS])
-def test_torchvision_and_what_commands_need_alone_are_imported(script):
-    outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+def test_torchvision_and_what_commands_need_alone_are_imported():
+    scripts = [sys.executable, "-c", _SCRIPT + _IMPORTS]
+    outcome = subprocess.run(scripts, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
 
 

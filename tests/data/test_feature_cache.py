@@ -1,8 +1,6 @@
 import errno
 import json
-import multiprocessing
 import os
-import time
 import warnings
 from pathlib import Path
 
@@ -210,27 +208,19 @@ def test_a_damaged_memo_is_written_again(tmp_path, samples):
             make(tmp_path, extractor=forbidden).fill(samples)
 
 
-def _slow(images: Tensor) -> list[Tensor]:
-    time.sleep(0.02)
-    return Extractor()(images)
-
-
-def _fill_at_once(folder: Path, samples: list[Sample], start) -> None:
-    cache = FeatureCache(folder, TRANSFORM, _slow, "weights")
-    start.wait(60)
-    cache.fill(samples, batch_size=1)
-    assert_close(values(cache, samples), expected(samples))
-
-
 @pytest.mark.slow
-def test_two_processes_fill_at_once(tmp_path, samples):
-    context = multiprocessing.get_context("spawn")
-    start = context.Barrier(2)
-    other = context.Process(target=_fill_at_once, args=(tmp_path / "cache", samples[:0:-1], start))
-    other.start()
-    _fill_at_once(tmp_path / "cache", samples[:6], start)
-    other.join(60)
-    assert other.exitcode == 0
+def test_two_processes_fill_at_once(forking, tmp_path, samples):
+    (tmp_path / "cache").mkdir()
+    parts = (("forwards", "backwards", samples[:6]), ("backwards", "forwards", samples[:0:-1]))
+    fillers = [
+        forking.call(
+            "helpers.at_once:fill",
+            [str(tmp_path / "cache"), [str(sample.path) for sample in part], name, other],
+            tmp_path / f"{name}.log",
+        )
+        for name, other, part in parts
+    ]
+    assert [forking.wait(filler) for filler in fillers] == [0, 0]
     cache = make(tmp_path, extractor=forbidden)
     cache.fill(samples)
     assert_close(values(cache, samples), expected(samples))

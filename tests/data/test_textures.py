@@ -1,7 +1,5 @@
 import hashlib
 import socket
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -158,13 +156,13 @@ def test_the_slower_of_two_painters_takes_the_set_of_the_faster(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_two_processes_at_once(tmp_path):
-    painters = "import os; from lit_fedad.data.textures import textures; other = os.fork()"
-    program = f"{painters}; textures({str(tmp_path)!r}, **{SMALL}); assert not other or os.wait()[1] == 0"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
-    before = digest(only_folder(tmp_path))
-    textures(tmp_path, **SMALL)
-    assert digest(only_folder(tmp_path)) == before
+def test_two_processes_at_once(forking, tmp_path):
+    folder, logs = tmp_path / "painted", [tmp_path / f"{number}.log" for number in range(2)]
+    painters = [forking.call("helpers.at_once:paint", [str(folder), SMALL], log) for log in logs]
+    assert [forking.wait(painter) for painter in painters] == [0, 0], [log.read_text() for log in logs]
+    before = digest(only_folder(folder))
+    textures(folder, **SMALL)
+    assert digest(only_folder(folder)) == before
 
 
 def test_the_cache_folder_is_the_users(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import importlib
 
 import pytest
+from helpers.nightly import by_method
 from torch import Tensor
 
 from lit_fedad.cli.main import main
@@ -52,7 +53,7 @@ def resolve(name: str) -> tuple[object, str]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
-@pytest.mark.parametrize("command", PARTS)
+@pytest.mark.parametrize("command", by_method(PARTS))
 def test_every_part_runs_once(tmp_path, monkeypatch, command):
     called = set()
 

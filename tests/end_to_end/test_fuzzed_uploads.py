@@ -12,6 +12,7 @@ from helpers.nightly import by_method
 # Drawn anew by another seed; a failure names the trial, which scripts/fuzz_uploads.py plays again.
 SEED, TRIALS = 0, 8
 PLAYS = campaign.plays(False)
+QUICK = ("fedavg", "classifier", "")
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("method", "task", "variant"),
-    [
-        pytest.param(*play, marks=[] if play == ("fedavg", "classifier", "") else pytest.mark.slow)
-        for play in PLAYS
-    ],
+    [QUICK, *by_method([play for play in PLAYS if play != QUICK], pytest.mark.slow)],
 )
 def test_a_forged_upload_neither_crashes_nor_poisons_nor_stops_later_rounds(folder, method, task, variant):
     stage = campaign.stage(method, task, variant, folder)

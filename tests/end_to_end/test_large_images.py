@@ -115,7 +115,7 @@ def test_predict_scores_tiles_and_draws_heatmaps_of_the_images_shape(strip_run, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pt2", "onnx"])
+@pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.nightly)])
 def test_the_exported_graph_cuts_the_tiles_itself(strip_run, tmp_path, kind):
     if kind == "onnx":
         pytest.importorskip("onnxruntime")

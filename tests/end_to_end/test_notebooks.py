@@ -39,14 +39,9 @@ def test_notebooks_hold_what_they_show_and_no_machine(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, marks=[pytest.mark.nightly] * (path.stem != "first_detector"), id=path.stem)
-        for path in NOTEBOOKS
-    ],
-)
+@pytest.mark.nightly
 @pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from helpers.nightly import by_method
 from helpers.sites import (
     DEBUG,
     HERE,
@@ -40,10 +41,7 @@ from lit_fedad.tracking.reading import tracked_runs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    ["federated_patchcore", *OF_FILES],
-)
+@pytest.mark.parametrize("method", by_method(["federated_patchcore", *OF_FILES]))
 def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, method):
     played = []
     build = coordinator.build_federation

@@ -200,7 +200,7 @@ def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
-@pytest.mark.parametrize("method", ["federated_bank", "fedavg"])
+@pytest.mark.parametrize("method", ["federated_bank", pytest.param("fedavg", marks=pytest.mark.nightly)])
 def test_real_surfaces_come_in_turn(lab, tmp_path, method):
     (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
     few = ("data.train_per_product=12", "data.test_per_product=12", "rounds=3", "evaluation.pictures=0")

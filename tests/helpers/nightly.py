@@ -5,15 +5,19 @@ import pytest
 IN_CI = {"fadngs", "feddymem", "fedvck", "gldp", "federated_bank", "fedavg", "local", "scaffold"}
 """The four papers' methods, sums, and those whose clients keep everything, nothing, or a state beside their weights.
 
-Every method is played in CI on its own task (`end_to_end/test_pairs.py`) and under forged uploads.
+Every method is played in CI on its own task (`end_to_end/test_pairs.py`).
 """
 
 
-def by_method(cases):
-    """Returns cases, each a method or a tuple that begins with one, as parameters; those of other methods nightly."""
-    return [_at_night(case) for case in cases]
+def by_method(cases, *marks):
+    """Returns cases as parameters; a case is a method, a command or a tuple that begins with one.
+
+    Those of other methods than `IN_CI` are nightly.
+    """
+    return [_at_night(case, marks) for case in cases]
 
 
-def _at_night(case):
+def _at_night(case, marks):
     values = case if isinstance(case, tuple) else (case,)
-    return pytest.param(*values, marks=[] if values[0] in IN_CI else pytest.mark.nightly)
+    method = values[0].partition(" ")[0]
+    return pytest.param(*values, marks=[*marks] if method in IN_CI else [*marks, pytest.mark.nightly])
