@@ -207,7 +207,8 @@ def export(
 
     Raises:
         UserError: If there is no such complete run, client, format or image, a format's packages are missing, the
-            method's prediction cannot be written down as a graph, or a file computes something else than the client.
+            method's prediction cannot be written down as a graph, a file computes something else than the client, or
+            another command writes to the folder.
     """
     chosen = check_formats(format)
     opened = open_client(run, client, version, overrides, _ANYWHERE)
@@ -223,36 +224,36 @@ def export(
     detector = Detector(opened.client, transform, rules.get(number))
     program = trace(detector, transform)
     try:
-        destination.mkdir(parents=True, exist_ok=True)
-        batches = chain(
-            ((pixels, False) for pixels in _random_pixels(transform, config["seed"])),
-            ((pixels, True) for pixels in _pixels(paths, transform, _BATCH)),
-        )
-        compared = (
-            Compared(pixels, _live(detector, pixels, opened.fabric), real) for pixels, real in batches
-        )
-        ranges = list(_pixels(normal_paths, transform, 1))
-        written = write_checked(program, chosen, destination, compared, ranges)
-        facts = Facts(
-            result=result,
-            config=config,
-            client=number,
-            rules=rules,
-            preprocessing=preprocessing(transform),
-            outputs=output_shapes(program),
-            files=written,
-            compared=(sum(_RANDOM_BATCHES), len(paths)),
-            normal=len(normal_paths),
-        )
-        how = save_json(destination, "preprocessing.json", facts.preprocessing)
-        sheet = write_sheet(destination, facts)
-        kept, new = read_sheet(destination).sha256, {file.files[0] for file in written}
-        before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
-        sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
-        facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
-        card = destination / "model_card.md"
-        with atomic(card) as partial:
-            partial.write_text(model_card(facts))
+        with locked(destination):  # two calls at once would write into one another's drafts
+            batches = chain(
+                ((pixels, False) for pixels in _random_pixels(transform, config["seed"])),
+                ((pixels, True) for pixels in _pixels(paths, transform, _BATCH)),
+            )
+            compared = (
+                Compared(pixels, _live(detector, pixels, opened.fabric), real) for pixels, real in batches
+            )
+            ranges = list(_pixels(normal_paths, transform, 1))
+            written = write_checked(program, chosen, destination, compared, ranges)
+            facts = Facts(
+                result=result,
+                config=config,
+                client=number,
+                rules=rules,
+                preprocessing=preprocessing(transform),
+                outputs=output_shapes(program),
+                files=written,
+                compared=(sum(_RANDOM_BATCHES), len(paths)),
+                normal=len(normal_paths),
+            )
+            how = save_json(destination, "preprocessing.json", facts.preprocessing)
+            sheet = write_sheet(destination, facts)
+            kept, new = read_sheet(destination).sha256, {file.files[0] for file in written}
+            before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
+            sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
+            facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
+            card = destination / "model_card.md"
+            with atomic(card) as partial:
+                partial.write_text(model_card(facts))
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     files = [*(destination / name for file in written for name in file.files), how, sheet, card]

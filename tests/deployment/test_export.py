@@ -16,7 +16,7 @@ from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import formats as module
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
-from lit_fedad.experiment.claim import clear, locked
+from lit_fedad.experiment.claim import LOCK, clear, locked
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.tracking.sender import Delivery
 
@@ -56,7 +56,7 @@ def test_the_snippets_of_the_card_score_a_file_as_the_run_does(exported, tiny_ru
 @pytest.mark.slow
 def test_the_folder_holds_detector_preprocessing_and_card(exported):
     files = {"image.png", "detector.pt2", "preprocessing.json", "detector.json", "model_card.md"}
-    assert {path.name for path in exported.iterdir()} == files
+    assert {path.name for path in exported.iterdir() if path.name != LOCK} == files
     assert json.loads((exported / "preprocessing.json").read_text()) == {
         "size": 32, "fit": "squeeze", "resize": None, "interpolation": "bicubic", "mode": "RGB", "range": [0, 1]
     }  # fmt: skip
@@ -199,3 +199,11 @@ def test_a_run_whose_record_another_command_writes_to_is_exported_all_the_same(
     assert "not tracked: " in capsys.readouterr().err
     assert held == [tiny_run]
     assert (tmp_path / "beside" / "model_card.md").is_file()
+
+
+def test_a_folder_that_another_export_writes_to_is_left_alone(tiny_run, tmp_path):
+    drafts = tmp_path / ".partial.pt2"
+    drafts.mkdir()
+    with locked(tmp_path), pytest.raises(UserError, match="another lit-fedad command is at work"):
+        export(str(tiny_run), format=("pt2",), out=str(tmp_path))
+    assert drafts.is_dir()  # the other's
