@@ -274,7 +274,8 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
         The image set, in the order of ``data.json``. It has no masks.
 
     Raises:
-        UserError: ``data.json`` or an image is missing, or an image is listed for training and for testing.
+        UserError: ``data.json`` or an image is missing, the file is of another form or names a path outside of the
+            set, or an image is listed for training and for testing.
     """
     root = Path(root).expanduser()
     index = root / "data.json"
@@ -284,21 +285,26 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
         )
     try:
         split = read_json(index)
-        train, normal, anomalous = split["train"]["0"], split["test"]["0"], split["test"]["1"]
+        parts = [split["train"]["0"], split["test"]["0"], split["test"]["1"]]
+        if not all(
+            isinstance(files, list) and all(isinstance(file, str) for file in files) for files in parts
+        ):
+            raise TypeError
+        place = root / "images"
+        train, normal, anomalous = ([inside(place, file) for file in files] for files in parts)
     except ValueError as error:
-        raise UserError(f"{index}: is not valid JSON: {error}; unpack the set again") from error
+        raise UserError(f"{index}: cannot be read: {error}; unpack the set again") from error
     except (KeyError, TypeError) as error:
         raise UserError(f"{index}: needs lists of file names under train.0, test.0 and test.1") from error
 
-    leaked = set(train) & {*normal, *anomalous}
-    if leaked:
-        raise UserError(f"{index}: lists {min(leaked)} for training and for testing; remove it from one")
+    if leaked := set(train) & {*normal, *anomalous}:
+        raise UserError(f"{index}: lists {min(leaked).name} for training and for testing; remove it from one")
 
-    product, place = name or root.absolute().name, root / "images"
-    learnt = tuple(Sample(place / file, product) for file in train)
+    product = name or root.absolute().name
+    learnt = tuple(Sample(path, product) for path in train)
     tested = (
-        *(Sample(place / file, product) for file in normal),
-        *(Sample(place / file, product, "anomalous") for file in anomalous),
+        *(Sample(path, product) for path in normal),
+        *(Sample(path, product, "anomalous") for path in anomalous),
     )
     require_files([*learnt, *tested], index, "unpack the set again")
     return ImageSet(product, learnt, tested)

@@ -31,6 +31,7 @@ from lit_fedad.data.subset import limited_by
 
 Channels = Literal[1, 3]
 
+_MOST_CLASSES = 100_000  # a label may be any number, and each class gets a name and weights
 _GREY = ("1", "L", "I")  # Pillow's modes begin so
 # Of archives and arrays; of a claimed size there may be too little memory.
 _DAMAGE = (
@@ -60,11 +61,11 @@ def packed(
         mean: Mean of each channel in [0, 1], or of all.
         std: Standard deviation, likewise.
         channels: 3 gives grey images three equal channels, 1 leaves them one and refuses colours.
-        classes: Class names, for files that hold none; None takes the labels' numbers.
+        classes: Class names, for files that hold none; None takes the labels' numbers, from 0 to the highest.
 
     Raises:
         UserError: A file or key is missing or damaged, the two parts do not fit together, images are coloured where
-            one channel is asked for, or a limit is below 1.
+            one channel is asked for, classes without names are more than 100,000, or a limit is below 1.
     """
     root = Path(root).expanduser()
     if train is None:
@@ -308,7 +309,13 @@ def _class_names(train: _Part, test: _Part, given: Sequence[str] | None) -> tupl
             f"{test.path}: key 'classes' differs from that of {train.path}; give parts of one set"
         )
     highest = int(torch.cat([train.labels, test.labels]).max())
-    names = train.classes or test.classes or tuple(given or map(str, range(highest + 1)))
+    named = train.classes or test.classes or given
+    if not named and highest >= _MOST_CLASSES:
+        raise UserError(
+            f"{train.path}: labels without 'classes' go up to {highest}, and at most {_MOST_CLASSES} classes are"
+            " taken; number them from 0"
+        )
+    names = tuple(named or map(str, range(highest + 1)))
     for part in (train, test):
         outside = part.labels[(part.labels < 0) | (part.labels >= len(names))]
         if len(outside):

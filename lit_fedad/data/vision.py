@@ -89,8 +89,12 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
     try:
         content = read_json(file)
         categories = {category["id"]: category["name"] for category in content["categories"]}
+        ids = _once(image["id"] for image in content["images"])
+        _once(image["file_name"] for image in content["images"])
         annotations: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for annotation in content["annotations"]:
+            if annotation["image_id"] not in ids:  # left out, its image could count as normal
+                raise ValueError(f"an annotation is of image {annotation['image_id']!r}, which is not listed")
             annotations[annotation["image_id"]].append(annotation)
         images = [
             AnnotatedImage(
@@ -103,7 +107,9 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
         ]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         problem = f"no key {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{file}: is no COCO annotation file ({problem}); download it again") from error
+        raise UserError(
+            f"{file}: is no COCO annotation file ({problem}); correct it, or download it again"
+        ) from error
     with told_too_long():
         missing = [image.path for image in images if not image.path.is_file()]
     if missing:
@@ -112,6 +118,14 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
             " unpack the archive again"
         )
     return sorted(images, key=lambda image: image.path)
+
+
+def _once(values: Iterable[Any]) -> Counter[Any]:
+    """Counts values that may occur once each."""
+    counts = Counter(values)
+    if twice := [value for value, count in counts.items() if count > 1]:
+        raise ValueError(f"image {twice[0]!r} is listed twice")
+    return counts
 
 
 def _size(width: Any, height: Any) -> tuple[int, int]:
@@ -242,7 +256,8 @@ def vision(
             warnings.warn(f"{tested}: no normal test image; sort some into {tested / 'good'}", stacklevel=2)
         folder = masks / f"{product}-{annotations_key(tested / _ANNOTATIONS)}"
         for image in annotated:
-            mask = folder / f"{image.path.name}.png"
+            own = image.path.relative_to(tested)  # of one name there may be images in several folders
+            mask = folder / own.parent / f"{own.name}.png"
             drawings[mask] = image
             test.append(Sample(image.path, product, image.defect, mask))
         test += [Sample(path, product) for path in good]

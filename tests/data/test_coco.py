@@ -168,3 +168,21 @@ def test_files_that_are_missing_or_other_are_named(tmp_path):
 def test_an_annotation_beyond_its_image_is_refused(tmp_path, annotation):
     with pytest.raises(UserError, match=r"a\.png: annotation .* cannot be drawn"):
         drawn(tmp_path, annotation)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "problem"),
+    [
+        ("annotations", "image_id", "10", "an annotation is of image '10', which is not listed"),
+        ("images", "id", 11, "image 11 is listed twice"),
+        ("images", "file_name", "b.png", "image 'b.png' is listed twice"),
+    ],
+)
+def test_an_image_that_its_annotations_do_not_find_is_not_taken_for_normal(
+    tmp_path, part, key, value, problem
+):
+    file = write(tmp_path, ["a.png", "b.png"], [(0, 1)])
+    content = json.loads(file.read_text())
+    content[part][0][key] = value
+    file.write_text(json.dumps(content))
+    refused(problem, file)

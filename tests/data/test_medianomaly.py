@@ -64,17 +64,30 @@ def test_missing_images_are_counted(pack):
 
 @pytest.mark.parametrize(
     "split",
-    [{}, [], {"train": {"0": []}}, {"train": {"0": []}, "test": {"0": []}}, {"train": [], "test": []}],
+    [
+        {},
+        [],
+        {"train": {"0": []}},
+        {"train": {"0": []}, "test": {"0": []}},
+        {"train": [], "test": []},
+        {**SPLIT, "train": {"0": [["a.png"]]}},
+        {**SPLIT, "train": {"0": "ab"}},
+        {**SPLIT, "test": {"0": [1], "1": []}},
+    ],
 )
 def test_other_forms_are_refused(pack, split):
     refused(r"data\.json: needs lists of file names under train\.0, test\.0 and test\.1", pack(split))
 
 
 def test_a_broken_file_is_refused(pack):
-    refused(r"data\.json: is not valid JSON", pack('{"train": {"0": ['))
+    refused(r"data\.json: cannot be read: Expecting", pack('{"train": {"0": ['))
 
 
 @pytest.mark.parametrize("label", ["0", "1"])
 def test_an_image_may_not_be_on_both_sides(pack, label):
     split = {**SPLIT, "test": {**SPLIT["test"], label: ["a.png"]}}
     refused(r"lists a\.png for training and for testing", pack(split))
+
+
+def test_a_file_outside_of_the_set_is_refused(pack):
+    refused(r"\.\./a\.png lies outside", pack({**SPLIT, "train": {"0": ["../a.png"]}}))

@@ -108,6 +108,12 @@ def test_classes_may_be_named_from_outside(plain):
     assert packed(named, "train.npz", "test.npz", classes=["a", "b", "c"]).classes == ("x", "y", "z")
 
 
+def test_a_label_of_no_class_makes_no_name_for_each_number_below_it(plain):
+    root = plain({"labels": np.array([0, 1, 2, 0, 1, 10**9])})
+    refused("labels without 'classes' go up to 1000000000", root, "train.npz", "test.npz")
+    refused("labels hold 1000000000, but the 3 classes", root, "train.npz", "test.npz", classes=list("abc"))
+
+
 def test_encoded_images(tmp_path):
     colour, grey = pixels(5, 8, 7, 3), pixels(3, 8, 7)
     labels = np.array([1, 0, 1, 1, 0], np.int16)

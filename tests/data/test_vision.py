@@ -116,6 +116,25 @@ def test_masks_are_drawn_once_into_the_cache(root, cache):
     assert (after[0], after[2]) == (before[0], before[2])
 
 
+def test_images_of_one_name_in_two_folders_keep_their_own_masks(root, tmp_path):
+    file = root / "PCB_1" / "val" / "_annotations.coco.json"
+    content = json.loads(file.read_text())
+    for image in content["images"][:2]:
+        name = f"camera{image['id']}/0.jpg"
+        (file.parent / name).parent.mkdir()
+        (file.parent / image["file_name"]).rename(file.parent / name)
+        image["file_name"] = name
+    content["annotations"][0]["segmentation"] = [[0, 0, 3, 0, 3, 3, 0, 3]]
+    file.write_text(json.dumps(content))
+    images = vision(root, ["PCB_1"], mask_folder=tmp_path / "masks")
+    areas = {}
+    for sample in images.test:
+        if sample.mask:
+            with Image.open(sample.mask) as pixels:
+                areas[sample.path.relative_to(file.parent).as_posix()] = (np.asarray(pixels) > 0).sum()
+    assert areas == {"000002.jpg": 20, "camera0/0.jpg": 9, "camera1/0.jpg": 20}
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
