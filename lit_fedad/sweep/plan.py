@@ -27,6 +27,8 @@ from lit_fedad.core.identity import identity
 from lit_fedad.core.plain_values import plain_yaml
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
+_SHARED = {"optuna.samplers.GridSampler": "lit_fedad.sweep.grid.SharedGrid"}
+"""Samplers that need another form where several workers share a study."""
 
 BYTES = "bytes"
 """The objective that is no metric: bytes of all exchanges, up and down, those of set-up too, over the rounds."""
@@ -152,11 +154,17 @@ class Plan:
 
     def make_sampler(self, seed: int) -> BaseSampler:
         """Builds a worker's own sampler."""
-        return build(self.sampler, **({"seed": seed % 2**32} if takes(self.sampler, "seed") else {}))
+        target = self.sampler["_target_"]
+        sampler = {**self.sampler, "_target_": _SHARED.get(target, target)}
+        return build(sampler, **({"seed": seed % 2**32} if takes(sampler, "seed") else {}))
 
     def make_pruner(self) -> BasePruner:
         """Builds the study's pruner."""
         return build(self.pruner) or NopPruner()
+
+    def sampler_named(self) -> str:
+        """Identifies the sampler, which may change while a study goes on, as JSON."""
+        return json.dumps(self.sampler, sort_keys=True, default=str)
 
     def fingerprint(self) -> str:
         """Identifies the study by its base experiment, search space and objectives, as JSON."""

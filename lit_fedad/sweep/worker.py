@@ -44,6 +44,7 @@ from lit_fedad.sweep.storage import (
 )
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+_EXHAUSTED = "exhausted"  # of the study: the sampler that has tried all values
 _MOST_FAILURES = 3  # of the first trials; when all of them failed, the study itself is at fault
 
 
@@ -131,7 +132,6 @@ class Worker:
         self.registry, self.lock, self.play, self.display = registry, lock, play, display
         self.leaving = threading.Event()
         self._playing: int | None = None  # number of the trial
-        self._exhausted = False
         # Samplers that try all values call it after the last; Optuna's own is for `Study.optimize` alone.
         study.stop = self._exhaust  # type: ignore[method-assign]
 
@@ -153,6 +153,10 @@ class Worker:
                 elif not self.study.get_trials(
                     deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)
                 ):
+                    if self.exhausted:
+                        self.display.note(
+                            "all values of the search space have been tried: the study is finished"
+                        )
                     return
                 else:
                     if not said:
@@ -166,7 +170,7 @@ class Worker:
             self.reap()
             trials = standing(self.study)
             queued = any(trial.state == TrialState.WAITING for trial in trials.values())
-            if not queued and (self._exhausted or len(trials) >= self.trials):
+            if not queued and (self.exhausted or len(trials) >= self.trials):
                 return None
             trial = self.study.ask(self.plan.distributions)
             # The heartbeat comes first: a trial of a worker that dies here has one, or no worker.
@@ -175,11 +179,15 @@ class Worker:
             trial.set_user_attr(WORKER, self.registry.number)
             return trial
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether the study's sampler has tried all values, here or at another worker."""
+        return bool(self.study.user_attrs.get(_EXHAUSTED) == self.plan.sampler_named())
+
     def _exhaust(self) -> None:
-        """Begins no further trial: the sampler has tried all values."""
-        if not self._exhausted:
-            self.display.note("all values of the search space have been tried")
-        self._exhausted = True
+        """Has no worker begin a further trial: the sampler has tried all values."""
+        if not self.exhausted:
+            self.study.set_user_attr(_EXHAUSTED, self.plan.sampler_named())
 
     def reap(self) -> None:
         """Passes on the trials of lost workers; the study's lock must be held."""

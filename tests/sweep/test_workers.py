@@ -17,6 +17,7 @@ from optuna.trial import TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
+from lit_fedad.sweep.grid import SharedGrid
 from lit_fedad.sweep.storage import check_trials, open_storage, standing
 from lit_fedad.sweep.worker import PrunedError
 
@@ -142,8 +143,35 @@ trials: 9
     sweep(options, Display(), neighbours)
     tried = {trial.params["task.loss.neighbours"] for trial in opened().trials}
     assert tried == {1, 2, 3}
-    assert len(opened().trials) < 9
+    assert (trials := len(opened().trials)) < 9
     assert "all values of the search space have been tried" in capsys.readouterr().out
+    sweep(options, Display(), neighbours)
+    assert len(opened().trials) == trials
+    assert "all values of the search space have been tried" in capsys.readouterr().out
+
+
+def test_workers_that_join_a_grid_one_after_the_other_try_each_value(options, study_file, opened):
+    study_file.write_text("""\
+base: [method=federated_bank, debug=seconds, tracking=off, evaluation.pictures=0]
+objectives: {pro: maximize}
+space: {task.loss.neighbours: {type: int, low: 1, high: 8}}
+sampler: {_target_: optuna.samplers.GridSampler, search_space: {task.loss.neighbours: [1, 2, 3, 4, 5, 6, 7, 8]}}
+trials: 30
+""")
+    for trials in (3, 6, 30):
+        sweep([*options, f"n_trials={trials}"], Display(quiet=True), neighbours)
+    _default, *others = [trial.params["task.loss.neighbours"] for trial in opened().trials]
+    assert sorted(others) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_default_that_ends_while_one_value_of_a_grid_is_left_is_a_trial_like_others(monkeypatch):
+    study, stopped = optuna.create_study(sampler=SharedGrid({"x": [1, 2]})), []
+    monkeypatch.setattr(study, "stop", lambda: stopped.append(True))
+    study.enqueue_trial({"x": 1})
+    default, first, last = (study.ask({"x": optuna.distributions.IntDistribution(1, 2)}) for _ in range(3))
+    for trial, ends in ((first, False), (default, False), (last, True)):
+        study.tell(trial, 1.0)
+        assert bool(stopped) is ends
 
 
 def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(options, opened):

@@ -1,0 +1,30 @@
+"""A grid of values that the workers of a study try together."""
+
+from collections.abc import Mapping, Sequence
+
+from optuna import Study
+from optuna.samplers import GridSampler
+from optuna.trial import FrozenTrial, TrialState
+
+
+class SharedGrid(GridSampler):
+    """Optuna's grid, with one order of its values for all workers.
+
+    Optuna notes the places of values that were tried, in an order drawn by the seed: workers of different seeds would
+    repeat some values and never try others.
+
+    Args:
+        search_space: Values of each searched key.
+    """
+
+    def __init__(self, search_space: Mapping[str, Sequence]) -> None:
+        super().__init__(search_space)
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """Ends the study after the last value; a trial of given values, such as the default, has no place there."""
+        if "grid_id" in trial.system_attrs:
+            super().after_trial(study, trial, state, values)
+        elif self.is_exhausted(study):
+            study.stop()
