@@ -299,7 +299,16 @@ def listed(root: Path) -> tuple[list[Path], str | None]:
     Raises:
         UserError: If there is no such folder or file.
     """
-    if not root.exists():
-        raise UserError(f"images={root}: no such file or folder")
+    check_exists(root)
     left_out = LeftOut()
     return find_images(root, left_out), left_out.line(root)
+
+
+def check_exists(root: Path) -> None:
+    """Refuses a folder or file of images that is not there.
+
+    Raises:
+        UserError: If it is not.
+    """
+    if not root.exists():
+        raise UserError(f"images={root}: no such file or folder")

@@ -60,7 +60,8 @@ class UpdateOptions:
         client: Client whose images all are; None where there is a folder for each.
         product: Product that all images show; None where a client's images lie in a folder for each product.
         reviews: File of reviews (`lit-fedad ui`): only images that it calls false alarms are taken; None for all.
-        force: Whether images are taken that look anomalous. Those that a review calls false alarms always are.
+        force: Whether images are taken that look anomalous, and new products. Images that a review calls false alarms
+            may always look so.
         alpha: Promised rate of false alarms of a new version, which is otherwise the default one, instead of an update.
         default: Number of the version that other commands use from now on, instead of an update.
     """
@@ -249,7 +250,7 @@ class _NewImages:
             self.display.note(f"{old} images {_KNOWN}")
         products = {sample.category for sample in held}
         if fresh := {sample.category for own in found.values() for sample in own} - products:
-            if not (self.options.force or reviews):
+            if not self.options.force:  # a review says nothing of the product, whose name may be misspelt
                 raise UserError(
                     f"product={min(fresh)}: the detector has {', '.join(sorted(products))}; force=true adds a new one"
                 )

@@ -17,7 +17,7 @@ from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client
-from lit_fedad.deployment.predict import UNREADABLE, listed, readable
+from lit_fedad.deployment.predict import UNREADABLE, check_exists, listed, readable
 from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
 from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.run_files import save_json
@@ -78,7 +78,7 @@ def watch(
 
     Raises:
         UserError: If there is no such complete run, client, product or folder, the run detects no anomalies or holds no
-            calibration scores, or the folder of the log holds another watch.
+            calibration scores, or the folder of the log holds another watch, such as that of other images.
     """
     at_least("watch", 1, run_length=run_length, window=window)
     above("watch", 0, interval=interval)
@@ -90,11 +90,13 @@ def watch(
     like = opened.calibration.rule(number, _ANY, product).scores
     if not like.total:
         raise UserError(f"{folder.path}: {opened.title} holds no calibration scores to compare with")
+    check_exists(Path(images))  # before it is noted in the log
     label = ClientNames.of(opened.result).label(number)
     name = f"watch/client_{label}" + (f"_{product}" if product else "").replace("/", "_")
     destination = Path(out) if out else folder.path / name
     with locked(destination):
         settings = {
+            "images": str(Path(images).absolute()),
             "client": number,
             "product": product,
             "alpha": rule.alpha,

@@ -216,6 +216,12 @@ def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="no such file or folder"):
         look(tiny_run, tmp_path / "nowhere", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    shutil.copytree(images, tmp_path / "second")
+    with pytest.raises(
+        UserError, match=r"holds a watch with images=\S+camera, not images=\S+second; give another"
+    ):
+        look(tiny_run, tmp_path / "second", out)
     held = (out / "watch.json").read_text()
     (out / "watch.json").write_text(json.dumps({**json.loads(held), "calibration": {}}))
     with pytest.raises(

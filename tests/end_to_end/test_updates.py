@@ -238,16 +238,20 @@ def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_
 
 
 @pytest.mark.slow
-def test_of_reviewed_images_false_alarms_alone_are_folded_in(desk, tmp_path):
+def test_of_reviewed_images_false_alarms_alone_are_folded_in_and_new_products_if_forced(desk, tmp_path):
     run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15, 16, 17]})
-    first, second, _ = sorted((images / "0").rglob("*.png"))
+    new, missed, known = sorted((images / "0").rglob("*.png"))  # grain, which the run has not; weave
     reviews = tmp_path / "reviews.csv"
-    add_review(reviews, ScoredFile(str(first), 1.0, 0.1, "anomalous", None), "missed", "run")
+    add_review(reviews, ScoredFile(str(missed), 1.0, 0.1, "anomalous", None), "missed", "run")
     with pytest.raises(UserError, match=r"no new image that \S+reviews\.csv calls a false alarm there$"):
         fold(run, images, reviews=str(reviews))
-    add_review(reviews, ScoredFile(str(second), 1.0, 0.1, "anomalous", None), "false alarm", "run")
+    add_review(reviews, ScoredFile(str(known), 1.0, 0.1, "anomalous", None), "false alarm", "run")
     version = fold(run, images, force=False, reviews=str(reviews))
-    assert [sample.path for sample in RunFolder(version).additions()[0].images[0]] == [second.resolve()]
+    assert [sample.path for sample in RunFolder(version).additions()[0].images[0]] == [known.resolve()]
+    add_review(reviews, ScoredFile(str(new), 1.0, 0.1, "anomalous", None), "false alarm", "run")
+    with pytest.raises(UserError, match=r"product=grain: the detector has .*; force=true adds a new one"):
+        fold(run, images, force=False, reviews=str(reviews))
+    assert fold(run, images, reviews=str(reviews)).name == "2"
 
 
 @pytest.mark.slow
