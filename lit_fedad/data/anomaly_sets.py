@@ -53,19 +53,21 @@ def kolektor_sdd2(
 
 def _samples(folder: Path, skipped: LeftOut) -> list[Sample]:
     files = images_in(folder, skipped)
-    masks = {path.stem.removesuffix(_MASK): path for path in files if path.stem.endswith(_MASK)}
+    masks = {
+        path.with_name(path.stem.removesuffix(_MASK)): path for path in files if path.stem.endswith(_MASK)
+    }
     images = [path for path in files if not path.stem.endswith(_MASK)]
-    missing = [path for path in images if path.stem not in masks]
+    missing = [path for path in images if path.with_suffix("") not in masks]
     if missing:
         raise UserError(
             f"{missing[0]}: no mask {missing[0].stem}{_MASK}.png beside it ({len(missing)} of {len(images)} missing);"
             " unpack the download again"
         )
     return [
-        Sample(path, _PRODUCT, "defect", masks[path.stem])
-        if marked_pixels(open_picture(masks[path.stem]), masks[path.stem]).any()
+        Sample(path, _PRODUCT, "defect", mask)
+        if marked_pixels(open_picture(mask), mask).any()
         else Sample(path, _PRODUCT)
-        for path in images
+        for path, mask in ((path, masks[path.with_suffix("")]) for path in images)
     ]
 
 

@@ -36,7 +36,8 @@ def folders(
         The image set, folders in the order given, images by name.
 
     Raises:
-        UserError: A folder is missing, holds no image, or is given both for training and for testing.
+        UserError: A folder is missing, holds no image, or is given both for training and for testing; or two images
+            share a mask.
     """
     root = Path(root).expanduser()
     for folder in train_normal:
@@ -52,6 +53,13 @@ def folders(
         for path, mask in _masked(root / folder, root / masks if masks is not None else None, skipped)
     ]
     skipped.warn(root)
+    images_of: dict[Path, Path] = {}
+    for sample in anomalous:
+        if sample.mask and (other := images_of.setdefault(sample.mask, sample.path)) != sample.path:
+            raise UserError(
+                f"{sample.mask}: is the mask of {other} and of {sample.path}; sort masks into a folder for each of"
+                " data.test_anomalous, of the same names"
+            )
     images = ImageSet(product, tuple(train), (*normal, *anomalous))
     if not test_normal and train_share is not None:
         return split_normals(images, train_share, split_seed or 0)

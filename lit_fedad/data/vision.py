@@ -22,6 +22,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, told_too_long
 from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.input_files import check_pixels, inside, read_json
+from lit_fedad.data.layout_names import NORMAL, bare
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import choose_products, split_normals, subset
 
@@ -95,6 +96,9 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
         for annotation in content["annotations"]:
             if annotation["image_id"] not in ids:  # left out, its image could count as normal
                 raise ValueError(f"an annotation is of image {annotation['image_id']!r}, which is not listed")
+            kind = categories[annotation["category_id"]]
+            if bare(kind) in NORMAL:
+                raise ValueError(f"annotations of '{kind}' mark what is normal; remove them")
             annotations[annotation["image_id"]].append(annotation)
         images = [
             AnnotatedImage(

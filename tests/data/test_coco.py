@@ -186,3 +186,10 @@ def test_an_image_that_its_annotations_do_not_find_is_not_taken_for_normal(
     content[part][0][key] = value
     file.write_text(json.dumps(content))
     refused(problem, file)
+
+
+@pytest.mark.parametrize("name", ["good", "No Defect"])
+def test_annotations_of_what_is_normal_are_refused(tmp_path, name):
+    file = write(tmp_path, ["a.png", "b.png"], [(0, 1), (1, 0)], categories=(name, "dent"))
+    refused(f"annotations of '{name}' mark what is normal", file)
+    assert len(read_coco(write(tmp_path, ["a.png"], [(0, 1)], categories=(name, "dent")))) == 1

@@ -102,3 +102,18 @@ def test_another_split_mixes_the_folders_of_normal_images(chest):
     for images in redrawn:
         assert (len(images.train), len(images.test)) == (len(plain.train), len(plain.test))
         assert {*images.train, *images.test} == {*plain.train, *plain.test}
+
+
+def test_images_of_one_name_in_two_folders_do_not_share_a_mask(tmp_path):
+    touch(tmp_path / "good", "a.png")
+    for defect in ("scratch", "dent"):
+        touch(tmp_path / defect, "0.png")
+    touch(tmp_path / "masks", "0.png")
+    given = (tmp_path, ["good"], [], ["scratch", "dent"])
+    with pytest.raises(
+        UserError, match=r"masks/0\.png: is the mask of .*scratch/0\.png and of .*dent/0\.png"
+    ):
+        folders(*given, masks="masks")
+    for defect in ("scratch", "dent"):
+        touch(tmp_path / "own" / defect, "0.png")
+    assert len({sample.mask for sample in folders(*given, masks="own").test}) == 2

@@ -58,3 +58,12 @@ def test_what_is_missing_or_damaged_is_one_line(root):
     refused(root, r"20001\.png: no mask 20001_GT\.png beside it \(1 of 2")
     (root / "test").rename(root / "tests")
     refused(root, "test: no such folder")
+
+
+def test_images_of_one_name_in_two_folders_keep_their_own_masks(root):
+    for folder, marked in (("a", True), ("b", False)):
+        add(root / "test" / folder, 1, marked)
+    with pytest.warns(UserWarning, match="show a defect"):
+        images = kolektor_sdd2(root)
+    found = {sample.path.parent.name: sample.defect for sample in images.test if sample.name == "1.png"}
+    assert found == {"a": "defect", "b": "good"}
