@@ -202,9 +202,9 @@ def _result(
         UserError: If the result cannot be read.
     """
     result = RunFolder(folder).result()
-    if run.status == "FINISHED" and (
-        result is None or result.get("tracking_run_id") not in (run.run_id, None)
-    ):
+    if result is not None and result.get("tracking_run_id") not in (run.run_id, None):
+        result = None  # another run's, which was begun there later
+    if result is None and run.status == "FINISHED":
         folder = fetched / run.run_id
         folder.mkdir(parents=True)
         result = RunFolder(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri)).result()

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -271,6 +272,14 @@ def test_a_run_with_a_damaged_result_is_left_out_with_a_warning(make_run, tmp_pa
     assert f"b is left out: {broken.files / 'result.json'}: cannot be read" in " ".join(
         (said.out + said.err).split()
     )
+
+
+def test_a_run_that_failed_is_not_the_one_that_its_folder_holds_by_now(make_run, tmp_path):
+    later = make_run("b", "feddymem", [0.5, 0.7])
+    (later.files / "result.json").write_text(json.dumps(later.result))
+    failed = replace(later.tracked, run_id="a", status="FAILED")
+    found = complete_runs([failed, later.tracked], tmp_path / "fetched", None, Display())
+    assert [run.tracked.run_id for run in found] == ["b"]
 
 
 def test_a_run_whose_files_nobody_has_is_left_out_with_a_warning(make_run, tmp_path, monkeypatch, capsys):
