@@ -98,7 +98,7 @@ def class_colours(number: int) -> np.ndarray:
 
 _MOST_ROUNDS, _MOST_CLASSES = 8, 20
 _ACROSS = 12  # images side by side, of all rounds together
-_SIDE = 0.5  # inches of an image
+_SIDE = 0.5  # inches of an image's longer side
 _NAME = 22  # letters in a line
 _EMPTY = 0.93  # grey where a class has no image
 
@@ -117,24 +117,24 @@ def knowledge_sheet(shared: Mapping[int, tuple[np.ndarray, np.ndarray]], classes
     rounds = [sorted(shared)[i] for i in evenly(len(shared), _MOST_ROUNDS)]
     labels = evenly(len(classes), _MOST_CLASSES)
     each = int(np.clip(_ACROSS // len(rounds), 1, 4))
-    side = shared[rounds[0]][0].shape[-1]
+    tall, side = shared[rounds[0]][0].shape[-2:]
     gap = max(1, side // 14)
     strips = [[_strip(*shared[round], label, each, gap) for round in rounds] for label in labels]
-    wide, high = each * (side + gap) + 2 * gap, side + gap  # of a cell; rounds are three gaps apart
+    wide, high = each * (side + gap) + 2 * gap, tall + gap  # of a cell; rounds are three gaps apart
     sheet = np.ones((len(labels) * high - gap, len(rounds) * wide - 3 * gap, 3))
     for row, strip_row in enumerate(strips):
         for column, strip in enumerate(strip_row):
-            sheet[row * high : row * high + side, column * wide : column * wide + strip.shape[1]] = strip
+            sheet[row * high : row * high + tall, column * wide : column * wide + strip.shape[1]] = strip
 
     names = [as_written(textwrap.fill(classes[label], _NAME)) for label in labels]
-    inches = np.array(sheet.shape[:2]) / side * _SIDE
+    inches = np.array(sheet.shape[:2]) / max(tall, side) * _SIDE
     letters = max(len(line) for name in names for line in name.splitlines())
     figure = blank_figure(inches[1] + 0.3 + FONT_SIZE * 0.62 * letters / 72, inches[0] + 0.35)
     axes = figure.add_subplot()
     axes.imshow(sheet)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=FONT_SIZE, labeltop=True, labelbottom=False, pad=3)
-    axes.set_yticks([row * high + side / 2 - 0.5 for row in range(len(labels))], names)
+    axes.set_yticks([row * high + tall / 2 - 0.5 for row in range(len(labels))], names)
     middles = [column * wide + (wide - 3 * gap) / 2 - 0.5 for column in range(len(rounds))]
     axes.set_xticks(middles, [f"round {round}" for round in rounds])
     return figure
@@ -152,8 +152,8 @@ def evenly(count: int, most: int) -> list[int]:
 
 def _strip(images: np.ndarray, labels: np.ndarray, label: int, each: int, gap: int) -> np.ndarray:
     """Places images of a class side by side, with three channels."""
-    side = images.shape[-1]
-    strip = np.ones((side, each * (side + gap) - gap, 3))
+    tall, side = images.shape[-2:]
+    strip = np.ones((tall, each * (side + gap) - gap, 3))
     own = images[labels == label]
     places = range(0, strip.shape[1], side + gap)
     for place, image in zip(places, own[evenly(len(own), each)], strict=False):

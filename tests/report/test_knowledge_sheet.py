@@ -49,6 +49,14 @@ def test_colours_stay_as_they_are():
     np.testing.assert_allclose(found[SIDE + 5, 5], [0, 0.6, 0])
 
 
+@pytest.mark.parametrize("tall", [SIDE // 2, 2 * SIDE])
+def test_images_that_are_not_square_keep_their_shape(tall):
+    images = np.full((2, 1, tall, SIDE), 51, dtype=np.uint8)
+    found = sheet(knowledge_sheet({1: (images, np.array([0, 1]))}, CLASSES))
+    assert found.shape == (3 * tall + 2, 4 * SIDE + 3, 3)
+    np.testing.assert_allclose(found[: 2 * tall + 1, :SIDE][[0, tall - 1, tall + 1, 2 * tall]], 0.2)
+
+
 def test_images_are_chosen_over_all_clients():
     shared = {1: part([0] * 100, np.linspace(0, 1, 100))}
     found = sheet(knowledge_sheet(shared, CLASSES))
