@@ -16,7 +16,8 @@ import torch
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import appended
 from lit_fedad.core.text import csv_cell, printable
-from lit_fedad.data.image_files import SOME, LeftOut, find_images
+from lit_fedad.data.image_files import SOME, LeftOut, find_images, image_suffixes
+from lit_fedad.data.sample import DICOM_SUFFIXES
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, named_version, open_client
 from lit_fedad.evaluation.decisions import summarise_rates
@@ -247,17 +248,22 @@ class _Detect:
         assert said.map is not None
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
         shown = f"{path.stem}_{path.suffix[1:]}" if path.suffix else path.name
-        name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown)}.png")
+        suffixes = (*image_suffixes(), *DICOM_SUFFIXES)
+        # Of a file without such a suffix the name may be that of one with it: a_png, and a.png.
+        doubtful = path.suffix.lower() not in suffixes and shown.lower().endswith(
+            tuple(f"_{suffix[1:]}" for suffix in suffixes)
+        )
+        name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown, doubtful)}.png")
         image = self.opened.transform.raw(path).numpy()
         ends = colour_ends(said.map, said.score, self.rule.colour)
         save_heatmap(self.destination / name, image, said.map, *ends, p_value_text(said.p_value))
         return name.as_posix()
 
 
-def _named_after(name: str) -> str:
-    """Names a file after another; where its name is too long, or browsers refuse it, a hash tells it apart."""
+def _named_after(name: str, doubtful: bool = False) -> str:
+    """Names a file after another; where its name is too long or doubtful, or browsers refuse it, with a hash."""
     shown = printable(name)
-    if shown == name and len(name.encode()) <= _LONGEST_NAME:
+    if shown == name and len(name.encode()) <= _LONGEST_NAME and not doubtful:
         return name
     cut = shown.encode()[:_LONGEST_NAME].decode(errors="ignore")
     return f"{cut}_{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"

@@ -209,6 +209,15 @@ def test_long_names_cost_nothing_and_linked_folders_are_taken(tiny_run, photos, 
     assert scored[0] == pytest.approx(scored[1], rel=1e-5)
 
 
+def test_a_file_without_suffix_does_not_take_the_heatmap_of_another(tiny_run, photos, tmp_path):
+    for name in ("one.png", "one_png", "IM0001"):
+        shutil.copy(photos / "b" / "one.png", photos / "a" / name)
+    rows = table(predict(str(tiny_run), str(photos / "a"), out=str(tmp_path / "out")))
+    names = [Path(row["heatmap"]).name for row in rows if Path(row["path"]).name != "one.jpg"]
+    assert names[:2] == ["IM0001.png", "one_png.png"]
+    assert len({*names}) == 3
+
+
 def test_a_folder_of_unreadable_images_is_told(tiny_run, tmp_path):
     (tmp_path / "bad.png").write_text("no")
     with pytest.raises(UserError, match=r"1 of 1 images could not be read$"):
