@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from optuna import Study
-from optuna.samplers import GridSampler
+from optuna import Study, samplers
 from optuna.trial import FrozenTrial, TrialState
 
 
-class SharedGrid(GridSampler):
+class GridSampler(samplers.GridSampler):
     """Optuna's grid, with one order of its values for all workers.
 
     Optuna notes the places of values that were tried, in an order drawn by the seed: workers of different seeds would

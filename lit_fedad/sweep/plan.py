@@ -27,7 +27,7 @@ from lit_fedad.core.identity import identity
 from lit_fedad.core.plain_values import plain_yaml
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
-_SHARED = {"optuna.samplers.GridSampler": "lit_fedad.sweep.grid.SharedGrid"}
+_SHARED = {"optuna.samplers.GridSampler": "lit_fedad.sweep.grid.GridSampler"}
 """Samplers that need another form where several workers share a study."""
 
 BYTES = "bytes"
@@ -234,6 +234,8 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
         UserError: If it does.
     """
     for key in _CALLED:
+        if isinstance(section.get(key), dict) and "_target_" not in section[key]:
+            raise UserError(f"{where}: {key} needs a _target_, such as optuna.{_CALLED[key]}.NAME")
         for name in map(str, targets(section.get(key))):
             if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not (
                 inspect.isclass(found := locate(name)) and issubclass(found, (BaseSampler, BasePruner))
@@ -272,6 +274,11 @@ def _check(plan: Plan, where: str) -> None:
     try:
         if str(plan.base_config["fabric"]["devices"]) != "1":
             raise UserError("a trial runs in one process; start more workers instead of fabric.devices")
+        grid = plan.sampler.get("search_space", plan.space)
+        if not isinstance(grid, Mapping) or grid.keys() != plan.space.keys():
+            raise UserError(
+                "search_space of the sampler must list values of each key of space, and of no other"
+            )
         plan.make_sampler(0)
         plan.make_pruner()
         plan.config(_firsts(plan))

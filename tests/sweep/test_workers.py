@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
-from lit_fedad.sweep.grid import SharedGrid
+from lit_fedad.sweep.grid import GridSampler
 from lit_fedad.sweep.storage import check_trials, open_storage, standing
 from lit_fedad.sweep.worker import PrunedError
 
@@ -165,7 +165,7 @@ trials: 30
 
 
 def test_a_default_that_ends_while_one_value_of_a_grid_is_left_is_a_trial_like_others(monkeypatch):
-    study, stopped = optuna.create_study(sampler=SharedGrid({"x": [1, 2]})), []
+    study, stopped = optuna.create_study(sampler=GridSampler({"x": [1, 2]})), []
     monkeypatch.setattr(study, "stop", lambda: stopped.append(True))
     study.enqueue_trial({"x": 1})
     default, first, last = (study.ask({"x": optuna.distributions.IntDistribution(1, 2)}) for _ in range(3))
