@@ -6,7 +6,7 @@ from pathlib import Path
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import LeftOut, images_in
 from lit_fedad.data.masks import find_masks
-from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.sample import ImageSet, Sample, defect_name
 from lit_fedad.data.subset import resplit, split_normals
 
 
@@ -48,7 +48,7 @@ def folders(
     train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder, skipped)]
     normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder, skipped)]
     anomalous = [
-        Sample(path, product, Path(folder).name, mask)
+        Sample(path, product, defect_name(Path(folder).name), mask)
         for folder in test_anomalous
         for path, mask in _masked(root / folder, root / masks if masks is not None else None, skipped)
     ]

@@ -11,7 +11,7 @@ from unicodedata import normalize
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import image_suffixes, images_in
 from lit_fedad.data.input_files import read_table
-from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample, defect_name
 from lit_fedad.data.subset import require_known, split_normals
 
 _NO_LABEL = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null", "-"})
@@ -77,7 +77,7 @@ def labelled_csv(
     for image, counts in counts_by_image.items():
         findings = [label for label, _ in counts.most_common() if label in bad]
         if findings:
-            defects[image] = findings[0]
+            defects[image] = defect_name(findings[0])
         elif good.issuperset(counts):
             defects[image] = "good"
     paths = _paths(defects, root, root / images, table, counts_by_image.keys())

@@ -9,6 +9,16 @@ DICOM_SUFFIXES = (".dcm", ".dicom")
 """Suffixes of DICOM files, which the extra ``dicom`` reads."""
 
 
+def defect_name(word: str) -> str:
+    """Names a defect after a folder or label; ``good`` is what images without one are called.
+
+    Example:
+        >>> defect_name("scratch"), defect_name("good")
+        ('scratch', 'called good')
+    """
+    return "called good" if word == "good" else word
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One image on disk.

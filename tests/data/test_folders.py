@@ -117,3 +117,9 @@ def test_images_of_one_name_in_two_folders_do_not_share_a_mask(tmp_path):
     for defect in ("scratch", "dent"):
         touch(tmp_path / "own" / defect, "0.png")
     assert len({sample.mask for sample in folders(*given, masks="own").test}) == 2
+
+
+def test_anomalous_images_of_a_folder_called_good_are_anomalous(tmp_path):
+    for folder in ("ours/good", "theirs/good"):
+        touch(tmp_path / folder, "0.png")
+    assert [sample.label for sample in folders(tmp_path, ["ours/good"], [], ["theirs/good"]).test] == [1]

@@ -230,3 +230,11 @@ def test_images_of_a_patient_are_on_one_side(table):
     assert len(images.train) == 12  # four of the six patients without a finding
     assert labels(images).keys() == {name for name, _ in rows}
     refused("data.group='x' is not found in", table, rows, group="x")
+
+
+def test_a_label_called_good_that_is_not_normal_is_anomalous(table):
+    rows = [(f"{label}{n}", label) for label in ("excellent", "good", "poor") for n in range(4)]
+    images = table(rows, normal=["excellent"])
+    assert {sample.name[:-5]: sample.label for sample in (*images.train, *images.test)} == {
+        "excellent": 0, "good": 1, "poor": 1
+    }  # fmt: skip

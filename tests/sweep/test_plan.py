@@ -70,8 +70,8 @@ def test_default_outside_the_search_space_is_none(study_file):
         ("{type: int, low: 1, high: 8}", "", "space: task.loss.neighbours must be a section, such as {type: int"),
         ("debug=seconds", "task.learning_rate=1", "'task.learning_rate=1' fixes what the study searches"),
         ("_target_: optuna.samplers.TPESampler, n_startup_trials: 3,", "", "sampler needs a _target_, such as optuna."),
-        ("TPESampler, n_startup_trials: 3, constant_liar: true", "GridSampler, search_space: [1]", "search_space of the"),
-        ("TPESampler, n_startup_trials: 3, constant_liar: true", "GridSampler, search_space: {other: [1]}", "each key of"),
+        ("TPESampler, n_startup_trials: 3, constant_liar: true", "GridSampler, search_space: [1]", "search_space"),
+        ("TPESampler, n_startup_trials: 3, constant_liar: true", "GridSampler, search_space: {other: [1]}", "each key"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(study_file, old, new, message):
