@@ -76,10 +76,9 @@ class FrozenEncoder(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Computes frozen features [B, C] of normalised images [B, 3, S, S] or grey ones [B, 1, S, S]."""
         pixels = (images - self.pixel_mean) / self.pixel_std  # grey images get three channels
-        if pixels.shape[-1] != self.size:
-            pixels = F.interpolate(
-                pixels, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True
-            )
+        square = (self.size, self.size)
+        if pixels.shape[2:] != square:
+            pixels = F.interpolate(pixels, size=square, mode="bilinear", align_corners=False, antialias=True)
         with full_precision(pixels):  # as features that are kept are computed
             maps = self.backbone(pixels)
         pooled = torch.cat([features.float().mean((2, 3)) for features in maps], dim=1)

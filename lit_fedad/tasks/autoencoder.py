@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lit_fedad.contracts import Prediction, Task
 from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.patches import AnomalyMap, PatchTask, sample_patches
@@ -33,7 +34,7 @@ class FeatureAutoencoder(PatchTask):
         **patches: See `PatchTask`.
 
     Raises:
-        UserError: If a number is out of range.
+        UserError: If a number is out of range, or images that are seen whole are cut into tiles.
     """
 
     output_modules = ("decoder",)
@@ -53,6 +54,11 @@ class FeatureAutoencoder(PatchTask):
         **patches: Any,
     ) -> None:
         super().__init__(backbone, grid, rim=rim if grid > 1 else 0, **patches)
+        if grid == 1 and (tile := patches.get("tile")) is not None:
+            raise UserError(
+                f"image.tile={tile}: on a grid of one patch whole images are scaled to features.size; leave"
+                " image.tile out, or give a larger grid"
+            )
         at_least("task", 1, hidden=hidden, bottleneck=bottleneck, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate)
         self.encoder = FrozenEncoder(backbone, size, hidden=0, mean=mean, std=std) if grid == 1 else None

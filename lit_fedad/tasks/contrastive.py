@@ -27,7 +27,7 @@ class Contrastive(Representation):
 
     Args:
         encoder: See `Representation`.
-        loss: Loss of the rounds after the warm-up.
+        loss: Loss of the rounds after the warm-up; None for that of the warm-up.
         warmup_loss: Loss of the first rounds.
         warmup: Number of rounds that train ``warmup_loss``.
         rounds: Number of all rounds; over those after the warm-up the learning rate falls as a cosine.
@@ -57,7 +57,7 @@ class Contrastive(Representation):
     def __init__(
         self,
         encoder: nn.Module,
-        loss: RepresentationLoss,
+        loss: RepresentationLoss | None,
         warmup_loss: RepresentationLoss,
         warmup: int,
         rounds: int,
@@ -72,7 +72,7 @@ class Contrastive(Representation):
         **representation: Any,
     ) -> None:
         super().__init__(encoder, **representation)
-        frozen = isinstance(encoder, FrozenEncoder)
+        frozen, loss = isinstance(encoder, FrozenEncoder), loss or warmup_loss
         if clusters < 1 or not 0 <= shrinkage <= 1 or not 0 < normal_share <= 1:
             raise UserError(
                 f"task clusters={clusters}, shrinkage={shrinkage}, normal_share={normal_share}:"

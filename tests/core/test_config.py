@@ -302,6 +302,13 @@ def test_every_contrastive_loss_is_what_the_task_is_trained_by(loss):
     assert type(built).__name__.lower() == loss.replace("_", "")
 
 
+def test_a_contrastive_task_that_names_no_loss_keeps_that_of_its_warm_up():
+    """By which learning rates are meant: docs/fadngs.md says that FADngs without its parts is this task's FedAvg."""
+    command = ["method=fedavg", "experiment=semantic_small", "task=contrastive"]
+    plain, named = compose(command)["task"], compose([*command, "contrastive_loss=simclr"])["task"]
+    assert (plain["loss"] or plain["warmup_loss"]) == named["loss"]
+
+
 @pytest.mark.parametrize("public", choices("public"))
 def test_every_source_of_public_images_builds(public, tree, tmp_path):
     tree(["a"])

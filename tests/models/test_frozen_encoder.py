@@ -31,6 +31,15 @@ def test_features_are_pooled_maps_of_images_as_the_backbone_expects_them(mean, s
     torch.testing.assert_close(found.features(images), by_hand, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [(64, 32), (32, 64), (48, 48)])
+def test_images_of_every_form_are_scaled_to_one_square(size):
+    found, images = encoder(), torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(3))
+    seen = []
+    found.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape[2:])))
+    found.features(images)
+    assert seen == [(32, 32)]
+
+
 def test_begins_as_the_frozen_features_and_learns_to_leave_them():
     found = encoder()
     frozen = found.features(pixels())

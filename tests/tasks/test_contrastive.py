@@ -228,6 +228,17 @@ def test_the_warm_up_has_a_loss_and_views_of_its_own(round, warm):
         torch.testing.assert_close(found, (SimCLR() if warm else CRAD())(z, view)["loss"])
 
 
+def test_without_a_loss_of_its_own_the_warm_up_goes_on():
+    task, batch = make(loss=None, warmup_loss=SimCLR(0.5, 0.07)), whole(make_loader(5))
+    task.round = 4
+    view = task.view(batch)
+    with torch.no_grad():
+        features = task(view)
+        found = task.objective(features, view)["loss"]
+        z = task.projection(features).view(-1, 5, 4)
+        torch.testing.assert_close(found, 0.5 / 0.07 * SimCLR(0.5)(z, view)["loss"])
+
+
 def test_without_a_warm_up_the_loss_counts_from_the_first_round():
     task = make(warmup=0)
     task.round = 1

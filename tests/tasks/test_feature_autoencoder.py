@@ -56,6 +56,12 @@ def test_one_patch_is_the_whole_image_and_localises_nothing():
     torch.testing.assert_close(task.predict_step({"image": features}).image_score, prediction.image_score)
 
 
+def test_whole_images_are_not_cut_into_tiles():
+    with pytest.raises(UserError, match=r"image.tile=16: on a grid of one patch"):
+        make(grid=1, tile=16)
+    assert make(grid=2, tile=16).vectors_per_image == 16
+
+
 def test_cached_maps_take_the_place_of_images():
     task, batch = make(), images()
     cached = {"pyramid": tuple(task.backbone(batch["image"]))}
