@@ -64,6 +64,9 @@ class FedAvgClient(Client):
         own_model: Whether each client predicts with a model of its own, beside that of the server.
         shares_weights: Whether a task without weights leaves the method nothing to do.
         auxiliary: What was received beside the weights.
+
+    Raises:
+        UserError: If no weight trains, and the method shares weights.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
@@ -78,6 +81,11 @@ class FedAvgClient(Client):
         aggregate_buffers: Buffers = "mean",
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
+        if self.shares_weights and not trainable(task):
+            raise UserError(
+                f"task {type(task).__name__} has no weights to share as it is set; give it a head, or"
+                " METHOD=federated_bank or METHOD=local"
+            )
         self.aggregate_buffers = aggregate_buffers
         self.auxiliary: Message = {}
         self.refreshed_in = 1

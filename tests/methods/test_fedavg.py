@@ -11,8 +11,10 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
+from lit_fedad.methods.dbe import DBEClient
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
+from lit_fedad.methods.moon import MoonClient
 from lit_fedad.tasks.slot_distances import HingeLoss
 
 
@@ -69,6 +71,15 @@ def test_one_client_is_plain_training_with_a_new_optimiser_each_round(
             task.training_step(batch)["loss"].backward()
             optimizer.step()
     exactly(played.server.weights, dict(learned_state(task)))
+
+
+@pytest.mark.parametrize("kind", [FedAvgClient, MoonClient, DBEClient])
+def test_a_task_of_which_no_weight_trains_is_refused(kind, make_classifier):
+    """Rounds would share nothing, or what the method adds alone; a memory bank without a head is such a task."""
+    task = make_classifier().requires_grad_(False)
+    with pytest.raises(UserError, match=r"task \w+ has no weights to share as it is set; give it a head"):
+        kind(task)
+    assert not LocalClient(task).shared_state()
 
 
 # ------------------------------------------------------------------------------- running statistics
