@@ -13,7 +13,7 @@ from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.contracts.schedule import cosine_decay
-from lit_fedad.core.bounds import at_least
+from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import crop_resize, draw_boxes
 from lit_fedad.models.encoders import FrozenEncoder
@@ -102,7 +102,8 @@ class CSI(Representation):
                 f"task.samples={samples}: frozen features are of whole images; give task.samples=0"
             )
         samples = (0 if frozen else 10) if samples is None else samples
-        at_least("task", 0, samples=samples, mirror=mirror, ramp=ramp, learning_rate=learning_rate)
+        at_least("task", 0, samples=samples, ramp=ramp, learning_rate=learning_rate)
+        within("task", 0, 1, mirror=mirror)
         at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
         self.shift = nn.Linear(self.num_features, _TURNS)
         self.contrast = contrastive_losses.CSI(temperature)

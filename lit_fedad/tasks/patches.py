@@ -19,6 +19,9 @@ from lit_fedad.memory.moments import Moments, Tally, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
 from lit_fedad.models.backbones import FeaturePyramid
 
+WIDEST_BLUR = 8192
+"""Largest standard deviation of a blur, in pixels: the largest side of an image."""
+
 
 class AnomalyMap(nn.Module):
     """Bilinear upsampling followed by a Gaussian blur, as two small matrix products.
@@ -37,7 +40,7 @@ class AnomalyMap(nn.Module):
 
     def __init__(self, grid: int | Sequence[int], size: int | Sequence[int], sigma: float = 4.0) -> None:
         super().__init__()
-        at_least("task", 0, sigma=sigma)
+        within("task", 0, WIDEST_BLUR, sigma=sigma)
         (rows, columns), (height, width) = pair("task.grid", grid), pair("task.image_size", size)
         self.register_buffer("rows", _side(rows, height, sigma), persistent=False)
         self.register_buffer("columns", _side(columns, width, sigma), persistent=False)
@@ -123,8 +126,8 @@ class PatchTask(StandardisedTask):
         super().__init__()
         at_least("task", 1, grid=grid)
         self.size = size = pair("task.image_size", image_size)
-        at_least("task", 0, sigma=sigma, rim=rim, shrinkage=shrinkage, image_sigma=image_sigma)
-        within("task", 0, 1, top=top)
+        at_least("task", 0, rim=rim, shrinkage=shrinkage)
+        within("task", 0, 1, top=top, image_sigma=image_sigma)
         if average_pool not in (True, False, "last"):
             raise UserError(f"task.average_pool={average_pool} must be true, false or 'last'")
         self.grid = rows, columns = _grid(size, grid, tile)

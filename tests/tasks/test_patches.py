@@ -58,8 +58,10 @@ def test_image_scores_are_smoothed_the_more_the_finer_the_grid(make_task, size, 
         ({"image_size": (32, 64), "rim": 2}, "task.rim=2 leaves nothing of a grid of 4"),
         ({"image_size": (32, 0)}, "task.image_size=.* of at least 1"),
         ({"image_size": 2048, "tile": 8, "grid": 8}, "task.grid=8: .* 2048 x 2048 patches"),
+        ({"sigma": 1e30}, r"task.sigma=1e\+30 must be in \[0, 8192\]"),
+        ({"image_sigma": 2.0}, r"task.image_sigma=2.0 must be in \[0, 1\]"),
     ],
 )
-def test_grids_that_cannot_be_are_refused(make_task, given, message):
+def test_grids_and_blurs_that_cannot_be_are_refused(make_task, given, message):
     with pytest.raises(UserError, match=message):
         make_task(**given)
