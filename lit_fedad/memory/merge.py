@@ -17,9 +17,11 @@ class Aggregation(ABC):
 
     Attributes:
         adds_up: Whether, with a last memory, only the sums over all clients' patches by slot count.
+        needs_counts: Whether it looks at the numbers of patches.
     """
 
     adds_up = False
+    needs_counts = False
 
     @abstractmethod
     def __call__(
@@ -49,6 +51,7 @@ class KMeansAggregation(Aggregation):
     def __init__(self, weighted: bool = False, continued: bool = False, max_steps: int = 20) -> None:
         at_least("method.server.aggregation", 1, max_steps=max_steps)
         self.weighted, self.continued, self.max_steps = weighted, continued, max_steps
+        self.needs_counts = weighted
 
     def __call__(
         self, vectors: Tensor, counts: Tensor, slots: int, previous: Tensor | None, generator: torch.Generator
@@ -87,6 +90,7 @@ class LloydAggregation(Aggregation):
     """
 
     adds_up = True
+    needs_counts = True
 
     def __init__(self, patches_per_slot: int = 8) -> None:
         at_least("method.server.aggregation", 1, patches_per_slot=patches_per_slot)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lit_fedad.contracts.message import Message
 from lit_fedad.memory.merge import root_mean_squares, shared_slots
 from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.reduce import Reduced
@@ -89,6 +90,32 @@ def copies_apart(memory: Tensor, generator: torch.Generator) -> Tensor:
     spread = slots.var(0, correction=0).sqrt()
     moved = slots + SPLIT * spread * torch.randn(slots.shape, generator=generator)
     return torch.where(copied, moved, slots).to(memory)
+
+
+def carried(sent: Message, past: Message, stage: int) -> tuple[Message, bool]:
+    """Finds what a client adds the images of its stage to, and whether it has not added them before.
+
+    Sums are the fields of `Reduced` by name, and ``stages``: how many stages' images they hold. In a stage that comes
+    again nothing is new.
+
+    Args:
+        sent: The sums that the client sent last; empty before.
+        past: The sums that it added the images of that stage to.
+        stage: Its stage now, from 0.
+
+    Returns:
+        Sums of other stages' images, empty where there are none, and whether the stage's own are to be added.
+
+    Example:
+        >>> first, second = ({"stages": torch.tensor(stages)} for stages in (1, 2))
+        >>> carried(first, {}, 0), carried(first, {}, 1)  # the first stage goes on; the second begins
+        (({}, True), ({'stages': tensor(1)}, True))
+        >>> carried(second, first, 0)  # the first comes again
+        ({'stages': tensor(2)}, False)
+    """
+    if stage != int(sent.get("stages", 0)) - 1:
+        past = sent
+    return past, stage >= int(past.get("stages", 0))
 
 
 @dataclass(frozen=True)

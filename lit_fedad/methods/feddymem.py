@@ -28,7 +28,6 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
-from lit_fedad.contracts.evidence import Invertible
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
@@ -36,13 +35,14 @@ from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.message_check import TINY
 from lit_fedad.federation.receiver import FAR
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
-from lit_fedad.memory.reduce import PositionReduce, Reduced
-from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
+from lit_fedad.memory.reduce import Reduced
+from lit_fedad.memory.slot_sums import carried
+from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_memory
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
 from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments, subspace_spec
 from lit_fedad.methods.parts.pooled_statistics import (
     PooledThreshold,
-    check_count,
+    check_slots,
     load_statistics,
     pool_channels,
     standardised,
@@ -69,9 +69,6 @@ class FedDyMemClient(MomentsClient):
         send_counts: Whether each slot's numbers of patches and images and its radius are sent too.
         independent_init: Whether every client draws its own initial head, as printed in FedDyMem Alg. 4. Features of
             different clients are then not comparable: a stress test, not a useful setting.
-
-    Raises:
-        UserError: If counts are needed and not sent.
     """
 
     needs = MemoryBank
@@ -87,9 +84,7 @@ class FedDyMemClient(MomentsClient):
         independent_init: bool = False,
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
-        if not send_counts and task.subspace is not None:
-            raise UserError("task.subspace needs method.client.send_counts=true")
-        # Of data that come in stages: what was sent last, and the last of earlier stages.
+        # Of data that come in stages: what was sent last, and what was sent of other stages (`carried`).
         self.sent: dict[str, Tensor] = {}
         self.past: dict[str, Tensor] = {}
         self.send_counts = send_counts
@@ -154,13 +149,13 @@ class FedDyMemClient(MomentsClient):
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
-        if int(self.sent.get("stage", 0)) < self.context.stage:
-            self.past = {name: entry for name, entry in self.sent.items() if name != "stage"}
-        past = Reduced(**self.past) if self.past else None
-        anchors = self.anchors(self.task.memory)
-        reduced = self.task.reduce_memory(loader, self.context, anchors, past=past)
+        self.past, new = carried(self.sent, self.past, stage := self.context.stage)
+        past = Reduced(*(self.past[name] for name in Reduced._fields)) if self.past else None
+        anchors, images = self.anchors(self.task.memory), loader if new else ()
+        reduced = self.task.reduce_memory(images, self.context, anchors, past=past)
         if self.task.reduce.adds_up:
-            self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
+            stages = torch.tensor(max(stage + 1, int(self.past.get("stages", 0))))
+            self.sent = {**reduced._asdict(), "stages": stages}
         moments = self.new_moments(loader) if self.task.measures else {}
         return {**reduced.message(self.sent_per_slot()), **moments}
 
@@ -205,9 +200,13 @@ class FedDyMemServer(MomentsServer):
         prior_patches: Patches at the usual distance that are added to each slot's own for its radius, so that slots of
             few patches do not seem narrow.
         radius_images: Number of different images from which on a slot's own patches tell its radius (`merge_radii`).
+
+    Raises:
+        UserError: If a number is out of range, or counts are needed and not sent.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("statistics", "known", "first_spread", "latest")
+    admits = True
     task: MemoryBank
 
     def __init__(
@@ -221,13 +220,24 @@ class FedDyMemServer(MomentsServer):
         at_least("method.server", 0, prior_patches=prior_patches)
         at_least("method.server", 1, radius_images=radius_images)
         self.counted, self.slots = client.send_counts, client.task.slots
+        scored = client.task.image_score is not None or client.task.subspace is not None
+        if not self.counted and (scored or aggregation.needs_counts or prior_patches or radius_images > 1):
+            raise UserError(
+                "method.client.send_counts=false: nobody sends slots' counts and radii; give task.image_score=null"
+                " task.subspace=null, and in method.server aggregation.weighted=false prior_patches=0 radius_images=1"
+            )
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.counts_per_image = max(client.task.vectors_per_image, self.slots)
         self.aggregation, self.prior_patches, self.radius_images = aggregation, prior_patches, radius_images
         self.statistics: Message = {}
         self.known: Message = {}
+        self.held: Mapping[int, int] = {}
         self.first_spread: float | None = None
         self.latest: dict[str, float] = {}
+
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
+        """Keeps the number of each client's images, those of all of its stages."""
+        self.held = dict(sizes)
 
     @property
     def merges_sums(self) -> bool:  # type: ignore[override]
@@ -249,24 +259,24 @@ class FedDyMemServer(MomentsServer):
 
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what slots count, and new moments."""
-        message, images = update.message, update.num_samples
-        if self.task.measures:  # sums hold the images of earlier stages too
-            new = images if len(message.get("count", ())) else 0
-            images = max(images, self.measured.get(client_id, 0) + new)
+        message = update.message
         if self.counted:
-            self._check_slots(message, images)
+            images, least = self._images(client_id, update)
+            check_slots(message, images, self.set_vectors, self.counts_per_image, least)
         if "covariance" in message:
             self.check_moments(update)
 
-    def _check_slots(self, message: Message, images: int) -> None:
-        """Checks that slots can be of so many images."""
-        counts = message["counts"]
-        total = float(counts.double().sum())
-        check_count(total, images * self.counts_per_image)
-        if total < 0.999 * min(len(counts), images * self.set_vectors):
-            raise UserError(f"the client's slots count {total:g} patches, too few for its images")
-        if "image_counts" in message and (message["image_counts"] > counts.clamp(max=images)).any():
-            raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
+    def _images(self, client_id: int, update: Update) -> tuple[int, int]:
+        """Returns the most and the fewest images behind what slots count: sums hold those of earlier stages too."""
+        images = update.num_samples
+        if not self.task.reduce.adds_up:
+            return images, images
+        if self.task.measures:
+            new = images if len(update.message.get("count", ())) else 0
+            summed = max(images, self.measured.get(client_id, 0) + new)
+            return summed, summed
+        held = sum(self.held.get(client, 0) for client in update.clients or (client_id,))
+        return max(images, held), images
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges memories, and adds new moments up."""
@@ -379,7 +389,7 @@ def exchanges(client: FedDyMemClient) -> Exchanges:
     return Exchanges(
         (*statistics, FirstMemory(), *threshold),
         (Train(sums),),
-        evidence=Evidence(bank_sent, bank_received, predict_with_bank, _invertible),
+        evidence=Evidence(bank_sent, bank_received, predict_with_bank, invertible_memory),
     )
 
 
@@ -387,7 +397,3 @@ def predict_with_bank(server: FedDyMemServer, client: Client, update: Update) ->
     """Loads the uploaded bank with the initial head of clients: trained heads are never sent; see `Evidence`."""
     assert isinstance(client, FedDyMemClient)
     client.task.load_memory(update.message["memory"], update.message.get("radii"))
-
-
-def _invertible(client: FedDyMemClient, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
-    return invertible_bank(client, sent, ordered=isinstance(client.task.reduce, PositionReduce))

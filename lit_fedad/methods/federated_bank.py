@@ -32,7 +32,8 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 
 def made_of_sums(task: MemoryBank) -> bool:
     """Tells whether bank and subspace are sums, so that images can be taken out of them again."""
-    return task.head is None and task.reduce.adds_up and isinstance(task.subspace, float)
+    fitted = task.subspace is not None and not isinstance(task.subspace, str)
+    return task.head is None and task.reduce.adds_up and fitted
 
 
 class FederatedBankClient(FedDyMemClient):
@@ -137,6 +138,7 @@ class FederatedBankServer(FedDyMemServer):
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Counts the clients, who share in the first memory."""
+        super().register_clients(sizes)
         self.clients = len(sizes)
 
     @property

@@ -205,7 +205,7 @@ def exchanges(client: FederatedSubspaceClient) -> Exchanges:
     """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
     clusters = (Centres(), Residuals()) if client.task.clusters else ()
     # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
-    made_of_moments = isinstance(client.task.share, float) and not client.task.clusters
+    made_of_moments = not isinstance(client.task.share, str) and not client.task.clusters
     setup, rounds = (PooledMoments(), *clusters), (NewMoments(),)
     evidence = Evidence(moments_sent, subspace_received)
     if not made_of_moments:

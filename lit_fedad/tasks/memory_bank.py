@@ -1,6 +1,6 @@
 """Anomaly detection by the distance of patch features to a bank of normal ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -259,7 +259,7 @@ class MemoryBank(PatchTask):
     @torch.no_grad()
     def reduce_memory(
         self,
-        loader: DataLoader,
+        loader: Iterable[Any],
         context: Context,
         previous: Tensor | None,
         slots: int | None = None,

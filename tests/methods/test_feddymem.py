@@ -67,6 +67,23 @@ class Play:
         return self
 
 
+@pytest.mark.parametrize(
+    ("task", "server"),
+    [
+        ({}, {"aggregation": KMeansAggregation(weighted=True)}),
+        ({}, {"aggregation": LloydAggregation()}),
+        ({}, {"aggregation": MeanAggregation(), "prior_patches": 16}),
+        ({}, {"aggregation": MeanAggregation(), "radius_images": 2}),
+        ({"image_score": LocalScale()}, {"aggregation": MeanAggregation()}),
+    ],
+)
+def test_what_looks_at_counts_is_refused_where_nobody_sends_them(make_task, task, server):
+    """Otherwise each of these settings would change nothing."""
+    with pytest.raises(UserError, match="send_counts=false: nobody sends slots' counts and radii"):
+        FedDyMemServer(FedDyMemClient(make_task(**task)), **server)
+    FedDyMemServer(FedDyMemClient(make_task(**task), send_counts=True), **server)
+
+
 def test_exchanges_before_round_1(make_task):
     def names(task):
         return [exchange.name for exchange in exchanges_of(FedDyMemClient(task)).setup]

@@ -20,6 +20,7 @@ from lit_fedad.contracts.evidence import (
     Shown,
 )
 from lit_fedad.memory.moments import Moments, MomentSets
+from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.parts.condensed_images import IMAGES
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -125,6 +126,12 @@ def invertible_bank(client: Client, sent: MessageSpec, ordered: bool = False) ->
         lambda loader, context: task.reduce_memory(loader, context, None).memory.float(),
         ordered,
     )
+
+
+def invertible_memory(client: Client, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
+    """Says the same of a memory, of which `PositionReduce` keeps the positions of patches."""
+    assert isinstance(client.task, MemoryBank)
+    return invertible_bank(client, sent, ordered=isinstance(client.task.reduce, PositionReduce))
 
 
 # ------------------------------------------------------------------------------------------- weights and images

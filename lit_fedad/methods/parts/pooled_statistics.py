@@ -41,6 +41,28 @@ def check_count(count: float, most: int) -> None:
         raise UserError(f"the client counts {count:g} vectors, but its images have {most}")
 
 
+def check_slots(message: Message, images: int, patches: int, most: int, least: int | None = None) -> None:
+    """Checks what the slots of a memory count: ``counts`` and, where it is sent, ``image_counts``.
+
+    Args:
+        message: The message.
+        images: Most images that may lie behind it.
+        patches: Patches of an image.
+        most: Largest number that the slots together count for an image.
+        least: Fewest images behind it; None for as many as may.
+
+    Raises:
+        UserError: If the slots count more than so many images have, or fewer patches than they fill slots.
+    """
+    counts, least = message["counts"], images if least is None else least
+    total = float(counts.double().sum())
+    check_count(total, images * most)
+    if total < 0.999 * min(len(counts), least * patches):
+        raise UserError(f"the client's slots count {total:g} patches, too few for its images")
+    if "image_counts" in message and (message["image_counts"] > counts.clamp(max=images)).any():
+        raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
+
+
 def whitened(task: Task) -> bool:
     """Returns whether a task's features are whitened."""
     return isinstance(task, PatchTask) and task.whiten is not None

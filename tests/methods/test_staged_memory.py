@@ -1,0 +1,113 @@
+"""Memories of data that come in stages: what slots count, whichever rule makes them and however often stages come."""
+
+import os
+
+import pytest
+import torch
+from helpers.methods import federation_of
+from helpers.summed_bank import summed_bank
+from lightning.fabric import Fabric
+from torch.utils.data import Dataset
+
+from lit_fedad.contracts.state import state_of
+from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
+from lit_fedad.memory.reduce import SlotReduce
+from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
+from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer, exchanges
+
+PATCHES = 16
+STAGES = [[[0, 1, 2], [3], [4, 5]], [[6, 7, 8], [9], [10, 11]]]  # of two clients; the second has few images
+
+
+class Images(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitems__(self, indices):
+        drawn = [torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(i)) for i in indices]
+        return {"image": torch.stack(drawn), "index": torch.tensor(indices)}
+
+
+class Nobody(Evaluator):
+    """Scores nothing."""
+
+    def score(self, client, number):
+        return None
+
+    def summarise(self, states):
+        return {}
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Plays as many rounds of the stages above as are asked for, and returns the federation."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+    def play(client, server, rounds, schedule="stage_major"):
+        federation = federation_of(
+            server=server,
+            client=client,
+            data=StreamDataModule(Images(), Images(), STAGES, rounds, schedule, batch_size=4),
+            evaluator=Nobody(),
+            fabric=Fabric(accelerator="cpu", devices=1),
+            rounds=rounds,
+            seed=0,
+            checkpoints=Checkpoints(tmp_path / "checkpoints", "tiny"),
+            pool=ClientPool(state_of(client), tmp_path / "personal"),
+            sampler=ClientSampler(),
+            channel=Channel(),
+            evaluate_every=100,
+        )
+        federation.run()
+        return federation
+
+    return play
+
+
+def of_sums(**changes):
+    client = FederatedBankClient(summed_bank(**changes))
+    return client, FederatedBankServer(client, LloydAggregation())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"subspace": None}, {"subspace": None, "whiten": None}],
+    ids=["both", "bank", "no moments"],
+)
+def test_sums_count_the_images_of_all_stages(play, changes):
+    """Without moments too, which tell the server how many images have come."""
+    client, server = of_sums(**changes)
+    play(client, server, rounds=3)
+    assert client.sent["counts"].sum() == 6 * PATCHES
+    assert server.known["memory"].isfinite().all()
+
+
+@pytest.mark.parametrize("rounds", [4, 6, 7])
+def test_a_stage_that_comes_again_is_not_counted_again(play, rounds):
+    """The live client has played last: its sums hold each of its six images once."""
+    client, server = of_sums()
+    play(client, server, rounds, schedule="literal")
+    assert client.sent["counts"].sum() == 6 * PATCHES
+    assert server.slots_of["sum_counts"].sum() == 12 * PATCHES
+
+
+def test_a_memory_that_moves_holds_the_present_stage_alone(play):
+    """A stage of one image fills fewer slots than all images could."""
+    task = summed_bank(reduce=SlotReduce(), subspace=None, slots=24)
+    client = FedDyMemClient(task, send_counts=True)
+    server = FedDyMemServer(client, KMeansAggregation(weighted=True, continued=True))
+    history = play(client, server, rounds=3).history
+    assert [report.participants for report in history if report.round > 0] == [[0, 1]] * 3
+    assert not client.sent
+
+
+@pytest.mark.parametrize("share", [1, 1.0])
+def test_a_whole_share_of_variance_is_a_number_however_it_is_written(share):
+    client, _ = of_sums(subspace=share)
+    assert exchanges(client).leave_out is not None
