@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from lit_fedad.audits.statistics import WHO
 from lit_fedad.contracts import TensorSpec
-from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import shell_word
 from lit_fedad.experiment.finished_run import FinishedRun
@@ -150,20 +149,22 @@ def _bytes_by_round(run: FinishedRun) -> Iterator[tuple[str, float]]:
 def _findings(run: FinishedRun) -> list[Block]:
     """Tabulates what attacks have written to the run's folder.
 
-    Raises:
-        UserError: If a file cannot be read, or is of another form, such as that of an earlier version.
+    A file that cannot be read, or is of another form, such as that of an earlier version, is named in its place.
     """
-    contents, blocks = run.folder.attacks(), list[Block]()
+    damaged, blocks = list[str](), list[Block]()
+    contents = run.folder.attacks(damaged)
     for attack, table in _TABLES.items():
         if attack in contents:
             try:
                 blocks.append(table(contents[attack]))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise UserError(
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+                damaged.append(
                     f"{run.folder.path / 'privacy' / attack}.json: of another form than this version's; remove it, and"
                     " attack the run again"
-                ) from error
-    return blocks
+                )
+    for line in damaged:
+        run.display.warn(line)
+    return [*blocks, *([Prose(damaged)] if damaged else [])]
 
 
 def _correlation(result: Mapping[str, Any]) -> Grid:

@@ -114,10 +114,24 @@ class RunFolder:
         """Reads the rate of false alarms that the run promises."""
         return alphas(self.config())[0]
 
-    def attacks(self) -> dict[str, dict[str, Any]]:
-        """Reads what attacks on the run have found, by the name of the attack."""
-        files = sorted((self.path / "privacy").glob("*.json"))
-        return {path.stem: read_object(path, _ATTACK) for path in files}
+    def attacks(self, damaged: list[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Reads what attacks on the run have found, by the name of the attack.
+
+        Args:
+            damaged: Takes a line about each file that cannot be read, which is left out; None refuses such a file.
+
+        Raises:
+            UserError: If a file cannot be read, and `damaged` is None.
+        """
+        found = {}
+        for path in sorted((self.path / "privacy").glob("*.json")):
+            try:
+                found[path.stem] = read_object(path, _ATTACK)
+            except UserError as error:
+                if damaged is None:
+                    raise
+                damaged.append(str(error))
+        return found
 
     def additions(self) -> list[Addition]:
         """Reads the images that came after the run was complete; none where it was not updated."""

@@ -152,13 +152,15 @@ def constant_rows(
     return [Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(constants, metrics)
 
 
-def with_attack(result: Mapping[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """Adds what membership inference found to a run's last round.
+def with_attack(
+    result: Mapping[str, Any], folder: RunFolder, damaged: list[str] | None = None
+) -> dict[str, Any]:
+    """Adds what membership inference found to a run's last round; `damaged` is that of `RunFolder.attacks`.
 
     Raises:
-        UserError: If the attack's file cannot be read.
+        UserError: If the attack's file cannot be read, and `damaged` is None.
     """
-    content = folder.attacks().get("lira", {})
+    content = folder.attacks(damaged).get("lira", {})
     numbers = {name: {"mean": value} for name, value in content.items() if isinstance(value, float)}
     return {**result, "last": {**result["last"], **numbers}}
 
@@ -173,7 +175,8 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     """
     _, table = read_table(name)
     if table.attack:
-        runs = [replace(run, result=with_attack(run.result, RunFolder(run.files))) for run in runs]
+        # What cannot be read is named beside the attacks of all runs.
+        runs = [replace(run, result=with_attack(run.result, RunFolder(run.files), [])) for run in runs]
     runs_by_cell: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
         for cell in _cells_of(table, run):

@@ -73,14 +73,17 @@ def test_findings_and_defences_follow_the_files(folder):
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"auc": 0.5}'], ids=["cut", "no object", "of an earlier version"]
 )
-def test_results_of_another_form_end_in_one_line(folder, attack, content, capsys):
+def test_results_of_another_form_are_named_in_one_line_and_the_rest_is_drawn(folder, attack, content, capsys):
     (folder / "privacy").mkdir(exist_ok=True)
     (folder / "privacy" / f"{attack}.json").write_text(content)
-    assert cli.main(["privacy", f"run={folder}", "attack=report"]) == 2
-    said = capsys.readouterr().err.strip()
+    assert cli.main(["privacy", f"run={folder}", "attack=report"]) == 0
+    (said,) = capsys.readouterr().err.strip().splitlines()
     assert f"privacy/{attack}.json: " in said
     assert "remove it, and attack the run again" in said
-    assert "Traceback" not in said
+    text = (folder / "privacy" / "privacy.md").read_text()
+    assert f"{attack}.json: " in text
+    assert "No attack was run" not in text
+    assert "Defences" in text
 
 
 def test_page_is_written_in_both_forms(folder):

@@ -191,6 +191,19 @@ def test_attacks_are_shown_where_there_are_some(make_run, page_of):
     ]
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}"], ids=["cut", "no object", "of nothing"])
+def test_a_damaged_attack_of_one_run_is_named_and_the_others_are_drawn(make_run, page_of, content):
+    runs = [make_run(name, "fedavg", [0.5, 0.7], seed=seed) for seed, name in enumerate("ab")]
+    for run, text in zip(runs, (content, json.dumps({"max_auc": 0.625})), strict=True):
+        (run.files / "privacy").mkdir()
+        (run.files / "privacy" / "lira.json").write_text(text)
+    privacy = section(page_of(runs), "Privacy").blocks
+    assert [line[1:] for line in texts(privacy[0])] == [["lira", "max_auc", "0.625"]]
+    told = [line for block in privacy[1:] for line in block.lines]
+    damaged = [f"{runs[0].files}/privacy/lira.json: "] * (content != "{}")
+    assert [line.partition("lira.json: ")[0] + "lira.json: " for line in told] == damaged
+
+
 def test_trials_stand_under_their_study_and_nowhere_else(make_run, page_of, tmp_path):
     figures = tmp_path / "study" / "figures"
     figures.mkdir(parents=True)

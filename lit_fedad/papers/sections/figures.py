@@ -10,7 +10,7 @@ from lit_fedad.papers.paper import FilledTable
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
 from lit_fedad.report.figures import curves_figure
-from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
+from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture, Prose
 from lit_fedad.report.naming import metric_title, promised_text
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, svg
 from lit_fedad.report.tables import UNKNOWN
@@ -199,27 +199,29 @@ _ATTACKS = {
 
 
 def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
-    """Tabulates the results of attacks on runs, and shows their figures."""
-    lines, pictures = list[Line](), list[Picture]()
+    """Tabulates the results of attacks on runs, and shows their figures; names files that cannot be read."""
+    lines, pictures, damaged = list[Line](), list[Picture](), list[str]()
     for label, run in each_run(data):
         url = links.run(run.tracked)
-        for attack, values in _results(run).items():
+        for attack, values in _results(run, damaged).items():
             for key, value in values.items():
                 text = f"{value:.4g}" if isinstance(value, float) else str(value)
                 lines.append(Line([Cell(label, url), Cell(attack), Cell(key), Cell(text, url)]))
         pictures += run_pictures(run, label, links, _ATTACKS)
     if lines:
         yield Grid("", ["run", "attack", "figure", "value"], lines, texts=3)
+    if damaged:
+        yield Prose(damaged)
     if pictures:
         yield Gallery(pictures)
 
 
-def _results(run: CompleteRun) -> dict[str, dict[str, Any]]:
-    """Reads the single numbers and texts of each attack on a run, by the name of the attack."""
+def _results(run: CompleteRun, damaged: list[str]) -> dict[str, dict[str, Any]]:
+    """Reads the single numbers and texts of each attack on a run, by the name of the attack; see `RunFolder.attacks`."""
     results: dict[str, Mapping[str, Any]] = {}
     if run.result.get("privacy"):
         results["while training"] = run.result["privacy"]
-    results |= RunFolder(run.files).attacks()
+    results |= RunFolder(run.files).attacks(damaged)
     return {
         attack: {k: v for k, v in values.items() if isinstance(v, (int, float, str)) and k != "attack"}
         for attack, values in results.items()
