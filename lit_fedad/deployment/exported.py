@@ -203,7 +203,7 @@ def register(
     display.where_next(
         [
             ("registered", f"{name}, version {number}: {sheet.name}"),
-            ("serve", f"lit-fedad serve run={address}"),
+            ("serve", f"lit-fedad serve {shell_word(f'run={address}')}"),
         ]
     )
 

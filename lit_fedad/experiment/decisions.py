@@ -61,7 +61,7 @@ def ship(run: Run) -> None:
     run.rates = summarise_rates(shipped)
     _say(run, shipped, run.alphas[0])
     run.extras["decisions"] = {
-        alpha if isinstance(alpha, str) else f"{alpha:g}": {
+        str(alpha): {  # two rates that are nearly the same have two names
             **summarise_rates(run.decisions[alpha]),
             "promised": promised_rates(run.decisions[alpha]),
             "false_alarm_interval": mean_interval(run.decisions[alpha]),

@@ -274,10 +274,12 @@ def _read(file: Path, names: Mapping[int, str]) -> tuple[dict[int, Facts], list[
         return {}, []
     try:
         content = plain_json(stored_text(file))
-        said, products = content["sites"], list(map(str, content["products"]))
+        said, products = content["sites"], content["products"]
         numbers = {name: own.pop("client") for name, own in said.items()}
-        found = {numbers[name]: Facts(**own) for name, own in said.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        found = {numbers[name]: Facts.read(own) for name, own in said.items()}
+        if not (isinstance(products, list) and are_products(products)):
+            raise ValueError("no names of products")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, UserError) as error:
         raise UserError(
             f"{file}: cannot be read; remove it, and begin again once all sites answer"
         ) from error

@@ -200,6 +200,31 @@ class Facts:
         """Returns the number of training images of a product."""
         return int(sum(own.get(product, 0) for own in self.stages))
 
+    @classmethod
+    def read(cls, content: Any) -> Facts:
+        """Reads plain values that anybody could have sent or stored.
+
+        Raises:
+            UserError: If one is out of range.
+            ValueError: If there are others than the fields.
+            TypeError: If one is of another type.
+        """
+        facts = cls(**_checked(cls, content))
+        facts.check()
+        return facts
+
+    def check(self) -> None:
+        """Checks sizes, names, and that texts are versions or hashes; see `_Message.check`."""
+        stages = (size for own in self.stages for size in own.values())
+        sizes = (*stages, *self.held.values(), *self.tested.values())
+        if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
+            raise UserError("the site sent sizes that are no numbers of images")
+        if not all(map(are_products, (self.held, self.tested, self.anomalies, *self.stages))):
+            raise UserError(f"the site sent names that are not those of at most {MOST_PRODUCTS} products")
+        marks = (self.version, self.torch, self.configuration, self.backbone, self.initial)
+        if not (all(map(_MARK.fullmatch, marks)) and _FORM.fullmatch(self.form)):
+            raise UserError("the site sent texts that are no versions or hashes")
+
 
 @dataclass(frozen=True)
 class Reply(_Message):
@@ -229,17 +254,7 @@ class Reply(_Message):
     sender: ClassVar[str] = "the site"
 
     def check(self) -> None:
-        """Checks sizes, names, and how much is said of software and errors; see `_Message.check`."""
-        facts = self.facts
-        stages = (size for own in facts.stages for size in own.values())
-        sizes = (*stages, *facts.held.values(), *facts.tested.values())
-        if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
-            raise UserError("the site sent sizes that are no numbers of images")
-        if not all(map(are_products, (facts.held, facts.tested, facts.anomalies, *facts.stages))):
-            raise UserError(f"the site sent names that are not those of at most {MOST_PRODUCTS} products")
-        marks = (facts.version, facts.torch, facts.configuration, facts.backbone, facts.initial)
-        if not (all(map(_MARK.fullmatch, marks)) and _FORM.fullmatch(facts.form)):
-            raise UserError("the site sent texts that are no versions or hashes")
+        """Checks how much is said of an error, and the names of scalars; see `_Message.check`."""
         if len(self.numbers) > MOST_NUMBERS or not all(_WORD.fullmatch(name) for name in self.scalars):
             raise UserError("the site sent more of an error than its number, or scalars without a name")
 
@@ -293,7 +308,7 @@ def _checked(kind: Any, header: Mapping[str, Any]) -> dict[str, Any]:
 def _value(value: Any, declared: str) -> Any:
     """Reads a value of a declared type, of at most a thousand entries."""
     if declared == "Facts":
-        return Facts(**_checked(Facts, value))
+        return Facts.read(value)
     if declared == "str" or declared.startswith("Literal"):
         if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
             raise TypeError("str")

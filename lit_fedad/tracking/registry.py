@@ -16,7 +16,8 @@ from lit_fedad.tracking.server import connect, connect_existing, destination, fe
 SCHEME = "models:/"
 """How the address of a registered version begins."""
 
-_ADDRESS = re.compile(r"models:/(?P<name>[^/@:]+)(?:@(?P<alias>[^/@:]+)|/(?P<version>\d{1,9}))")
+_NAME, _ALIAS = r"[^/@:'\"]{1,250}", r"[A-Za-z0-9_-]{1,250}"
+_ADDRESS = re.compile(rf"models:/(?P<name>{_NAME})(?:@(?P<alias>{_ALIAS})|/(?P<version>\d{{1,9}}))")
 _EXPERIMENT = "registered detectors"
 _FOLDER = "detector"  # of the files among a registering run's artifacts
 LARGEST_FILE = 2**31  # bytes of a file: what ONNX allows
@@ -31,19 +32,24 @@ def register_files(
     now on.
 
     Raises:
-        UserError: If the server does not answer, or refuses a name.
+        UserError: If a name or alias is none that `fetch_version` finds, or the server does not answer or refuses one.
     """
+    if not (re.fullmatch(_NAME, name) and name.isprintable() and name.strip(" .")):
+        raise UserError(f"name={name} must be 1 to 250 printable characters without / @ : and quotes")
+    reserved = alias is not None and re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE)
+    if reserved or (alias is not None and not re.fullmatch(_ALIAS, alias)):
+        raise UserError(f"alias={alias} must be letters, digits, '_' and '-', and neither latest nor v1, v2, ...")
     uri = destination(None)
     client = connect(uri)
     try:
+        if not client.search_registered_models(f"name = '{name}'"):
+            client.create_registered_model(name)
         experiment = client.get_experiment_by_name(_EXPERIMENT)
         place = experiment.experiment_id if experiment else client.create_experiment(_EXPERIMENT)
         run = client.create_run(place, run_name=name, tags=dict(tags or {}))
         for file in files:
             client.log_artifact(run.info.run_id, str(file), _FOLDER)
         client.set_terminated(run.info.run_id)
-        if not client.search_registered_models(f"name = '{name}'"):
-            client.create_registered_model(name)
         source = f"{run.info.artifact_uri}/{_FOLDER}"
         version = client.create_model_version(name, source, run.info.run_id, dict(tags or {})).version
         if alias:

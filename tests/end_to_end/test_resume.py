@@ -95,3 +95,9 @@ def test_a_complete_run_with_another_promise_is_judged_anew_and_not_trained(lab,
     assert after["seconds_per_round"] == before["seconds_per_round"]  # those of the rounds that were played
     assert {path: path.read_bytes() for path in (out / "checkpoints").rglob("*.pt")} == states
     assert lab.train(out, "rounds=1", "evaluation.alpha=0.5") == after
+
+
+@pytest.mark.slow
+def test_rates_that_are_nearly_the_same_are_both_judged(lab, tmp_path):
+    result = lab.train(tmp_path / "run", "rounds=1", "evaluation.alpha=[0.5,0.50000001]")
+    assert list(result["decisions"]) == ["0.5", "0.50000001"]

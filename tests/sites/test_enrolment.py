@@ -1,5 +1,6 @@
 """Who takes part is settled when a run begins, and holds when it goes on."""
 
+import json
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -150,6 +151,33 @@ def test_a_site_that_differs_is_named_and_does_not_stop_the_rest(tmp_path, model
 )
 def test_what_was_kept_and_cannot_be_read_is_told(tmp_path, model, content):
     (tmp_path / "sites.json").write_text(content)
+    with pytest.raises(UserError, match=r"sites\.json: cannot be read; remove it"):
+        call(tmp_path, model, away=[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stages": 3}, {"stages": [{"nut": -3.0}]}, {"stages": [{"nut": 1.5}]}, {"stages": [[1]]}, {"held": [1]},
+        {"held": {" ": 1.0}}, {"tested": "x"}, {"version": 5}, {"backbone": "a b"}, {"anomalies": "ab"},
+        {"form": None}, {"client": [0]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_was_kept_has_types_and_ranges(tmp_path, model, change):
+    call(tmp_path, model)
+    content = json.loads((tmp_path / "sites.json").read_text())
+    content["sites"]["north"] |= change
+    (tmp_path / "sites.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"sites\.json: cannot be read; remove it"):
+        call(tmp_path, model, away=[0])
+
+
+@pytest.mark.parametrize("products", ["ab", [1], ["nut", "nut"], {"nut": 1}, None], ids=str)
+def test_the_products_that_were_kept_are_names(tmp_path, model, products):
+    call(tmp_path, model)
+    content = json.loads((tmp_path / "sites.json").read_text())
+    (tmp_path / "sites.json").write_text(json.dumps(content | {"products": products}))
     with pytest.raises(UserError, match=r"sites\.json: cannot be read; remove it"):
         call(tmp_path, model, away=[0])
 

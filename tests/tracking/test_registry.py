@@ -98,6 +98,29 @@ def test_what_the_registry_does_not_have_is_one_line(tmp_path, monkeypatch, cach
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "name=a@b", "name=a/b", "name=a:b", "name=O'Brien", 'name=a"b', "name=a\nb", "name=..", f"name={'a' * 251}",
+        "name=a alias=v1", "name=a alias=Latest", "name=a alias=a/b", "name=a alias=a@b",
+    ],
+)  # fmt: skip
+def test_what_no_address_names_leaves_nothing_at_the_server(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'own.db'}")
+    folder = tiny_detector(tmp_path / "export")
+    assert cli.main(["register", f"run={folder}", *words.split(" ")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {words.split(' ')[-1].partition('=')[0]}=")
+    assert not (tmp_path / "own.db").exists()
+
+
+def test_a_name_with_spaces_is_served_as_it_is_printed(tmp_path, capsys):
+    folder = tiny_detector(tmp_path / "export")
+    assert cli.main(["register", f"run={folder}", "name=two words"]) == 0
+    assert 'lit-fedad serve "run=models:/two words/1"' in capsys.readouterr().out
+    assert (find_exported("models:/two words/1") / "detector.onnx").is_file()
+
+
 def test_only_the_files_that_are_named_are_fetched(tmp_path):
     folder = tiny_detector(tmp_path / "export")
     (folder / "run.py").write_text("raise SystemExit")
