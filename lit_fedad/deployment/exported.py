@@ -208,6 +208,11 @@ def register(
     )
 
 
+def onnx_exports(run: Path) -> list[Path]:
+    """Lists the folders of a run's exported detectors that have the file for ONNX Runtime, by name."""
+    return sorted(path.parent for path in (run / "export").glob(f"*/{FORMATS['onnx'].files[0]}"))
+
+
 def find_exported(run: str, client: int | str | None = None, version: int | None = None) -> Path:
     """Finds the folder of an exported detector; one of the registry is fetched.
 

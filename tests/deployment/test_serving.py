@@ -359,6 +359,13 @@ def test_the_operators_page_scores_by_the_detector_that_was_exported_last(tmp_pa
     assert "by version 1" in attempt(png(), "a.png")[-1]
 
 
+def test_the_operators_page_passes_over_exports_of_other_formats(tmp_path):
+    other = tiny_detector(tmp_path / "export" / "client_0") / "detector.onnx"
+    tiny_detector(tmp_path / "export" / "client_1")
+    other.rename(other.with_name("detector.pt2"))
+    assert "by tiny" in trial(tmp_path)(png(), "a.png")[-1]
+
+
 @pytest.mark.slow
 def test_the_served_detector_scores_as_predict_does(tiny_run, tmp_path):
     import csv

@@ -12,7 +12,7 @@ from typing import Any
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
-from lit_fedad.deployment.exported import SHEET, read_sheet
+from lit_fedad.deployment.exported import onnx_exports, read_sheet
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import p_value_text
@@ -97,8 +97,7 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
         from lit_fedad.deployment.served_detector import ServedDetector
         from lit_fedad.deployment.uploads import RefusedError, image_format, read_upload
 
-        folders = sorted(path.parent for path in (run / "export").glob(f"*/{SHEET}"))
-        if not folders:
+        if not (folders := onnx_exports(run)):
             raise UserError(
                 f"no exported detector; first: lit-fedad export {shell_word(f'run={run}')} format=onnx"
             )

@@ -16,7 +16,7 @@ import pandas as pd
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable, shell_word
 from lit_fedad.data.pictures import read_picture
-from lit_fedad.deployment.exported import SHEET
+from lit_fedad.deployment.exported import onnx_exports
 from lit_fedad.deployment.new_rate import choose_version, save_threshold
 from lit_fedad.deployment.reviews import Review, Reviews, add_review
 from lit_fedad.deployment.ui.reading import (
@@ -191,7 +191,8 @@ class OperatorPage:
         tables = [name for name in self.view.tables() if self._pictured(name, _WORST)]
         if not tables:
             gr.Markdown(
-                f"No heatmaps yet: `lit-fedad predict {shell_word(f'run={self.view.path}')} images=FOLDER` writes them."
+                f"No heatmaps yet: `lit-fedad predict {shell_word(f'run={self.view.path}')} images=FOLDER` writes them;"
+                " then begin `lit-fedad ui` again."
             )
             return
         with gr.Row():
@@ -278,7 +279,7 @@ class OperatorPage:
 
     def _exported(self) -> str:
         """Says what is needed before an image can be tried; at each visit."""
-        if any((self.view.path / "export").glob(f"*/{SHEET}")):
+        if onnx_exports(self.view.path):
             return ""
         run = shell_word(f"run={self.view.path}")
         return f"No detector is exported yet: `lit-fedad export {run} format=onnx` does."
