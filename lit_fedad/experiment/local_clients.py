@@ -87,9 +87,11 @@ class Participants:
 
     Attributes:
         fabric: Settings of ``fabric`` that these clients ask for.
+        anew: What runs a complete run anew, in words.
     """
 
     fabric: Mapping[str, Any] = {}
+    anew = "fresh=true runs it anew"
     build = staticmethod(build_run)
 
     @property

@@ -71,7 +71,7 @@ def train(
             # Left by a run that was killed when its result was written.
             (folder.path / KEY_FILE).unlink(missing_ok=True)
             _compare_images(config, folder.path, display)
-            display.note(f"complete already; fresh=true runs it anew: {folder.path}")
+            display.note(f"complete already; {participants.anew}: {folder.path}")
         result = folder.result()
     assert result is not None
     display.closing_table(result)

@@ -25,6 +25,11 @@ LINK = "coordinator"
 _OWN = ("keys", "app", "flower", "signed_off", "registered")
 """Names of this folder's own folders and files that a run's could be called, too."""
 
+_LONGEST_S = 30 * 24 * 3600
+"""Longest timeout: what a request waits for, Flower keeps so long."""
+
+_ANEW = re.compile(r"(give )?another out=DIR,? or (add )?fresh=true|(begin|train) anew with fresh=true")
+
 # Flower's app bundle: the names of this package's parts, and no code.
 _APP = """\
 [project]
@@ -118,8 +123,10 @@ class FederationFolder(SettingsFolder):
             raise UserError(
                 f"out={self.out} must be letters, digits, '_' and '-', and no other folder's name"
             )
-        if self.timeout <= 0:
-            raise UserError(f"timeout={self.timeout} must be above 0")
+        if self.port == self.link:
+            raise UserError(f"port {self.port} is that of link, too: sites and Flower's SuperLink need one each")
+        if not 0 < self.timeout <= _LONGEST_S:
+            raise UserError(f"timeout={self.timeout} must be above 0, and at most {_LONGEST_S} seconds")
         check_overrides(self.overrides)
 
     @property
@@ -132,6 +139,10 @@ class FederationFolder(SettingsFolder):
         """Where the trained detector lies, as ``predict`` takes it: here, or with each site where models stay there."""
         result = RunFolder(self.run).result() or {}
         return "SITE/detectors/RUN" if result.get("models_stay") else str(self.run)
+
+    def advised(self, text: str) -> str:
+        """Gives a text about a run the advice that helps here, in the place of keys that `train` alone has."""
+        return _ANEW.sub(f"give the new run another name, as out in {self.file}", text)
 
     @property
     def signal(self) -> RequestSignal:

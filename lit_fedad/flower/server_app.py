@@ -39,6 +39,4 @@ def main(grid: Grid, context: Context) -> None:
             coordinate(folder.plan, carrier, present=present)
         except UserError as error:
             # Flower would print a traceback; the command that started the run reads this, and says it in one line.
-            advice = "give another out=DIR, or fresh=true"
-            text = str(error).replace(advice, f"give the new run another name, as out in {folder.file}")
-            (folder.path / ERROR).write_text(text)
+            (folder.path / ERROR).write_text(folder.advised(str(error)))

@@ -124,6 +124,7 @@ class SiteClients(Participants, RunCallback):
     """The sites of a run, and the end of its rounds when others come; made as by `coordinate`."""
 
     fabric: Mapping[str, Any] = {"devices": 1, "num_nodes": 1}
+    anew = "another out in federation.yaml begins another run"
 
     def __init__(self, plan: Plan, carrier: Carrier, present: Callable[[], Mapping[int, str]] = dict) -> None:
         self.plan, self.carrier, self.present = plan, carrier, present

@@ -15,6 +15,7 @@ import psutil
 import torch
 import yaml
 
+import lit_fedad
 from lit_fedad.cli.main import main
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower.federation_folder import FederationFolder
@@ -127,6 +128,8 @@ def test_a_key_belongs_to_one_site(tmp_path):
             ["federation", "init", "out=x", "host=fl.example.org:9443", "sites=a"],
             "host=fl.example.org:9443 must",
         ),
+        (["federation", "init", "out=x", "host=h", "sites=a", "link=9443"], "port 9443 is that of link, too"),
+        (["federation", "init", "out=x", "host=h", "sites=a", "timeout=1e300"], "timeout=1e+300 must be above 0"),
         (
             ["site", "init", "out=x", "name=n", "address=h", "ca=c", "data=folders"],
             "address=h must be host:port",
@@ -154,6 +157,23 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"error: {line}")
     assert not (tmp_path / "x").exists()
+
+
+def test_advice_about_a_run_is_what_a_coordinator_can_do(tmp_path):
+    """Nothing that ends a run may advise keys of ``train``."""
+    init(tmp_path)
+    federation = FederationFolder.open(tmp_path / "fed")
+    package = Path(lit_fedad.__file__).parent
+    joined = {
+        re.sub(r'"\s*f?"', "", file.read_text())
+        for file in [*package.glob("experiment/*.py"), *package.glob("federation/*.py"), *package.glob("privacy/*.py")]
+    }
+    advice = {line for text in joined for line in re.findall(r'"[^"\n]*fresh=true[^"\n]*"', text)}
+    assert len(advice) > 5
+    own = ("fresh=true runs it anew", "fresh=true deletes only")
+    left = {line for line in map(federation.advised, advice) if "fresh=true" in line}
+    assert {line for line in left if not any(words in line for words in own)} == set()
+    assert "give the new run another name" in federation.advised("x; give another out=DIR, or fresh=true")
 
 
 @pytest.mark.parametrize("setting", ["epsilon: much", "data: [[data=folders]]", "stages: 5", "own: [{a: 1}]"])
