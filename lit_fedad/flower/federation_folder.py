@@ -124,7 +124,9 @@ class FederationFolder(SettingsFolder):
                 f"out={self.out} must be letters, digits, '_' and '-', and no other folder's name"
             )
         if self.port == self.link:
-            raise UserError(f"port {self.port} is that of link, too: sites and Flower's SuperLink need one each")
+            raise UserError(
+                f"port {self.port} is that of link, too: sites and Flower's SuperLink need one each"
+            )
         if not 0 < self.timeout <= _LONGEST_S:
             raise UserError(f"timeout={self.timeout} must be above 0, and at most {_LONGEST_S} seconds")
         check_overrides(self.overrides)

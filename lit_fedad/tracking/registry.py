@@ -38,7 +38,9 @@ def register_files(
         raise UserError(f"name={name} must be 1 to 250 printable characters without / @ : and quotes")
     reserved = alias is not None and re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE)
     if reserved or (alias is not None and not re.fullmatch(_ALIAS, alias)):
-        raise UserError(f"alias={alias} must be letters, digits, '_' and '-', and neither latest nor v1, v2, ...")
+        raise UserError(
+            f"alias={alias} must be letters, digits, '_' and '-', and neither latest nor v1, v2, ..."
+        )
     uri = destination(None)
     client = connect(uri)
     try:

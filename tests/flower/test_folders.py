@@ -129,7 +129,10 @@ def test_a_key_belongs_to_one_site(tmp_path):
             "host=fl.example.org:9443 must",
         ),
         (["federation", "init", "out=x", "host=h", "sites=a", "link=9443"], "port 9443 is that of link, too"),
-        (["federation", "init", "out=x", "host=h", "sites=a", "timeout=1e300"], "timeout=1e+300 must be above 0"),
+        (
+            ["federation", "init", "out=x", "host=h", "sites=a", "timeout=1e300"],
+            "timeout=1e+300 must be above 0",
+        ),
         (
             ["site", "init", "out=x", "name=n", "address=h", "ca=c", "data=folders"],
             "address=h must be host:port",
@@ -166,7 +169,11 @@ def test_advice_about_a_run_is_what_a_coordinator_can_do(tmp_path):
     package = Path(lit_fedad.__file__).parent
     joined = {
         re.sub(r'"\s*f?"', "", file.read_text())
-        for file in [*package.glob("experiment/*.py"), *package.glob("federation/*.py"), *package.glob("privacy/*.py")]
+        for file in [
+            *package.glob("experiment/*.py"),
+            *package.glob("federation/*.py"),
+            *package.glob("privacy/*.py"),
+        ]
     }
     advice = {line for text in joined for line in re.findall(r'"[^"\n]*fresh=true[^"\n]*"', text)}
     assert len(advice) > 5
