@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as ASGIMessage
 
 from lit_fedad import __version__
-from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.connections import PatientProtocol
 from lit_fedad.deployment.exported import find_exported
@@ -258,7 +258,8 @@ def serve(
         UserError: If there is no such exported detector, a file of it was changed, or the address cannot be used.
     """
     at_least("serve", 1, workers=workers, max_bytes=max_bytes, max_pixels=max_pixels, threads=threads)
-    at_least("serve", 0, queue=queue, port=port)
+    at_least("serve", 0, queue=queue)
+    within("serve", 0, 65535, port=port)
     above("serve", 0, patience=patience)
     folder = find_exported(run, client, version)
     threads = threads or max(1, (os.cpu_count() or 1) // workers)

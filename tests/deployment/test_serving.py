@@ -349,6 +349,7 @@ def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
         assert cli.main(["serve", f"run={folder}", f"port={port}"]) == 2
     assert f"host=127.0.0.1 port={port}: cannot be listened on" in capsys.readouterr().err
     assert cli.main(["serve", f"run={folder}", "workers=0"]) == 2
+    assert cli.main(["serve", f"run={folder}", "port=70000"]) == 2  # the system would take 4464
 
 
 def test_the_operators_page_scores_by_the_detector_that_was_exported_last(tmp_path):

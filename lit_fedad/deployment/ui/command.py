@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.core.bounds import at_least
+from lit_fedad.core.bounds import within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.exported import onnx_exports, read_sheet
@@ -47,7 +47,7 @@ def ui(
     Raises:
         UserError: If there is no such run, or the address cannot be used.
     """
-    at_least("ui", 0, port=port)
+    within("ui", 0, 65535, port=port)
     view = RunView.open(run)
     # Read by Gradio when it is imported: nothing is reported anywhere, and copies of pictures go with this process.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
