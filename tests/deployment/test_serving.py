@@ -367,6 +367,17 @@ def test_the_operators_page_passes_over_exports_of_other_formats(tmp_path):
     assert "by tiny" in trial(tmp_path)(png(), "a.png")[-1]
 
 
+def test_the_operators_page_says_that_a_score_is_no_number(tmp_path, monkeypatch):
+    tiny_detector(tmp_path / "export" / "client_0")
+    whole = ServedDetector._words
+
+    def words(self, outputs):
+        return whole(self, {**outputs, "image_score": np.float32("nan")})
+
+    monkeypatch.setattr(ServedDetector, "_words", words)
+    assert "score that is no number" in trial(tmp_path)(png(), "a.png")[-1]
+
+
 @pytest.mark.slow
 def test_the_served_detector_scores_as_predict_does(tiny_run, tmp_path):
     import csv

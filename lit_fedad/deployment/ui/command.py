@@ -114,7 +114,8 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
         if "class" in words:
             said = f"**{words['class']}** ({words['probability']:.3f})"
         else:
-            said = f"**{words['decision']}**, score {words['score']:.4g}, {p_value_text(words['p_value'])}"
+            score = "that is no number" if words["score"] is None else f"{words['score']:.4g}"
+            said = f"**{words['decision']}**, score {score}, {p_value_text(words['p_value'])}"
         return verdict.image, heatmap, f"{said}, by {detector.sheet.name}{doubt}"
 
     return attempt
