@@ -105,10 +105,12 @@ class ImageTransform:
             UserError: It is so narrow that it would be huge before its crop.
         """
         image = image if self.channels == 3 else image.convert("L")
-        pixels = self._fit(image, InterpolationMode.BICUBIC, path)
-        scaled = pixels.view(*self.shape, self.channels).permute(2, 0, 1) / 255
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return (scaled - mean) / std
+        return self._normalised(self._fit(image, InterpolationMode.BICUBIC, path))
+
+    def tensor_and_shown(self, image: Image.Image, path: Path | None = None) -> tuple[Tensor, Tensor]:
+        """Returns what `tensor` and `shown` do; colours are resized once for both."""
+        shown = self.shown(image, path)
+        return (self._normalised(shown) if self.channels == 3 else self.tensor(image, path)), shown
 
     def raw(self, path: Path) -> Tensor:
         """Reads an image for figures, as `shown` of `read_picture`."""
@@ -140,6 +142,12 @@ class ImageTransform:
         marks = read_marks(path, image_path, self.page)
         mask = self._fit_mask(marks.pixels, image_path)
         return mask, measure(marks, int(mask.sum()), mask.numel())
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        """Normalises pixels uint8 [H, W] or [H, W, channels] to float32 [channels, H, W]."""
+        scaled = pixels.view(*self.shape, self.channels).permute(2, 0, 1) / 255
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (scaled - mean) / std
 
     def _fit(self, image: Image.Image, interpolation: InterpolationMode, path: Path | None) -> Tensor:
         """Brings an image to the geometry: uint8 [H, W] or [H, W, channels]."""

@@ -6,19 +6,20 @@ import csv
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
+import numpy as np
 import torch
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import appended
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.image_files import SOME, LeftOut, find_images, image_suffixes
+from lit_fedad.data.pictures import read_picture
 from lit_fedad.data.sample import DICOM_SUFFIXES
-from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, named_version, open_client
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
@@ -159,12 +160,15 @@ def _begun(table: Path) -> TextIO:
     return appended(table)
 
 
-def readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:
-    """Reads images as input of the task; warns of those that cannot be read."""
+Read = TypeVar("Read")
+
+
+def readable(paths: Sequence[Path], read: Callable[[Path], Read], display: Display) -> dict[Path, Read]:
+    """Reads images, such as by `ImageTransform.image`; warns of those that cannot be read."""
     images = {}
     for path in paths:
         try:
-            images[path] = transform.image(path)
+            images[path] = read(path)
         except UserError as error:
             display.warn(str(error))
     return images
@@ -182,7 +186,7 @@ class _Classify:
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows."""
-        images = readable(paths, self.opened.transform, self.display)
+        images = readable(paths, self.opened.transform.image, self.display)
         rows = {path: {"path": str(path), "class": UNREADABLE} for path in paths}
         if images:
             batch = {"image": torch.stack(list(images.values()))}
@@ -230,20 +234,25 @@ class _Detect:
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows; unreadable images have no score and no heatmap."""
-        images = readable(paths, self.opened.transform, self.display)
+        transform = self.opened.transform
+
+        def read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+            return transform.tensor_and_shown(read_picture(path, transform.page), path)
+
+        images = readable(paths, read, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
-        said = self.opened.scored(list(images.values()), self.rule)
-        for path, image in zip(images, said, strict=True):
+        said = self.opened.scored([pixels for pixels, _ in images.values()], self.rule)
+        for (path, (_, shown)), image in zip(images.items(), said, strict=True):
             rows[path] |= {
                 "score": f"{image.score:.9g}",  # all digits of a float32
                 "p_value": f"{image.p_value:.6g}",
                 "threshold": f"{self.rule.threshold:.9g}",
                 "decision": image.decision,
-                "heatmap": "" if image.map is None else self._draw(path, image),
+                "heatmap": "" if image.map is None else self._draw(path, shown.numpy(), image),
             }
         return list(rows.values())
 
-    def _draw(self, path: Path, said: Scored) -> str:
+    def _draw(self, path: Path, image: np.ndarray, said: Scored) -> str:
         """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
         assert said.map is not None
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
@@ -254,7 +263,6 @@ class _Detect:
             tuple(f"_{suffix[1:]}" for suffix in suffixes)
         )
         name = Path("heatmaps", *map(_named_after, folder.parts), f"{_named_after(shown, doubtful)}.png")
-        image = self.opened.transform.raw(path).numpy()
         ends = colour_ends(said.map, said.score, self.rule.colour)
         save_heatmap(self.destination / name, image, said.map, *ends, p_value_text(said.p_value))
         return name.as_posix()

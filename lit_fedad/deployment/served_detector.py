@@ -84,12 +84,11 @@ class ServedDetector:
         Args:
             image: In eight-bit RGB; a ``caution`` in its ``info`` becomes a word of the verdict.
         """
-        pixels = self._transform.tensor(image).numpy()[None]
-        values = self._session.run(self._outputs, {"pixels": pixels})
+        pixels, shown = self._transform.tensor_and_shown(image)
+        values = self._session.run(self._outputs, {"pixels": pixels.numpy()[None]})
         outputs = {name: value[0] for name, value in zip(self._outputs, values, strict=True)}
-        shown = self._transform.shown(image).numpy()
         words = self._words(outputs) | {key: image.info[key] for key in ("caution",) if key in image.info}
-        return Verdict(words, shown, outputs.get("anomaly_map"))
+        return Verdict(words, shown.numpy(), outputs.get("anomaly_map"))
 
     def _try(self, folder: Path) -> None:
         """Scores a black image, so that files that do not fit each other are refused before anybody asks.

@@ -292,3 +292,13 @@ def test_a_narrow_image_that_its_crop_would_make_huge_is_refused(tmp_path, monke
     with pytest.raises(UserError, match=r"^the image: "):
         crop.tensor(Image.new("RGB", sides))
     assert ImageTransform(32, fit="pad").image(path).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_that_is_read_once_is_what_is_seen_and_what_is_shown(channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    transform = ImageTransform(8, fit="pad", mean=(0.4,), std=(0.2,), channels=channels)
+    seen, shown = transform.tensor_and_shown(image)
+    assert torch.equal(seen, transform.tensor(image))
+    assert torch.equal(shown, transform.shown(image))

@@ -218,6 +218,16 @@ def test_a_file_without_suffix_does_not_take_the_heatmap_of_another(tiny_run, ph
     assert len({*names}) == 3
 
 
+def test_an_image_is_decoded_once_for_its_score_and_its_heatmap(tiny_run, photos, tmp_path, monkeypatch):
+    decoded, whole = [], prediction.read_picture
+    monkeypatch.setattr(
+        prediction, "read_picture", lambda path, page: decoded.append(path) or whole(path, page)
+    )
+    monkeypatch.setattr(ImageTransform, "raw", None)
+    rows = table(predict(str(tiny_run), str(photos), out=str(tmp_path / "out")))
+    assert [str(path) for path in decoded] == [row["path"] for row in rows]
+
+
 def test_a_folder_of_unreadable_images_is_told(tiny_run, tmp_path):
     (tmp_path / "bad.png").write_text("no")
     with pytest.raises(UserError, match=r"1 of 1 images could not be read$"):
