@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client, Context, Exchange, Message, Method, Update, senders
+from lit_fedad.contracts import Client, Context, Exchange, Idle, Message, Method, Update, senders
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
@@ -54,7 +54,7 @@ class Federation:
         clients: Those of them that take part: without those that failed before round 1 and have not caught up.
 
     Raises:
-        UserError: If there is no exchange to run.
+        UserError: If there is no exchange to run, or none for images that come in later stages.
     """
 
     def __init__(
@@ -83,6 +83,12 @@ class Federation:
         self.exchanges = method.exchanges
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
+        idle = isinstance(self.exchanges.of_round(1)[0], Idle)
+        if idle and data.at(1).stages != data.at(rounds).stages:
+            raise UserError(
+                "partition: images come in stages, and this method looks at them before round 1 alone; give"
+                " METHOD=federated_bank, federated_subspace or federated_padim"
+            )
         self.runner = ClientRunner(client, channel, fabric)
         self.names = names
         self.receiver = Receiver(server, client, channel.up, robust, names)

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable
 
+from torch.utils.data import DataLoader
+
 from lit_fedad.contracts import Exchanges, Task
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient
+from lit_fedad.methods.parts.functional import trainable
 from lit_fedad.methods.parts.pooled_statistics import Prepare, standardised
 from lit_fedad.tasks.memory_bank import MemoryBank
 
@@ -12,15 +15,27 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 class LocalClient(FedAvgClient):
     """A client that trains without sharing.
 
+    Where no weight trains, what the task fits to images it fits anew in every stage, to those of the stage.
+
     Args:
         local_epochs: Passes over the client's data per round (E); T * E in T rounds.
         keep_optimizer: Whether the optimiser's state is kept between rounds; the server does not overwrite the weights.
     """
 
+    state_names = ("fitted_in",)
     shares_weights = False
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = True) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
+        self.fitted_in = 0
+        """The stage whose images the task was fitted to; `Prepare` uses those of the first."""
+
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
+        """Fits the task to a stage that has begun, where nothing else makes it; see `FedAvgClient`."""
+        if self.context.stage != self.fitted_in and self.task.prepares and not trainable(self.task):
+            self.task.refresh(loader, self.context, first=True)
+            self.fitted_in = self.context.stage
+        super().refresh(loader, predicts)
 
     def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Returns an empty list: no entry is shared."""

@@ -6,10 +6,12 @@ import pytest
 import torch
 from helpers.methods import federation_of
 from helpers.summed_bank import summed_bank
+from helpers.tiny_pyramid import TinyPyramid
 from lightning.fabric import Fabric
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts.state import state_of
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -18,8 +20,12 @@ from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
+from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
 from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer, exchanges
+from lit_fedad.methods.federated_patchcore import FederatedPatchCoreClient, FederatedPatchCoreServer
+from lit_fedad.methods.local import LocalClient
+from lit_fedad.tasks.subspace import Subspace
 
 PATCHES = 16
 STAGES = [[[0, 1, 2], [3], [4, 5]], [[6, 7, 8], [9], [10, 11]]]  # of two clients; the second has few images
@@ -105,6 +111,24 @@ def test_a_memory_that_moves_holds_the_present_stage_alone(play):
     history = play(client, server, rounds=3).history
     assert [report.participants for report in history if report.round > 0] == [[0, 1]] * 3
     assert not client.sent
+
+
+def test_what_nothing_trains_is_fitted_to_the_present_stage(play):
+    """Alone, as banks are that are built anew; the last client's last stage has images 10 and 11."""
+    torch.manual_seed(0)
+    task = Subspace(TinyPyramid(), share=0.9, grid=4, image_size=32)
+    client = LocalClient(task)
+    play(client, FedAvgServer(client), rounds=6)
+    rows = task.embed(Images().__getitems__([10, 11])).flatten(0, 1)
+    torch.testing.assert_close(task.centre[0], rows.mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_bank_that_is_made_before_round_1_knows_no_stages(play):
+    client = FederatedPatchCoreClient(summed_bank(subspace=None, whiten=None, standardise=False))
+    with pytest.raises(
+        UserError, match="images come in stages, and this method looks at them before round 1"
+    ):
+        play(client, FederatedPatchCoreServer(client), rounds=3)
 
 
 @pytest.mark.parametrize("share", [1, 1.0])
