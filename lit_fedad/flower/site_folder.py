@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from lit_fedad.core.bounds import above
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_bytes
 from lit_fedad.experiment.claim import locked
@@ -69,6 +70,7 @@ class SiteFolder(SettingsFolder):
         with folder.writing(new=True, policy=Policy.read(folder.policy).content):
             if not authority.is_file():
                 raise UserError(f"ca={authority}: no such file; the coordinator's operator gives it to you")
+            compose([*folder.data])  # a misspelt key is told now, and not when the coordinator asks
             folder.make()
             (path / "ca.crt").write_bytes(given_bytes(authority))  # which may lie there already
             write_sum_key(path, folder.name)

@@ -342,14 +342,28 @@ def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
     ):
         find_exported("run", 1)
     tiny_detector(tmp_path / "run" / "export" / "client_3")
-    with pytest.raises(UserError, match="give client=N, one of client_2, client_3"):
+    with pytest.raises(UserError, match="give client=N, one of 2, 3"):
         find_exported("run")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["serve", f"run={folder}", f"port={port}"]) == 2
     assert f"host=127.0.0.1 port={port}: cannot be listened on" in capsys.readouterr().err
     assert cli.main(["serve", f"run={folder}", "workers=0"]) == 2
-    assert cli.main(["serve", f"run={folder}", "port=70000"]) == 2  # the system would take 4464
+    capsys.readouterr()
+    assert cli.main(["serve", f"run={folder}", f"port={65536 + port}"]) == 2  # which would be that port
+    assert f"serve.port={65536 + port} must be in [0, 65535]" in capsys.readouterr().err
+
+
+def test_a_client_that_there_is_none_of_is_not_another_one(tmp_path, monkeypatch):
+    tiny_detector(tmp_path / "run" / "export" / "client_north")
+    run = SimpleNamespace(path=tmp_path / "run", result=lambda: {"sites": {"north": {"client": 0}}})
+    run.version = lambda number: run
+    monkeypatch.setattr("lit_fedad.deployment.exported.RunFolder.find", lambda name: run)
+    for known in (None, "north", 0):
+        assert find_exported("run", known).name == "client_north"
+    for unknown in ("nroth", "client_north", 1):
+        with pytest.raises(UserError, match=f"no exported detector client={unknown}; first: lit-fedad export"):
+            find_exported("run", unknown)
 
 
 def test_the_operators_page_scores_by_the_detector_that_was_exported_last(tmp_path):

@@ -144,6 +144,14 @@ def test_a_key_belongs_to_one_site(tmp_path):
         (["site", "init", "out=x", "name=n", "address=h:1", "ca=c"], "a site has images: give data=folders"),
         (["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "data=folders"], "ca=c: no such file"),
         (
+            ["site", "init", "out=x", "name=n", "address=h:1", f"ca={__file__}", "data=nowhere"],
+            "data has no option 'nowhere'",
+        ),
+        (
+            ["site", "init", "out=x", "name=n", "address=h:1", f"ca={__file__}", "data=folders", "data.rot=x"],
+            "unknown key 'data.rot'; did you mean 'data.root'?",
+        ),
+        (
             ["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "data=folders", "epsilon=-1"],
             "site.epsilon=-1.0 must be above 0",
         ),
