@@ -243,5 +243,7 @@ def find_exported(run: str, client: int | str | None = None, version: int | None
             f"{folder}: no exported detector{name}; first: lit-fedad export {shell_word(f'run={run}')}{name}"
         )
     if len(wanted) > 1:
-        raise UserError(f"{folder}: give client=N, one of {', '.join(one.removeprefix('client_') for one in found)}")
+        raise UserError(
+            f"{folder}: give client=N, one of {', '.join(one.removeprefix('client_') for one in found)}"
+        )
     return found[wanted[0]]

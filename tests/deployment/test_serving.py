@@ -362,7 +362,9 @@ def test_a_client_that_there_is_none_of_is_not_another_one(tmp_path, monkeypatch
     for known in (None, "north", 0):
         assert find_exported("run", known).name == "client_north"
     for unknown in ("nroth", "client_north", 1):
-        with pytest.raises(UserError, match=f"no exported detector client={unknown}; first: lit-fedad export"):
+        with pytest.raises(
+            UserError, match=f"no exported detector client={unknown}; first: lit-fedad export"
+        ):
             find_exported("run", unknown)
 
 

@@ -148,7 +148,16 @@ def test_a_key_belongs_to_one_site(tmp_path):
             "data has no option 'nowhere'",
         ),
         (
-            ["site", "init", "out=x", "name=n", "address=h:1", f"ca={__file__}", "data=folders", "data.rot=x"],
+            [
+                "site",
+                "init",
+                "out=x",
+                "name=n",
+                "address=h:1",
+                f"ca={__file__}",
+                "data=folders",
+                "data.rot=x",
+            ],
             "unknown key 'data.rot'; did you mean 'data.root'?",
         ),
         (

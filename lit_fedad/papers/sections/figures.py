@@ -217,7 +217,10 @@ def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
 
 
 def _results(run: CompleteRun, damaged: list[str]) -> dict[str, dict[str, Any]]:
-    """Reads single numbers and texts of each attack on a run, by its name; see `RunFolder.attacks`."""
+    """Reads the single numbers and texts of each attack on a run, by the name of the attack.
+
+    `damaged` takes a line about each file that cannot be read.
+    """
     results: dict[str, Mapping[str, Any]] = {}
     if run.result.get("privacy"):
         results["while training"] = run.result["privacy"]
