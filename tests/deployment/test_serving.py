@@ -354,20 +354,6 @@ def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
     assert f"serve.port={65536 + port} must be in [0, 65535]" in capsys.readouterr().err
 
 
-def test_a_client_that_there_is_none_of_is_not_another_one(tmp_path, monkeypatch):
-    tiny_detector(tmp_path / "run" / "export" / "client_north")
-    run = SimpleNamespace(path=tmp_path / "run", result=lambda: {"sites": {"north": {"client": 0}}})
-    run.version = lambda number: run
-    monkeypatch.setattr("lit_fedad.deployment.exported.RunFolder.find", lambda name: run)
-    for known in (None, "north", 0):
-        assert find_exported("run", known).name == "client_north"
-    for unknown in ("nroth", "client_north", 1):
-        with pytest.raises(
-            UserError, match=f"no exported detector client={unknown}; first: lit-fedad export"
-        ):
-            find_exported("run", unknown)
-
-
 def test_the_operators_page_scores_by_the_detector_that_was_exported_last(tmp_path):
     folder, attempt = tiny_detector(tmp_path / "export" / "client_0"), trial(tmp_path)
     assert "by tiny" in attempt(png(), "a.png")[-1]
