@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -54,7 +55,7 @@ class Federation:
         clients: Those of them that take part: without those that failed before round 1 and have not caught up.
 
     Raises:
-        UserError: If there is no exchange to run, or none for images that come in later stages.
+        UserError: If there is no exchange to run.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class Federation:
         self.exchanges = method.exchanges
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
-        idle = isinstance(self.exchanges.of_round(1)[0], Idle)
-        if idle and data.at(1).stages != data.at(rounds).stages:
-            raise UserError(
-                "partition: images come in stages, and this method looks at them before round 1 alone; give"
-                " METHOD=federated_bank, federated_subspace or federated_padim"
+        if isinstance(self.exchanges.of_round(1)[0], Idle) and data.at(1).stages != data.at(rounds).stages:
+            warnings.warn(
+                "images come in stages, and this method looks at those of the first alone, before round 1;"
+                " METHOD=federated_bank, federated_subspace and federated_padim learn from all",
+                stacklevel=2,
             )
         self.runner = ClientRunner(client, channel, fabric)
         self.names = names

@@ -11,7 +11,6 @@ from lightning.fabric import Fabric
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts.state import state_of
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -123,10 +122,10 @@ def test_what_nothing_trains_is_fitted_to_the_present_stage(play):
     torch.testing.assert_close(task.centre[0], rows.mean(0), rtol=1e-4, atol=1e-4)
 
 
-def test_a_bank_that_is_made_before_round_1_knows_no_stages(play):
+def test_a_bank_that_is_made_before_round_1_says_that_it_knows_the_first_stage_alone(play):
     client = FederatedPatchCoreClient(summed_bank(subspace=None, whiten=None, standardise=False))
-    with pytest.raises(
-        UserError, match="images come in stages, and this method looks at them before round 1"
+    with pytest.warns(
+        UserWarning, match="images come in stages, and this method looks at those of the first"
     ):
         play(client, FederatedPatchCoreServer(client), rounds=3)
 
