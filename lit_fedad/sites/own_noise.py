@@ -164,6 +164,24 @@ def planned(config: Config, model: Model, client: int, size: int) -> Plan | Trai
     return privacy.plan(model.method, course)
 
 
+def check_planned(config: Config, model: Model, sites: int) -> None:
+    """Checks at the coordinator, before any site is asked, that the method of a run can be noised as it promises.
+
+    Sites would refuse it one by one, and tell no cause.
+
+    Raises:
+        UserError: If the run cannot keep its promise, however many images sites have.
+    """
+    if (privacy := promised(config)) is None:
+        return
+    federation = config["federation"]
+    secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
+    sizes = (
+        dict.fromkeys(range(sites), 1) if isinstance(privacy, ImagePrivacy) else {}
+    )  # of DP-SGD they decide
+    privacy.plan(model.method, Course(config["rounds"], {}, sizes, sampler, secure))
+
+
 def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:
     """Returns the differential privacy that a run promises; None for none."""
     privacy: ImagePrivacy | TrainingPrivacy | None = build(config["federation"].get("privacy"))

@@ -291,3 +291,27 @@ def test_shares_of_sites_add_up_to_the_noise_that_was_planned(folder):
     assert 3 < large / small < 300  # 30, as the noise; both are random
     spent = told["differential_privacy"]
     assert (spent["noise"], spent["where"], spent["sums"]) == (0.001, "distributed", 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["method=fedavg", "federation=secure", "federation/privacy=distributed"],
+            "exchange 'statistics' of FedAvgClient is no sum over images",
+        ),
+        (
+            [*SUBSPACE, "federation/privacy=distributed"],
+            "where=distributed: a client's share of the noise hides",
+        ),
+        (["method=fedavg", "federation/privacy=dp_sgd"], "sends more than weights that are trained"),
+    ],
+)
+def test_a_method_that_cannot_be_noised_is_refused_before_sites_are_asked(tmp_path, overrides, line):
+    """Each site would say that entry N of its log says why."""
+    if "federation/privacy=dp_sgd" in overrides:
+        pytest.importorskip("opacus")
+    words = [*overrides, "federation.privacy.epsilon=8", *DEBUG]
+    plan = coordinator.Plan(words, NAMES, str(tmp_path / "run"), HERE)
+    with pytest.raises(UserError, match=line):
+        coordinate(plan, Here([]), quiet=True)
