@@ -42,8 +42,8 @@ def start(folder: FederationFolder, display: Display) -> None:
         folder.write_offer()
     check_crosses(folder.plan.config(), folder.plan.classes)
     told = folder.path / ERROR
-    told.unlink(missing_ok=True)
     with locked(folder.path), _superlink(folder, display), _open_port(folder) as proxy:
+        told.unlink(missing_ok=True)  # of an earlier start: while another one runs it is that one's
         _register(folder, display)
         command = ["flwr", "run", str(folder.path / "app"), LINK, "--stream"]
         command += ["--run-config", f"folder={json.dumps(str(folder.path))}"]

@@ -18,6 +18,7 @@ import yaml
 import lit_fedad
 from lit_fedad.cli.main import main
 from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.claim import locked
 from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder, bound_memory
 
@@ -177,6 +178,18 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"error: {line}")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_second_start_leaves_what_the_first_was_told(tmp_path, capsys):
+    init(tmp_path)
+    fed = tmp_path / "fed"
+    for name in ("north", "east"):
+        (fed / "keys" / f"{name}.pub").write_bytes((tmp_path / name / "key.pub").read_bytes())
+    (fed / "error.txt").write_text("round 3, site north: late")
+    with locked(fed):
+        assert main(["federation", "start", f"fed={fed}"]) == 2
+    assert "another lit-fedad command is at work" in "".join(capsys.readouterr().err.splitlines())
+    assert (fed / "error.txt").exists()
 
 
 def test_advice_about_a_run_is_what_a_coordinator_can_do(tmp_path):
