@@ -161,7 +161,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["task.learning_rate=-1"], "task.learning_rate=-1 must be at least 0"),
         (["task.learning_rate=nan"], "MemoryBank.learning_rate=nan must be a finite number"),
         (["task.weight_decay=-1"], "task.weight_decay=-1 must be at least 0"),
-        (["task.sigma=-1"], "task.sigma=-1 must be at least 0"),
+        (["task.sigma=-1"], "task.sigma=-1 must be in [0, 8192]"),
         (["task.sigma=inf"], "MemoryBank.sigma=inf must be a finite number"),
         (["task.loss.neighbours=0"], "task.loss.neighbours=0 must be at least 1"),
         (["task.loss.threshold=high"], "task.loss.threshold='high' must be a number or 'median'"),

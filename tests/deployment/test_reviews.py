@@ -93,7 +93,7 @@ def test_a_review_of_one_client_s_image_is_none_of_another_s_of_that_name(tmp_pa
     for client in range(2):
         (root / str(client)).mkdir(parents=True)
         Image.new("L", (2, 2), client).save(root / str(client) / "a.png")
-    options = UpdateOptions("run", str(root), product="nut", reviews=str(file))
+    options = UpdateOptions("run", str(root), product="nut", reviews=str(file), force=True)
     nothing = ImageSet("set", (), ()), Partition.of_clients([[], []])
     search = _NewImages(options, [0, 1], *nothing, None, Display(quiet=True), None)
     add_review(file, scored("a.png"), "false alarm", "run")
