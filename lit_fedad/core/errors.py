@@ -1,5 +1,11 @@
 """The one exception whose message is meant for the person at the keyboard, and what other errors say."""
 
+ANEW = "give another out=DIR, or fresh=true"
+"""What a run is begun anew by; of real sites `FederationFolder.advised` puts other words in its place."""
+
+RESTORE = f"restore it from a copy, or {ANEW}"
+"""What to do about a file of a run that was changed or is missing."""
+
 
 class UserError(Exception):
     """Bad input that the user can mend.

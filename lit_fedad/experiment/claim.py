@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lit_fedad.core.config import Config
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import ANEW, UserError
 from lit_fedad.core.files import absent, undone
 from lit_fedad.core.identity import identity
 from lit_fedad.experiment.run_files import (
@@ -154,4 +154,4 @@ def _holds_run(folder: Path) -> bool:
 
 
 def _occupied(folder: Path) -> UserError:
-    return UserError(f"{folder}: holds a run of another configuration; give another out=DIR, or fresh=true")
+    return UserError(f"{folder}: holds a run of another configuration; {ANEW}")

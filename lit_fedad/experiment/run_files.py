@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lit_fedad.core.config import Config
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import ANEW, RESTORE, UserError
 from lit_fedad.core.files import atomic, stored_bytes, stored_text
 from lit_fedad.core.plain_values import plain_json, plain_yaml
 from lit_fedad.core.text import redact, redacted
@@ -85,9 +85,9 @@ def read_settings(folder: Path) -> Config:
         maker = _MAKERS.get(known, f"another version of lit_fedad (format {version!s:.20})")
         raise UserError(
             f"{folder}: a run of {maker}, which this version cannot open; use that version, or train again"
-            " (another out=DIR, or fresh=true)"
+            f" ({ANEW})"
         )
-    _check(folder, path.name, content, "restore it from a copy, or train anew with fresh=true")
+    _check(folder, path.name, content, RESTORE)
     return config
 
 
@@ -216,9 +216,7 @@ def _check(folder: Path, name: str, content: bytes, advice: str) -> None:
     """
     listed = read_manifest(folder)
     if listed is None:
-        raise UserError(
-            f"{folder / MANIFEST}: is missing; restore it from a copy, or train anew with fresh=true"
-        )
+        raise UserError(f"{folder / MANIFEST}: is missing; {RESTORE}")
     if _digest(content) not in listed.get(name, []):
         raise UserError(f"{folder / name}: changed since the run wrote it; {advice}")
 
@@ -237,10 +235,7 @@ def read_manifest(folder: Path) -> Mapping[str, Sequence[str]] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({' '.join(str(error).split())}); restore it from a copy, or train anew with"
-            " fresh=true"
-        ) from error
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); {RESTORE}") from error
     return listed
 
 

@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import ANEW, RESTORE, UserError
 from lit_fedad.core.files import check_stored, check_unpacked, link, sha256, stored_text, sync
 from lit_fedad.core.plain_values import check_unfolded, plain_json
 from lit_fedad.federation.round_report import RoundReport
 
 _MOST_UNFOLDED = 1 << 30
 """Most bytes of tensors that may share what is stored of them, beside 16 times those of the file."""
-
-_ADVICE = "restore it from a copy, or begin anew with fresh=true"
 
 
 def write_state(state: Any, path: Path) -> None:
@@ -45,7 +43,7 @@ def write_state(state: Any, path: Path) -> None:
         )
 
 
-def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> Any:
+def read_state(path: Path, digest: str | None = None, advice: str = RESTORE) -> Any:
     """Reads a state that `write_state` wrote; runs no code that the file may name.
 
     The file must have the SHA-256 `digest`, unless that is None; `advice` says what to do where it cannot be read.
@@ -220,8 +218,7 @@ class Checkpoints:
         meta = read_meta(path)
         if self.identity is not None and meta["identity"] != self.identity:
             raise UserError(
-                f"{self.folder.parent}: begun under another configuration or with other backbone weights;"
-                " give another out=DIR or add fresh=true"
+                f"{self.folder.parent}: begun under another configuration or with other backbone weights; {ANEW}"
             )
         self.check_images(path)
         state = read_state(path / _SERVER, meta["files"][_SERVER])
@@ -257,7 +254,6 @@ def read_meta(path: Path) -> dict[str, Any]:
     Raises:
         UserError: If it cannot be read, or the folder does not hold exactly the files that it names.
     """
-    advice = "restore it from a copy, or begin anew with fresh=true"
     try:
         meta = plain_json(stored_text(path / _META))
         round, files, _, _ = meta["round"], meta["files"], meta["identity"], meta["images"]
@@ -267,9 +263,9 @@ def read_meta(path: Path) -> dict[str, Any]:
         for name in files.keys() & present:
             check_stored(path / name)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path / _META}: cannot be read ({error}); {advice}") from error
+        raise UserError(f"{path / _META}: cannot be read ({error}); {RESTORE}") from error
     if lost := sorted(named - present):
-        raise UserError(f"{path / lost[0]}: is missing; {advice}")
+        raise UserError(f"{path / lost[0]}: is missing; {RESTORE}")
     if foreign := sorted(present - named):
         raise UserError(f"{path / foreign[0]}: is not part of this checkpoint; remove it")
     return meta

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import ANEW, UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.settings_folder import SettingsFolder
@@ -27,8 +27,6 @@ _OWN = ("keys", "app", "flower", "signed_off", "registered")
 
 _LONGEST_S = 30 * 24 * 3600
 """Longest timeout: what a request waits for, Flower keeps so long."""
-
-_ANEW = re.compile(r"(give )?another out=DIR,? or (add )?fresh=true|(begin|train) anew with fresh=true")
 
 # Flower's app bundle: the names of this package's parts, and no code.
 _APP = """\
@@ -144,7 +142,7 @@ class FederationFolder(SettingsFolder):
 
     def advised(self, text: str) -> str:
         """Gives a text about a run the advice that helps here, in the place of keys that `train` alone has."""
-        return _ANEW.sub(f"give the new run another name, as out in {self.file}", text)
+        return text.replace(ANEW, f"give the new run another name, as out in {self.file}")
 
     @property
     def signal(self) -> RequestSignal:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Method, Sums
 from lit_fedad.core.bounds import above, at_least, within
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import ANEW, UserError
 from lit_fedad.core.extras import require
 from lit_fedad.federation.client_runner import Train, resume_optimizer
 from lit_fedad.privacy.image_privacy import Course, terms
@@ -278,7 +278,7 @@ class TrainingPlan:
         if releases > self.releases:
             raise UserError(
                 f"federation.privacy: {what} would be number {releases} of a client's rounds of training, and the noise"
-                f" was made for {self.releases}; begin anew with fresh=true"
+                f" was made for {self.releases}; {ANEW}"
             )
 
     def released_in(self, exchanges: Sequence[Exchange], client: Client) -> int:

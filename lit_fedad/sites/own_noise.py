@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -158,10 +158,7 @@ def planned(config: Config, model: Model, client: int, size: int) -> Plan | Trai
     """
     if (privacy := promised(config)) is None:
         return None
-    federation = config["federation"]
-    secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-    course = Course(config["rounds"], {client: 0}, {client: size}, sampler, secure)
-    return privacy.plan(model.method, course)
+    return privacy.plan(model.method, _course(config, {client: size}))
 
 
 def check_planned(config: Config, model: Model, sites: int) -> None:
@@ -174,12 +171,16 @@ def check_planned(config: Config, model: Model, sites: int) -> None:
     """
     if (privacy := promised(config)) is None:
         return
+    # Under DP-SGD numbers of images decide, which no site has told yet.
+    sizes = dict.fromkeys(range(sites), 1) if isinstance(privacy, ImagePrivacy) else {}
+    privacy.plan(model.method, _course(config, sizes))
+
+
+def _course(config: Config, sizes: Mapping[int, int]) -> Course:
+    """Describes the course of a run without stages, as far as its noise depends on it, by images of clients."""
     federation = config["federation"]
     secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-    sizes = (
-        dict.fromkeys(range(sites), 1) if isinstance(privacy, ImagePrivacy) else {}
-    )  # of DP-SGD they decide
-    privacy.plan(model.method, Course(config["rounds"], {}, sizes, sampler, secure))
+    return Course(config["rounds"], dict.fromkeys(sizes, 0), sizes, sampler, secure)
 
 
 def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:
