@@ -72,7 +72,8 @@ class Contrastive(Representation):
         **representation: Any,
     ) -> None:
         super().__init__(encoder, **representation)
-        frozen, loss = isinstance(encoder, FrozenEncoder), loss or warmup_loss
+        loss = loss or warmup_loss
+        frozen = isinstance(encoder, FrozenEncoder)
         if clusters < 1 or not 0 <= shrinkage <= 1 or not 0 < normal_share <= 1:
             raise UserError(
                 f"task clusters={clusters}, shrinkage={shrinkage}, normal_share={normal_share}:"
