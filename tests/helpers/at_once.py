@@ -40,6 +40,7 @@ def fill(folder, samples, name, other):
     cache = FeatureCache(Path(folder), ImageTransform(size=16), pooled, "weights")
     Path(folder, name).touch()
     late = time.monotonic() + 60
-    while not Path(folder, other).exists() and time.monotonic() < late:
+    while not Path(folder, other).exists():
+        assert time.monotonic() < late
         time.sleep(0.001)
     cache.fill([Sample(Path(path), "thing", "good") for path in samples], batch_size=1)
