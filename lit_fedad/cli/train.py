@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from lit_fedad.core.config import Config, choices, compose, config_groups, given_keys
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted, shell_word
+from lit_fedad.core.unread import unread
 from lit_fedad.experiment.claim import locked
 from lit_fedad.report.console import Display
 
@@ -29,6 +31,8 @@ def train(overrides: Sequence[str]) -> None:
     require("train", "lit-fedad train")
     config = compose(overrides)
     _refuse_unread_root(config, overrides)
+    for given in unread(overrides):
+        warnings.warn(f"{given} has no effect: nothing of this run reads it", stacklevel=1)
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
     from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.experiment.train import train

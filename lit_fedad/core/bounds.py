@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from lit_fedad.core.errors import UserError
 
@@ -85,3 +86,18 @@ def pair(key: str, value: int | Sequence[int]) -> tuple[int, int]:
         form = "" if isinstance(value, int) else "two whole numbers, [height,width], of "
         raise UserError(f"{key}={value} must be {form}at least 1")
     return given[0], given[1]
+
+
+def check_alpha(alpha: Any) -> None:
+    """Checks ``evaluation.alpha``: ``auto``, a rate, or a list of these.
+
+    Raises:
+        UserError: If it is none of them, or an empty list.
+    """
+    for rate in alpha if isinstance(alpha, list) else [alpha]:
+        if rate != "auto" and (type(rate) is not float or not 0 < rate < 1):
+            raise UserError(
+                f"evaluation.alpha={alpha} must be auto, a number above 0 and below 1, or a list of these"
+            )
+    if alpha == []:
+        raise UserError("evaluation.alpha=[] must hold a rate")

@@ -18,7 +18,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from lit_fedad.core.bounds import RANGES, pair
+from lit_fedad.core.bounds import RANGES, check_alpha, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest, parameters_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.sizes import gives_arrays, register_resolvers
@@ -182,9 +182,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     named = {override.lstrip("+") for override in overrides}
     if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & named]:
         raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
-    # Hydra removes a group by ~group only; every other key is removed by key=null.
-    empty = {f"{group}=null": f"~{group}" for group in config_groups()}
-    overrides = [empty.get(override.lstrip("+"), override) for override in overrides]
+    overrides = _removing(overrides)
     # Without the debug preset: all groups, and what is said of data and images. Other keys may be the preset's own.
     plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
     for override in overrides:
@@ -220,6 +218,23 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     check_root(config)
     _check_complete(config)
     return config
+
+
+def _removing(overrides: Iterable[str]) -> list[str]:
+    """Writes ``group=null`` as ``~group``: only so does Hydra remove a group, and other keys by ``key=null``."""
+    empty = {f"{group}=null": f"~{group}" for group in config_groups()}
+    return [empty.get(override.lstrip("+"), override) for override in overrides]
+
+
+def unresolved(overrides: Iterable[str]) -> Config:
+    """Composes the configuration with its references (``${grid}``) as they are written, and checks nothing.
+
+    Raises:
+        HydraException, OmegaConfBaseException: If it cannot be composed.
+    """
+    with _hydra():
+        composed = hydra_compose("config", _removing(map(as_typed, overrides)))
+    return typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
 
 
 def _check_choice(override: str) -> None:
@@ -292,7 +307,7 @@ def check_root(config: Config) -> None:
             annotation = str | None if default is None else type(default)
             check_type(section[key], TYPES.get(prefix + key, annotation), prefix + key)
     _check_callbacks(config.get("callbacks", {}))
-    _check_alpha(config.get("evaluation", {}).get("alpha", "auto"))
+    check_alpha(config.get("evaluation", {}).get("alpha", "auto"))
     for key, (least, most) in RANGES.items():
         section_name, _, leaf = key.rpartition(".")
         value = ((config.get(section_name) or {}) if section_name else config).get(leaf)
@@ -327,16 +342,6 @@ def _check_complete(config: Config) -> None:
 @functools.cache
 def _parsed(text: str) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", yaml.safe_load(text))
-
-
-def _check_alpha(alpha: Any) -> None:
-    for rate in alpha if isinstance(alpha, list) else [alpha]:
-        if rate != "auto" and (type(rate) is not float or not 0 < rate < 1):
-            raise UserError(
-                f"evaluation.alpha={alpha} must be auto, a number above 0 and below 1, or a list of these"
-            )
-    if alpha == []:
-        raise UserError("evaluation.alpha=[] must hold a rate")
 
 
 def _check_callbacks(callbacks: Any) -> None:
@@ -386,9 +391,7 @@ def _no_choice(group: str, name: str) -> str:
 def _flat_keys(overrides: list[str]) -> set[str]:
     """Dotted keys of all sections and values; none where the configuration cannot be composed."""
     try:
-        with _hydra():
-            composed = hydra_compose("config", overrides)
-        container = typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
+        container = unresolved(overrides)
     except (HydraException, OmegaConfBaseException):
         return set()
     return {prefix for key in flatten(container) for prefix in accumulate(key.split("."), "{}.{}".format)}

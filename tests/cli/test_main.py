@@ -325,6 +325,12 @@ def test_a_folder_that_may_not_be_written_is_one_line(say, monkeypatch):
     assert "File name too long" in line
 
 
+def test_a_setting_that_nothing_of_the_run_reads_is_told(say, monkeypatch):
+    monkeypatch.setattr(experiment, "train", lambda config: None)
+    said = "warning: encoder=resnet18 has no effect: nothing of this run reads it"
+    assert say("train", "method=feddymem", "encoder=resnet18", "grid=28")[2] == [said]
+
+
 def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):
     backbones = importlib.import_module("lit_fedad.models.backbones")
     with plain_warnings(Display()):
