@@ -23,7 +23,7 @@ from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.federations import build_evaluator, build_federation
 from lit_fedad.experiment.run import Run
-from lit_fedad.federation.processes import make_fabric
+from lit_fedad.federation.processes import gather, of_this_process, on_first, shard
 from lit_fedad.metrics.federated import defined_mean
 from lit_fedad.tasks.memory_bank import MemoryBank
 
@@ -49,17 +49,18 @@ def alone(run: Run) -> dict[str, Any]:
     """Measures the detector that each client has without the others, on the test images of all.
 
     The client's set-up is played anew, and its rounds where they train nothing: a memory of its own images. Clients
-    that cannot be measured, alone or together, are left out where those that fail are.
+    that cannot be measured, alone or together, are left out where those that fail are. Each process measures some.
 
     Returns:
         ``metrics`` with their values over clients, and ``found`` (`found_defects`), ``alone`` and ``together``. Empty
         where the configuration asks for none (``evaluation.alone``), there is one client, images come in stages, no
-        test image is anomalous or none normal, the run has several processes, or sums are masked or noised.
+        test image is anomalous or none normal, or sums are masked or noised, and on all processes but the first.
 
     Raises:
-        UserError: If a client fails alone, and the policy is to stop.
+        UserError: If a client fails alone, and the policy is to stop; in every process.
     """
-    config, data, clients = run.config, run.local, list(run.predictions)
+    config, data = run.config, run.local
+    clients = on_first(run.fabric, lambda: list(run.predictions))
     federation = config["federation"]
     if (
         not config["evaluation"]["alone"]
@@ -67,7 +68,6 @@ def alone(run: Run) -> dict[str, Any]:
         or not isinstance(data.images, ImageSet)
         or len({sample.label for sample in data.images.test}) < 2
         or isinstance(data.module, StreamDataModule)
-        or run.fabric.world_size > 1
         or federation.get("privacy")
         or federation.get("secure_sum")
     ):
@@ -77,16 +77,19 @@ def alone(run: Run) -> dict[str, Any]:
         "evaluation": {**config["evaluation"], "pictures": 0},
         "federation": {**federation, "sampler": federation["sampler"] | _ONE},
     }
-    scored: dict[int, Scored] = {}
+    sizes = {number: data.module.sizes[number] for number in clients}
+    mine = shard(sizes, run.fabric.world_size)[run.fabric.global_rank]
+    answers: dict[int, Scored | UserError] = {}
     with run.display.progress("Each client alone") as progress, TemporaryDirectory() as folder:
-        for done, number in enumerate(clients, start=1):
+        for done, number in enumerate(mine, start=1):
             try:
-                scored[number] = _score(run, config, number, Path(folder))
+                answers[number] = _score(run, config, number, Path(folder))
             except UserError as error:
-                if not run.federation.sampler.skips:
-                    advice = "evaluation.alone=false does without"
-                    raise UserError(f"client {number} alone: {error}; {advice}") from error
-            progress(done, len(clients))
+                answers[number] = error
+            progress(done, len(mine))
+    answers = gather(run.fabric, answers)
+    on_first(run.fabric, lambda: _refuse_failed(run, answers))
+    scored = {number: own for number, own in answers.items() if isinstance(own, Scored)}
     if not scored:
         return {}
     evaluator = build_evaluator(config, data, run.model.method, run.fabric)
@@ -103,6 +106,14 @@ def alone(run: Run) -> dict[str, Any]:
         },
         "at_false_alarms": FALSE_ALARMS,
     }
+
+
+def _refuse_failed(run: Run, answers: Mapping[int, Scored | UserError]) -> None:
+    """Ends the run if a client failed alone, unless clients that fail are left out."""
+    for number, answer in answers.items():
+        if isinstance(answer, UserError) and not run.federation.sampler.skips:
+            advice = "evaluation.alone=false does without"
+            raise UserError(f"client {number} alone: {answer}; {advice}") from answer
 
 
 def found_defects(scores: Mapping[int, Tensor], images: EvaluatedImages) -> dict[str, float]:
@@ -143,7 +154,7 @@ def _limit(scores: Tensor, images: EvaluatedImages, chosen: Sequence[bool]) -> f
 def _score(run: Run, config: Config, number: int, folder: Path) -> Scored:
     """Plays a federation of one client, without callbacks and checkpoints, and scores its detector."""
     data, module = run.local, run.local.module
-    fabric = make_fabric(**{**config["fabric"], "callbacks": []})
+    fabric = of_this_process(run.fabric, config["fabric"]["precision"])
     model = build_model(config, data.images.categories, backbone=run.model.backbone)
     only = [list(own) if client == number else [] for client, own in enumerate(data.partition.clients)]
     mine = FederatedDataModule(module.train, module.test, only, module.batch_size, module.eval_batch_size)

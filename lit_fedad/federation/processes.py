@@ -72,6 +72,13 @@ def make_fabric(
         raise UserError(f"fabric: {' '.join(str(error).split())}") from error
 
 
+def of_this_process(fabric: Fabric, precision: Any) -> Fabric:
+    """Builds a Fabric of this process alone, on the device that it has among several."""
+    device = fabric.device
+    devices: Any = 1 if device.type != "cuda" else [device.index]
+    return Fabric(accelerator=device.type, devices=devices, precision=precision)
+
+
 def _start_method() -> str:
     """Returns the start method of processes on one machine."""
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"

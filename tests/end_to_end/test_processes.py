@@ -36,7 +36,10 @@ FEDVCK = (
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(("federation=partial", "partition.clients=3"), id="an-odd-number-take-part-in-turn"),
+        pytest.param(
+            ("federation=partial", "partition.clients=3", "evaluation.alone=true"),
+            id="an-odd-number-take-part-in-turn",
+        ),
         pytest.param(("partition=by_product", "partition.clients=1"), id="fewer-clients-than-processes"),
     ],
 )
