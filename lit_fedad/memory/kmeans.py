@@ -18,6 +18,8 @@ from lit_fedad.memory.knn import (
 )
 
 _PROPOSALS = 256
+_COPIED = 4
+"""Share of all comparisons, as one in so many, that is worth the copies of points that leaving them out takes."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,15 @@ def kmeans(
     steps = 0
     distances, assignment = (found[:, 0] for found in nearest(points, centroids, k=1, backend=backend))
     inertia = _inertia(distances, mass)
+    sums = torch.zeros(centroids.shape, dtype=mass.dtype, device=mass.device)
+    add_by_slot(sums, points, assignment, mass)
     while steps < max_steps and inertia > 0:
-        last, centroids = centroids, _means(points, assignment, mass, centroids)
+        last, centroids = centroids, _means(sums, assignment, mass, centroids)
         if spherical:
             centroids = F.normalize(centroids, dim=1)
+        before = assignment
         distances, assignment = _reassign(points, last, centroids, distances, assignment, backend)
+        _carry_over(sums, points, before, assignment, mass, weighted=weights is not None)
         previous, inertia = inertia, _inertia(distances, mass)
         steps += 1
         if previous - inertia <= tolerance * previous:
@@ -198,6 +204,11 @@ def _reassign(
     """
     own, slots = neighbour_distances(points, centroids, assignment[:, None])[:, 0], assignment.clone()
     moved, farther = (centroids != last).any(1), own > distances
+    saved = int((~farther).sum()) * int((~moved).sum())
+    if _COPIED * saved < len(points) * len(centroids):
+        found, at = (column[:, 0] for column in nearest(points, centroids, k=1, backend=backend))
+        nearer = found < own
+        return torch.where(nearer, found, own), torch.where(nearer, at, slots)
     for chosen, rivals in ((farther, torch.ones_like(moved)), (~farther, moved)):
         rows, places = chosen.nonzero()[:, 0], rivals.nonzero()[:, 0]
         if len(rows) and len(places):
@@ -207,9 +218,24 @@ def _reassign(
     return own, slots
 
 
-def _means(points: Tensor, assignment: Tensor, mass: Tensor, centroids: Tensor) -> Tensor:
-    sums = torch.zeros(centroids.shape, dtype=mass.dtype, device=mass.device)
-    add_by_slot(sums, points, assignment, mass)
+def _carry_over(
+    sums: Tensor, points: Tensor, before: Tensor, after: Tensor, mass: Tensor, *, weighted: bool
+) -> None:
+    """Moves the points that changed cluster from the sum of the one to that of the other.
+
+    All are summed anew where half of them did, and where they have weights: what a heavy point leaves behind when it
+    is taken out again is rounding, which outweighs a light one.
+    """
+    changed = (before != after).nonzero()[:, 0]
+    if weighted or 2 * len(changed) >= len(points):
+        add_by_slot(sums.zero_(), points, after, mass)
+        return
+    rows = points[changed]
+    add_by_slot(sums, rows, before[changed], -mass[changed])
+    add_by_slot(sums, rows, after[changed], mass[changed])
+
+
+def _means(sums: Tensor, assignment: Tensor, mass: Tensor, centroids: Tensor) -> Tensor:
     totals = torch.bincount(assignment, mass, minlength=len(centroids))[:, None]
     return torch.where(totals > 0, sums / totals, centroids).to(centroids.dtype)
 

@@ -79,6 +79,15 @@ def test_integer_weights_count_as_repetitions():
     assert weighted.inertia == pytest.approx(repeated.inertia)
 
 
+def test_light_points_keep_their_mean_when_heavy_ones_leave():
+    points = torch.tensor([[0.0], [0.3], [3.0], [-4.0], [4.0], [-5.0]])
+    weights = torch.tensor([1e-9, 1e-9, 1e6, 1e6, 1e6, 1e6], dtype=torch.float64)
+    found = kmeans(
+        points, 3, generator=generator(), weights=weights, initial=torch.tensor([[0.0], [6.9], [-8.1]])
+    )
+    assert found.centroids.flatten().tolist() == pytest.approx([0.15, 3.5, -4.5])
+
+
 def test_an_empty_cluster_keeps_its_centroid():
     points = torch.tensor([[0.0], [1.0], [2.0]])
     found = kmeans(points, 2, generator=generator(), initial=torch.tensor([[1.5], [99.0]]))
