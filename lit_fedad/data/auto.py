@@ -141,7 +141,10 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
     try:
         images_in(root, LeftOut())  # names what else lies there
     except UserError as error:
-        raise UserError(f"{error}; check data.root") from error
+        advice = "check data.root"
+        if arrays := sorted(path.name for path in root.glob("*.npz")):
+            advice = f"arrays of images and labels are read by data=packed data.train={arrays[0]}"
+        raise UserError(f"{error}; {advice}") from error
     raise UserError(f"{root}: holds no images in its folders {names}; check data.root")
 
 

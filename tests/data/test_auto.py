@@ -152,6 +152,7 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: images(root, "train/bad", "test/good"), "holds test, train, and no folder there says which"),
         (lambda root: images(root, "ground_truth/dent"), "holds ground_truth, and no folder there says which"),
         (lambda root: root.mkdir(), r"holds no image \(.*\); check data\.root"),
+        (lambda root: note(root / "x.npz", ""), r"read by data=packed data\.train=x\.npz"),
         (lambda root: None, "no such folder"),
         (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),
         (lambda root: latin_table(root), r"labels\.csv: cannot be read as CSV: .*; save it as CSV in UTF-8"),
