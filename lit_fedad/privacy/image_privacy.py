@@ -29,7 +29,7 @@ class Course:
 
     Attributes:
         rounds: Training rounds.
-        stages: Index of each client's stage after the last round; 0 where data come in no stages.
+        stages: Index of each client's last stage; 0 where its data come in no stages.
         sizes: Images of each client.
         sampler: The clients of a round.
         secure_sum: Settings of secure aggregation; None for none.

@@ -36,9 +36,11 @@ def protect(
         if isinstance(federation.transport, LocalTransport):
             federation.transport.parties = Parties(federation.fabric, federation.mine)
     if privacy is not None and privacy.epsilon is not None:
-        held = federation.data.at(federation.rounds)
-        stages = {client: held.stages[client] for client in clients}
-        sizes = {client: held.sizes[client] for client in clients}
+        data = federation.data
+        # Each stage has a milestone; where stages come in turns, the last round may have the first again.
+        held = [data.at(round).stages for round in sorted(data.milestones)]
+        stages = {client: max((stages[client] for stages in held), default=0) for client in clients}
+        sizes = {client: data.sizes[client] for client in clients}
         plan = privacy.plan(method, Course(federation.rounds, stages, sizes, sampler, secure_sum))
         federation.plan, federation.exchanges = plan, plan.noised(method, noise_key)
     if secure_sum is not None:

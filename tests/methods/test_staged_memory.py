@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts.state import state_of
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -23,7 +24,9 @@ from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
 from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer, exchanges
 from lit_fedad.methods.federated_patchcore import FederatedPatchCoreClient, FederatedPatchCoreServer
+from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
 from lit_fedad.methods.local import LocalClient
+from lit_fedad.privacy.image_privacy import ImagePrivacy
 from lit_fedad.tasks.subspace import Subspace
 
 PATCHES = 16
@@ -54,8 +57,9 @@ def play(tmp_path, monkeypatch):
     """Plays as many rounds of the stages above as are asked for, and returns the federation."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
-    def play(client, server, rounds, schedule="stage_major"):
+    def play(client, server, rounds, schedule="stage_major", **protection):
         federation = federation_of(
+            **protection,
             server=server,
             client=client,
             data=StreamDataModule(Images(), Images(), STAGES, rounds, schedule, batch_size=4),
@@ -122,12 +126,24 @@ def test_what_nothing_trains_is_fitted_to_the_present_stage(play):
     torch.testing.assert_close(task.centre[0], rows.mean(0), rtol=1e-4, atol=1e-4)
 
 
-def test_a_bank_that_is_made_before_round_1_says_that_it_knows_the_first_stage_alone(play):
+# In turns, the fourth of four rounds has the first stage again.
+IN_TURNS = pytest.mark.parametrize(("schedule", "rounds"), [("stage_major", 3), ("literal", 4)])
+
+
+@IN_TURNS
+def test_a_bank_that_is_made_before_round_1_says_that_it_knows_the_first_stage_alone(play, schedule, rounds):
     client = FederatedPatchCoreClient(summed_bank(subspace=None, whiten=None, standardise=False))
     with pytest.warns(
         UserWarning, match="images come in stages, and this method looks at those of the first"
     ):
-        play(client, FederatedPatchCoreServer(client), rounds=3)
+        play(client, FederatedPatchCoreServer(client), rounds, schedule)
+
+
+@IN_TURNS
+def test_noise_is_refused_where_images_come_in_stages(play, schedule, rounds):
+    client = FederatedSubspaceClient(Subspace(TinyPyramid(), share=0.9, grid=4, image_size=32))
+    with pytest.raises(UserError, match="data that come in stages are not accounted for"):
+        play(client, FederatedSubspaceServer(client), rounds, schedule, privacy=ImagePrivacy(epsilon=8.0))
 
 
 @pytest.mark.parametrize("share", [1, 1.0])
