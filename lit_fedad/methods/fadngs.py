@@ -60,7 +60,7 @@ class FADngsClient(FedAvgClient):
     ) -> None:
         super().__init__(task, local_epochs, aggregate_buffers=aggregate_buffers)
         self.share_densities = share_densities
-        self.embedded: tuple[int, Tensor, Tensor] | None = None
+        self.embedded: tuple[tuple[int, int], Tensor, Tensor] | None = None  # round and stage first
 
     @property
     def predictors(self) -> Predictors:
@@ -92,8 +92,10 @@ class FADngsClient(FedAvgClient):
         if not self.share_densities:
             super().refresh(loader, predicts)
             return
-        if self.embedded is None or self.embedded[0] != self.context.round - 1:
-            self.embed(self.context.round - 1, loader)
+        last = self.context.round - 1
+        # A client that took no part in the last round, or holds the images of a new stage, has none of these yet.
+        if self.embedded is None or self.embedded[0] != (last, self.context.stage):
+            self.embed(last, loader)
         assert self.embedded is not None
         _, z, index = self.embedded
         self.task.select(z, index)
@@ -101,7 +103,7 @@ class FADngsClient(FedAvgClient):
     def embed(self, round: int, loader: DataLoader) -> Tensor:
         """Embeds the client's images [n, D] under the merged weights of a round, and keeps it with their positions."""
         z, index = self.task.embed(loader)
-        self.embedded = round, z.cpu(), index
+        self.embedded = (round, self.context.stage), z.cpu(), index
         return self.embedded[1]
 
 
