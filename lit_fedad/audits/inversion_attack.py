@@ -213,7 +213,8 @@ class Attack:
         task.train()  # its normalisation goes by the batch
         trained = {n: p for n, p in task.named_parameters() if n in received and n in sent}
         if self.options.update == "round":
-            update = [(sent[name] - received[name]).to(task.device) for name in trained]
+            # From the weights that the client begins with: where it is sent those of all clients, its own are loaded.
+            update = [sent[name].to(weight) - weight.detach() for name, weight in trained.items()]
         else:
             update, labels = self._gradient(trained, self._some_images(number))
         return self._search_gradient(trained, update, labels, self.options.images, progress)

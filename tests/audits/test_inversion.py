@@ -240,6 +240,18 @@ def test_a_round_is_inverted_without_labels(asked, averaged):
 
 
 @pytest.mark.slow
+def test_of_the_models_of_all_clients_the_attacked_clients_own_is_what_its_update_began_with(asked, tmp_path):
+    folder = played(tmp_path / "run", "method=apple", *CLASSES)
+    invert(reopen(str(folder)), InversionOptions(client=1, images=2))
+    run = reopen(str(folder))
+    cores = dict(run.federation.server.known)
+    run.federation.server.context = context = Context(run.federation.seed, 2, 1)
+    sent = load(turn(run.federation, context).blob)
+    for (name, _), update in zip(run.model.task.named_parameters(), asked[0]["update"], strict=True):
+        torch.testing.assert_close(update, sent[name] - cores[name][1])
+
+
+@pytest.mark.slow
 def test_an_image_is_made_out_in_one_step_on_it(tmp_path):
     """And not in another client's step, which tells what the prior alone gives."""
     folder = played(tmp_path / "run", "method=fedavg", *CLASSES, "encoder.channels=16")
