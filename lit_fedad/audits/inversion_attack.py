@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -210,8 +210,7 @@ class Attack:
         task, labels = self.run.model.task, None
         sent = self._send(number) if self.options.update == "round" else dict(task.named_parameters())
         received = self._enter(number)
-        task.train()  # its normalisation goes by the batch
-        trained = {n: p for n, p in task.named_parameters() if n in received and n in sent}
+        trained = self._trained(received.keys() & sent.keys())
         if self.options.update == "round":
             # From the weights that the client begins with: where it is sent those of all clients, its own are loaded.
             update = [sent[name].to(weight) - weight.detach() for name, weight in trained.items()]
@@ -226,12 +225,19 @@ class Attack:
             place: Its position among the client's images.
             progress: Called with the number of steps done and of all.
         """
-        task, known = self.run.model.task, self._enter(self.client)
-        task.train()
-        trained = {name: p for name, p in task.named_parameters() if name in known}
+        trained = self._trained(self._enter(self.client).keys())
         index = self.run.data.partition.clients[self.client][place]
         update, labels = self._gradient(trained, self._images([index]))
         return self._search_gradient(trained, update, labels, 1, progress)
+
+    def _trained(self, known: Collection[str]) -> dict[str, Parameter]:
+        """Lists known weights that logits depend on, as MOON's projection is not; sets the task to training mode."""
+        task, shared = self.run.model.task.train(), self.shared  # normalisation goes by the batch
+        assert isinstance(shared, SentWeights)
+        named = {name: weight for name, weight in task.named_parameters() if name in known}
+        logits = shared.logits(self._normalise()(torch.zeros(self._shape(2), device=task.device)))
+        slopes = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
+        return {name: named[name] for name, slope in zip(named, slopes, strict=True) if slope is not None}
 
     def _gradient(self, trained: dict[str, Parameter], batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Computes the negative gradient of a batch's loss, and returns it with the batch's classes."""

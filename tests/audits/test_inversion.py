@@ -252,6 +252,18 @@ def test_of_the_models_of_all_clients_the_attacked_clients_own_is_what_its_updat
 
 
 @pytest.mark.slow
+def test_weights_that_no_logit_depends_on_tell_nothing_of_images(asked, tmp_path):
+    """MOON's projection, which is sent with the others."""
+    folder = played(tmp_path / "run", "method=moon", *CLASSES)
+    invert(reopen(str(folder)), InversionOptions(images=2))
+    named = dict(reopen(str(folder)).model.task.named_parameters())
+    expected = [weight.shape for name, weight in named.items() if not name.startswith("model_contrast.")]
+    assert len(expected) < len(named)
+    for call in asked:
+        assert [weight.shape for weight in call["parameters"]] == expected
+
+
+@pytest.mark.slow
 def test_an_image_is_made_out_in_one_step_on_it(tmp_path):
     """And not in another client's step, which tells what the prior alone gives."""
     folder = played(tmp_path / "run", "method=fedavg", *CLASSES, "encoder.channels=16")
