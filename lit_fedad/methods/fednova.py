@@ -55,6 +55,9 @@ class FedNovaServer(FedAvgServer):
     """The server, which goes the mean step as often as clients have on average: ``x += tau sum_i p_i (z_i - x)``.
 
     ``z_i`` are the clients' messages, ``p_i`` shares of images, and ``tau = sum_i p_i |a_i|_1`` (FedNova Eq. 7).
+
+    Raises:
+        UserError: If the optimiser's momentum is 1 or more.
     """
 
     merges_sums = True
@@ -62,6 +65,10 @@ class FedNovaServer(FedAvgServer):
     def __init__(self, client: FedNovaClient) -> None:
         super().__init__(client)
         momentum = client.configure_optimizers().param_groups[0].get("momentum", 0.0)
+        if momentum >= 1:
+            raise UserError(
+                f"task.momentum={momentum:g} must be below 1: method fednova has no bound for steps that never fade"
+            )
         self.longest = client.local_epochs / (1 - momentum)
         """Largest length an image: batches of one."""
 

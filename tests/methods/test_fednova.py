@@ -62,3 +62,12 @@ def test_an_exaggerated_length_is_refused(make_linear):
     server.validate(0, Update({"length": torch.tensor(6.0)}, 3))
     with pytest.raises(UserError, match="a way of 7 steps, and its images allow 6"):
         server.validate(0, Update({"length": torch.tensor(7.0)}, 3))
+
+
+def test_steps_that_never_fade_are_refused_in_one_line(make_linear):
+    class Endless(make_linear):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=STEP, momentum=1.0)
+
+    with pytest.raises(UserError, match=r"^task\.momentum=1 must be below 1"):
+        FedNovaServer(FedNovaClient(Endless()))
