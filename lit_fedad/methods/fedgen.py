@@ -62,7 +62,7 @@ class FedGenClient(CountingClient):
     """A client that also trains on generated features, and sends how many images of each class it has.
 
     From round 2, with g = ``weight * 0.98^(t - 1)``: ``CE(x, y) + n / B g CE(head(G(y')), y') +
-    g KL(softmax head(G(y)) || p(x))``, with y' drawn uniformly from classes that some client has. B is the size of a
+    g KL(softmax head(G(y)) || p(x))``, with y' drawn uniformly from classes that any round has had. B is the size of a
     full batch, as in the released code: divided by the images of a client's last, short batch, the middle term would
     be up to B times as large, and training diverges.
 
@@ -94,7 +94,7 @@ class FedGenClient(CountingClient):
         self._epoch = 0
 
     def auxiliary_spec(self) -> MessageSpec:
-        """Declares the generator, and the classes' numbers of images."""
+        """Declares the generator, and the largest number of images of each class in a round so far."""
         return {**spec_of(_named(self.generator.state_dict())), COUNTS: self.counts_spec()}
 
     def receive(self, message: Message) -> None:
@@ -188,7 +188,9 @@ class FedGenServer(CountingServer):
             for update in updates.values()
         ]
         self.learn(counts, heads)
-        self.auxiliary = {**_named(self.generator), COUNTS: counts.sum(0)}
+        # Clients draw from the classes of all rounds so far, whoever takes part in this one.
+        seen = self.auxiliary[COUNTS].maximum(counts.sum(0))
+        self.auxiliary = {**_named(self.generator), COUNTS: seen}
         super().aggregate(updates)
 
     def learn(self, counts: Tensor, heads: list[tuple[Tensor, Tensor]]) -> None:

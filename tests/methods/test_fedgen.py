@@ -116,6 +116,16 @@ def test_shares_are_of_counts_that_begin_at_one(monkeypatch):
     assert {label for labels, _ in asked for label in labels} == {0, 1}
 
 
+def test_classes_of_clients_that_take_no_part_now_are_still_drawn():
+    """The released code draws from the classes of all clients, whoever was selected."""
+    client = client_of()
+    server = FedGenServer(client, steps=1, batch_size=4)
+    for number, counts in enumerate([[3, 0, 0], [0, 2, 0]], start=1):
+        server.context = Context(0, number)
+        server.aggregate({0: Update({**client.shared_state(), COUNTS: torch.tensor(counts)}, 3)})
+    assert server.auxiliary[COUNTS].tolist() == [3, 2, 0]
+
+
 def test_the_generator_goes_down_and_counts_go_up(federate, tap):
     played = federate(
         FedGenClient, FedGenServer, task=make(), data=data_of(), client=SMALL, rounds=2, channel=tap
