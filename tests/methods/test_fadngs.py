@@ -6,7 +6,6 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from lit_fedad.contracts import Context
 from lit_fedad.contracts.state import size_of, state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Byte, Channel, Plain
@@ -218,17 +217,6 @@ def test_embeddings_are_never_used_under_other_weights(play, make_contrastive, m
     settings = {"aggregate_buffers": buffers}
     play(make_contrastive(), data, kind=Watched, settings=settings, rounds=4, fraction=0.75)
     assert Watched.adapted == 4 * 3 + 5 * (1 if buffers == "mean" else 4)
-
-
-def test_images_of_a_new_stage_are_judged_in_place_of_the_last_ones(make_contrastive, make_images):
-    client = FADngsClient(make_contrastive())
-    client.context = Context(seed=0, round=1, client=0)
-    first = ShareDensities().send(client, make_images())
-    client.task.densities.set(first[MEAN], first[COVARIANCE])
-    client.context = Context(seed=0, round=2, client=0, stage=1)
-    client.refresh(make_images(seed=1))
-    assert client.task._anomalous.tolist()
-    assert min(client.task._anomalous) >= 100  # positions of the new images
 
 
 def test_images_are_embedded_once_a_round(play, make_contrastive, make_images, monkeypatch):
