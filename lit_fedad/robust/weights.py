@@ -2,7 +2,8 @@
 
 Weights are the floating-point entries of a fixed shape that the server had sent under the same name; messages with
 sets of vectors hold none, and what only clients send stays as it is. Servers average weights: a combination is
-returned as the same weights from every client, whose mean is exact (`weighted_mean`).
+returned as the same weights from every client, whose mean is exact (`weighted_mean`). Lengths and directions are those
+of the model's weights alone.
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
     ]
 
 
+def _of_model(name: str) -> bool:
+    """Tells weights of a model, named by its modules, from what else is averaged with them, as SCAFFOLD's controls are.
+
+    Controls are gradients: many times as long as changes of weights, and sent as changes of their own.
+    """
+    return "/" not in name
+
+
 @dataclass(frozen=True)
 class WeightRule(ABC):
     """A rule for weights, which names clients that lie far out; with fewer than 3 clients there is no telling who does.
@@ -62,7 +71,7 @@ class WeightRule(ABC):
         names = weight_names(spec, previous)
         if not names or len(updates) < 3:
             return dict(updates), []
-        products = inner_products(updates, names, previous)
+        products = inner_products(updates, list(filter(_of_model, names)), previous)
         ratios = lengths(products, {client: update.num_samples for client, update in updates.items()})
         combined = self.combine(updates, products, {name: previous[name] for name in names})
         return combined, self.name_far(ratios, products)
@@ -73,7 +82,7 @@ class WeightRule(ABC):
 
         Args:
             updates: Updates by client.
-            products: Inner products of their changes [N, N].
+            products: Inner products of their changes of the model's weights [N, N].
             previous: The weights that the server had sent.
         """
 
@@ -115,7 +124,9 @@ class NormClipping(WeightRule):
             if ratio > self.far:
                 message, share = updates[client].message, self.far / ratio
                 own = {
-                    n: last.double() + (message[n].double() - last) * share for n, last in previous.items()
+                    n: last.double() + (message[n].double() - last) * share
+                    for n, last in previous.items()
+                    if _of_model(n)
                 }
                 combined[client] = _with(updates[client], own)
         return combined

@@ -123,6 +123,26 @@ def test_a_change_too_long_is_cut_to_the_bound_and_its_client_named():
     assert same(honest, {client: updates[client] for client in updates if client != 3})
 
 
+def test_controls_hide_no_change_of_the_weights_and_stay_what_they_are():
+    """SCAFFOLD's: the server sends c, many times as long as changes of weights, and clients how theirs changed."""
+    draw = torch.Generator().manual_seed(1)
+    control = "control/w"
+    previous = {**PREVIOUS, control: 1000 * torch.randn(4, 3, generator=draw)}
+    given = moved(updates_of(5), 4, 20.0)
+    changes = {client: torch.randn(4, 3, generator=draw) for client in given}
+    given = {c: Update({**u.message, control: changes[c]}, u.num_samples) for c, u in given.items()}
+    spec = {**SPEC, control: TensorSpec((4, 3))}
+    judged, remarks = NormClipping()(given, spec, previous)
+    assert [client for client, _ in remarks] == [4]
+    assert "times as far as usual" in remarks[0][1]
+    assert all(torch.equal(update.message[control], changes[c]) for c, update in judged.items())
+    plain, _ = NormClipping()(moved(updates_of(5), 4, 20.0), SPEC, PREVIOUS)
+    assert torch.equal(judged[4].message["w"], plain[4].message["w"])
+    median, _ = CoordinateMedian()(given, spec, previous)
+    expected = np.median([change.numpy() for change in changes.values()], axis=0)
+    np.testing.assert_array_equal(median[0].message[control], expected)
+
+
 def test_clients_with_more_images_may_move_the_weights_farther():
     products = torch.diag(torch.tensor([1.0, 1.0, 36.0, 1.0, 1.0], dtype=torch.float64))
     assert lengths(products, dict.fromkeys(range(5), 10))[2] == 6
