@@ -11,8 +11,12 @@ from lit_fedad.audits.statistics import (
     prototype_scores,
     update_directions,
 )
+from lit_fedad.contracts import Context
+from lit_fedad.contracts.evidence import ChangedLayer
 from lit_fedad.memory.moments import Moments
-from lit_fedad.methods.parts.evidence import own_vectors
+from lit_fedad.methods.apple import AppleClient, AppleServer
+from lit_fedad.methods.parts.evidence import own_vectors, weights_sent
+from lit_fedad.tasks.classifier import Classifier
 
 
 def noise(*shape, seed=0):
@@ -102,3 +106,18 @@ def test_own_vectors_undo_the_moving_average(adds_up):
     found = own_vectors(_Task(adds_up), {"memory": shared}, message, 3)
     torch.testing.assert_close(found, own[[0, 1, 3]], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own_vectors(_Task(adds_up), {}, message, 3), sent[[0, 1, 3]])
+
+
+def test_of_the_models_of_all_clients_the_last_layer_changed_from_the_clients_own():
+    encoder = torch.nn.Linear(2, 5)
+    encoder.num_features = 5
+    client = AppleClient(Classifier(encoder, classes=3), rounds=2)
+    server = AppleServer(client)
+    server.register_clients({0: 3, 1: 5})
+    client.context = Context(seed=0, round=1, client=1)
+    client.receive(received := server.broadcast(1))
+    sent = {name: received[name][1] + 1 for name in client.shared_state()}
+    change, _ = weights_sent(client, received, sent)
+    assert isinstance(change, ChangedLayer)
+    torch.testing.assert_close(change.weight, torch.ones(3, 5))
+    torch.testing.assert_close(change.bias, torch.ones(3))

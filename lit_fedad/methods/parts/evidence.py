@@ -176,14 +176,13 @@ def _predicts(task: Task, received: Message, message: Mapping[str, Any]) -> bool
 
 
 def _last_layer(task: Task, received: Message, sent: Message) -> ChangedLayer | None:
-    """Finds how weight and bias of the last layer changed; None where they did not cross, one for one."""
+    """Finds how weight and bias of the last layer changed since they were received; None where they did not cross."""
     if not isinstance(task, Classifier) or not isinstance(task.classifier, nn.Linear):
         return None
-    shapes = {f"classifier.{name}": value.shape for name, value in task.classifier.named_parameters()}
-    if not all(
-        n in side and side[n].shape == shape for side in (received, sent) for n, shape in shapes.items()
-    ):
+    # As loaded: of the models of all clients, which APPLE sends, the client's own.
+    begun = {f"classifier.{name}": value.detach() for name, value in task.classifier.named_parameters()}
+    if not all(n in received and n in sent and sent[n].shape == value.shape for n, value in begun.items()):
         return None
-    changes = [(sent[name] - received[name]).to(task.device) for name in shapes]
+    changes = [sent[name].to(value) - value for name, value in begun.items()]
     bias = changes[1] if len(changes) > 1 else changes[0].new_zeros(len(changes[0]))
     return ChangedLayer(changes[0], bias, task, lambda batch: task.classifier(task(batch)))
