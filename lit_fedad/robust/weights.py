@@ -3,7 +3,8 @@
 Weights are the floating-point entries of a fixed shape that the server had sent under the same name; messages with
 sets of vectors hold none, and what only clients send stays as it is. Servers average weights: a combination is
 returned as the same weights from every client, whose mean is exact (`weighted_mean`). Lengths and directions are those
-of the model's weights alone.
+of the model's weights; what else is averaged, as SCAFFOLD's controls are, is measured apart: as gradients, controls are
+many times as long as changes of weights.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.receiver import Remark
 from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
+_MODEL = "weights"
 _SPAN = 16_384  # weights at a time: the changes of ten clients stay in a core's cache
 
 
@@ -39,12 +41,13 @@ def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
     ]
 
 
-def _of_model(name: str) -> bool:
-    """Tells weights of a model, named by its modules, from what else is averaged with them, as SCAFFOLD's controls are.
-
-    Controls are gradients: many times as long as changes of weights, and sent as changes of their own.
-    """
-    return "/" not in name
+def _parts(names: Sequence[str]) -> dict[str, list[str]]:
+    """Divides names by what stands before a slash: the model's weights have no such prefix, and come first."""
+    parts: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: "/" in name):
+        prefix, slash, _ = name.partition("/")
+        parts.setdefault(prefix if slash else _MODEL, []).append(name)
+    return parts
 
 
 @dataclass(frozen=True)
@@ -71,22 +74,30 @@ class WeightRule(ABC):
         names = weight_names(spec, previous)
         if not names or len(updates) < 3:
             return dict(updates), []
-        products = inner_products(updates, list(filter(_of_model, names)), previous)
-        ratios = lengths(products, {client: update.num_samples for client, update in updates.items()})
-        combined = self.combine(updates, products, {name: previous[name] for name in names})
-        return combined, self.name_far(ratios, products)
+        sizes = {client: update.num_samples for client, update in updates.items()}
+        parts = _parts(names)
+        products = {part: inner_products(updates, own, previous) for part, own in parts.items()}
+        combined = self.combine(
+            updates, products, {part: {name: previous[name] for name in own} for part, own in parts.items()}
+        )
+        remarks: dict[int, str] = {}
+        for part, own in products.items():
+            remarks = dict(self.name_far(lengths(own, sizes), own, part)) | remarks
+        return combined, sorted(remarks.items())
 
     @abstractmethod
-    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
+    def combine(
+        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
+    ) -> dict[int, Update]:
         """Combines the weights.
 
         Args:
             updates: Updates by client.
-            products: Inner products of their changes of the model's weights [N, N].
-            previous: The weights that the server had sent.
+            products: Inner products of their changes [N, N], by part of the weights; the first is the model.
+            previous: The weights that the server had sent, by part.
         """
 
-    def name_far(self, ratios: Mapping[int, float], products: Tensor) -> list[Remark]:
+    def name_far(self, ratios: Mapping[int, float], products: Tensor, part: str) -> list[Remark]:
         """Returns a remark on each client that lies far out.
 
         Where half of the clients or more pull against the rest, as those that hold different classes do, they have no
@@ -99,10 +110,10 @@ class WeightRule(ABC):
         found = []
         for client, ratio in ratios.items():
             if ratio > self.far:
-                found.append((client, f"it changes the weights {ratio:.3g} times as far as usual"))
+                found.append((client, f"it changes the {part} {ratio:.3g} times as far as usual"))
             elif client in opposed:
                 cosine = directions[client]
-                found.append((client, f"it moves the weights against the others (cosine {cosine:.2f})"))
+                found.append((client, f"it moves the {part} against the others (cosine {cosine:.2f})"))
         return [(client, f"lies far out: {line}") for client, line in found]
 
 
@@ -116,19 +127,20 @@ class NormClipping(WeightRule):
     As long as no change is longer, messages stay as they are.
     """
 
-    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
-        """Shortens changes that are too long."""
-        ratios = lengths(products, {client: update.num_samples for client, update in updates.items()})
+    def combine(
+        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
+    ) -> dict[int, Update]:
+        """Shortens changes that are too long, of each part by its own length."""
+        sizes = {client: update.num_samples for client, update in updates.items()}
         combined = dict(updates)
-        for client, ratio in ratios.items():
-            if ratio > self.far:
-                message, share = updates[client].message, self.far / ratio
-                own = {
-                    n: last.double() + (message[n].double() - last) * share
-                    for n, last in previous.items()
-                    if _of_model(n)
-                }
-                combined[client] = _with(updates[client], own)
+        for part, sent in previous.items():
+            for client, ratio in lengths(products[part], sizes).items():
+                if ratio > self.far:
+                    message, share = updates[client].message, self.far / ratio
+                    own = {
+                        n: last.double() + (message[n].double() - last) * share for n, last in sent.items()
+                    }
+                    combined[client] = _with(combined[client], own)
         return combined
 
 
@@ -139,11 +151,13 @@ class CoordinateMedian(WeightRule):
     is the mean of the middle two.
     """
 
-    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
+    def combine(
+        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
+    ) -> dict[int, Update]:
         """Replaces all weights by their median."""
         number = len(updates)
         middle = slice((number - 1) // 2, number // 2 + 1)
-        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
+        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in _names(previous)})
 
 
 @dataclass(frozen=True)
@@ -162,11 +176,13 @@ class TrimmedMean(WeightRule):
         super().__post_init__()
         within("federation.robust.weights", 0, 1, liars=self.liars)
 
-    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
+    def combine(
+        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
+    ) -> dict[int, Update]:
         """Replaces all weights by their trimmed mean."""
         trimmed = tolerated(self.liars, len(updates))
         middle = slice(trimmed, len(updates) - trimmed)
-        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
+        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in _names(previous)})
 
 
 @dataclass(frozen=True)
@@ -191,9 +207,11 @@ class Krum(WeightRule):
         at_least("federation.robust.weights", 1, chosen=self.chosen)
         within("federation.robust.weights", 0, 1, liars=self.liars)
 
-    def combine(self, updates: Updates, products: Tensor, previous: Message) -> dict[int, Update]:
-        """Leaves all but the chosen clients out."""
-        scores = krum_scores(products, tolerated(self.liars, len(updates)))
+    def combine(
+        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
+    ) -> dict[int, Update]:
+        """Leaves all but the chosen clients out, by their changes of the model."""
+        scores = krum_scores(next(iter(products.values())), tolerated(self.liars, len(updates)))
         best = set(scores.argsort(stable=True)[: self.chosen].tolist())
         return {client: update for row, (client, update) in enumerate(updates.items()) if row in best}
 
@@ -252,6 +270,10 @@ def cosines(products: Tensor) -> Tensor:
     own, sums = directions.diagonal(), directions.sum(0)
     squares = directions.sum() - 2 * sums + own
     return (sums - own) / squares.clamp(min=1e-12).sqrt()
+
+
+def _names(parts: Mapping[str, Message]) -> list[str]:
+    return [name for part in parts.values() for name in part]
 
 
 def _sorted(updates: Updates, name: str) -> Tensor:

@@ -123,7 +123,7 @@ def test_a_change_too_long_is_cut_to_the_bound_and_its_client_named():
     assert same(honest, {client: updates[client] for client in updates if client != 3})
 
 
-def test_controls_hide_no_change_of_the_weights_and_stay_what_they_are():
+def test_controls_and_weights_are_measured_apart():
     """SCAFFOLD's: the server sends c, many times as long as changes of weights, and clients how theirs changed."""
     draw = torch.Generator().manual_seed(1)
     control = "control/w"
@@ -138,6 +138,12 @@ def test_controls_hide_no_change_of_the_weights_and_stay_what_they_are():
     assert all(torch.equal(update.message[control], changes[c]) for c, update in judged.items())
     plain, _ = NormClipping()(moved(updates_of(5), 4, 20.0), SPEC, PREVIOUS)
     assert torch.equal(judged[4].message["w"], plain[4].message["w"])
+    changes[0] = 1e4 * changes[0]
+    given[0] = Update({**given[0].message, control: changes[0]}, given[0].num_samples)
+    bounded, remarks = NormClipping()(given, spec, previous)
+    assert [(client, "control" in line) for client, line in remarks] == [(0, True), (4, False)]
+    assert (bounded[0].message[control] - previous[control]).norm() < 3 * previous[control].norm()
+    assert torch.equal(bounded[0].message["w"], given[0].message["w"])
     median, _ = CoordinateMedian()(given, spec, previous)
     expected = np.median([change.numpy() for change in changes.values()], axis=0)
     np.testing.assert_array_equal(median[0].message[control], expected)
