@@ -261,7 +261,7 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     others = [path for path in _folders(root) if not any(one.is_relative_to(path) for one in products)]
     if any(_images(path) for path in others):
         return None
-    seen = f"{len(products)} products in the layout of MVTec AD"
+    seen = f"{'one product' if len(products) == 1 else f'{len(products)} products'} in the layout of MVTec AD"
     if all(path.parent == root for path in products):
         return Layout(seen, "mvtec_mixture", root)
     return Layout(seen, "mvtec_mixture", root, {"products": _below(products, root)})

@@ -172,7 +172,7 @@ def _resolve(name: str, layers: tuple[int, ...], weights: str, seed: int) -> tup
                 name, weights, instead = OWN_NAME, "own", f"the library's own backbone ({OWN_NAME})"
             warnings.warn(f"{reason}; {instead} takes its place", stacklevel=3)
     if weights == "random":
-        line = f"backbone {name!r} has RANDOM weights (seed {seed}): they test the plumbing, no more"
+        line = f"backbone {name!r} has RANDOM weights (seed {seed}): its scores mean nothing"
         warnings.warn(line, stacklevel=3)
     if weights in _PACKAGED:
         _check_packaged(name, layers, weights)

@@ -142,17 +142,17 @@ def status_rows(sites: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _of(client: int, history: Sequence[RoundReport]) -> dict[str, Any]:
-    """Returns what is known of one site."""
-    taken = [report for report in history if client in report.participants]
+    """Returns what is known of one site; set-up exchanges are no rounds, and have names."""
+    taken = [report.round for report in history if report.round > 0 and client in report.participants]
     troubles = [
-        f"round {report.round}: {causes[client]}"
+        f"{f'round {report.round}' if report.round > 0 else f'set-up {report.exchange}'}: {causes[client]}"
         for report in history
         for causes in (report.failures, report.refused, report.unscored)
         if client in causes
     ]
     return {
         "rounds": len(taken),
-        "last_round": taken[-1].round if taken else None,
+        "last_round": taken[-1] if taken else None,
         "bytes_up": sum(report.bytes_up.get(client, 0) for report in history),
         "bytes_down": sum(report.bytes_down.get(client, 0) for report in history),
         "troubles": list(dict.fromkeys(troubles)),  # who has failed is not scored either

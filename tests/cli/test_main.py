@@ -196,7 +196,7 @@ def test_training_and_showing_it_again(say, tmp_path):
     status, out, err = say(*arguments)
     assert status == 0
     assert err == [
-        "warning: backbone 'test_resnet' has RANDOM weights (seed 0): they test the plumbing, no more",
+        "warning: backbone 'test_resnet' has RANDOM weights (seed 0): its scores mean nothing",
     ]
     # 20 images calibrate: 1 / 21.
     assert ("evaluation.alpha=auto promises 0.0477: what 20 calibration images allow; 0.01 needs 99") in out

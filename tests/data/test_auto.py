@@ -59,6 +59,7 @@ def coco(root, file, folder, names=range(5)):
 LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test images, masks
     "mvtec": (mvtec, "one product in the layout of MVTec AD", (5, 5, 5, 5)),
     "products": (lambda root: [mvtec(root / p) for p in "ab"], "2 products in the layout", (10, 10, 10, 10)),
+    "one below": (lambda root: mvtec(root / "a"), "one product in the layout", (5, 5, 5, 5)),
     "collections": (lambda root: [mvtec(root / p) for p in ("x/a", "y/b")], "2 products", (10, 10, 10, 10)),
     "train only": (lambda root: images(root, "train/good"), "no normal test images", (4, 1, 0, 0)),
     "no normal tests": (lambda root: images(root, "train/good", "test/bad"), "so a share is kept", (4, 1, 5, 0)),

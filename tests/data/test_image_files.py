@@ -1,6 +1,7 @@
 """Folders: which files are images, and what is left out is counted and named."""
 
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +116,13 @@ def test_one_file_is_taken_whatever_it_is_and_no_image_is_one_line(root):
 def test_a_folder_is_asked_for_by_what_is_there(root, name, said):
     with pytest.raises(UserError, match=f"{name}: {said}; give the folder of your images"):
         require_folder(root / name, "the folder of your images")
+
+
+def test_a_folder_that_is_not_there_is_named_by_its_whole_path(tmp_path, monkeypatch):
+    """A site or a job may be started from another folder than the one in which its settings were written."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path}/mine: no such folder"):
+        require_folder(Path("mine"), "the folder of your images")
 
 
 def test_what_is_left_out_is_warned_of(root):
