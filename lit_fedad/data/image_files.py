@@ -78,7 +78,9 @@ def require_folder(root: Path, wanted: str) -> None:
         UserError: There is none, or it is a file; its whole path is named, as it depends on where a command is started.
     """
     if not root.is_dir():
-        raise UserError(f"{root.absolute()}: {'is a file' if root.is_file() else 'no such folder'}; give {wanted}")
+        raise UserError(
+            f"{root.absolute()}: {'is a file' if root.is_file() else 'no such folder'}; give {wanted}"
+        )
 
 
 def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Path]:
