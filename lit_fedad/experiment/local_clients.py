@@ -37,6 +37,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     Raises:
         UserError: If the input is invalid.
     """
+    transport = workers(config, fabric)  # what Ray does not play is refused before features are computed
     images = build_images(config)
     partition = build_partition(config, images)
     public = build_public(config, images)
@@ -54,7 +55,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
         build_evaluator(config, data, model.method, fabric),
         fabric,
         data.digest,
-        transport=workers(config, fabric),
+        transport=transport,
         key=shared_key(folder.path, config, data.digest, fabric),
     )
     return Run(config, folder, model, data, federation, fabric, display)

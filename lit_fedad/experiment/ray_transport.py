@@ -153,9 +153,9 @@ class RayTransport(LocalTransport):
         # No client is played twice: what is lost with its worker is the client's failure.
         options = {"num_cpus": given.cpus, "num_gpus": given.gpus, "max_restarts": -1, "max_task_retries": 0}
         remote = ray.remote(**options)(Worker)
-        config = ray.put(self.config)
         threads = torch.get_num_threads()
-        return [remote.remote(config, self.build, threads) for _ in range(given.workers)]
+        # By value: Ray warns, on the console, that a worker cannot be started again by what lies in its object store.
+        return [remote.remote(self.config, self.build, threads) for _ in range(given.workers)]
 
 
 class Worker:

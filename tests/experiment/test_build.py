@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from lightning.fabric import Fabric
 from PIL import Image
 
 from lit_fedad.contracts import Context
@@ -11,8 +12,9 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.experiment.build import build_images, build_model, build_public
-from lit_fedad.experiment.local_clients import workers
+from lit_fedad.experiment.local_clients import build_run, workers
 from lit_fedad.experiment.train import train
+from lit_fedad.report.console import Display
 
 
 @pytest.fixture
@@ -97,6 +99,13 @@ def test_workers_that_cannot_play_are_refused_before_anything_runs(
     config = compose(["method=federated_subspace", "simulation.workers=2", *overrides])
     with pytest.raises(UserError, match=message):
         workers(config, SimpleNamespace(world_size=processes))
+
+
+def test_what_ray_does_not_play_is_refused_before_images_are_read(tmp_path):
+    words = ["method=fedavg", "federation=secure", "simulation.workers=2"]
+    config = compose([*words, "data=folders", f"data.root={tmp_path / 'none'}"])
+    with pytest.raises(UserError, match="Ray workers neither mask nor noise sums yet"):
+        build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
 
 
 def test_without_workers_nothing_of_ray_is_needed(monkeypatch):
