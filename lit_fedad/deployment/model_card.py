@@ -20,7 +20,7 @@ from lit_fedad.data.cards import CARDS, Source
 from lit_fedad.deployment.live_detector import named_version
 from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.privacy.image_privacy import in_words
-from lit_fedad.report.naming import human_bytes, metric_title
+from lit_fedad.report.naming import human_bytes, method_title, metric_title
 
 _PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")
 
@@ -136,7 +136,7 @@ def model_card(facts: Facts) -> str:
     return environment.get_template("model_card_template.md").render(
         facts=facts,
         result=result,
-        method=facts.config["method"],
+        method=method_title(facts.config["method"]),
         names=facts.names,
         metadata=_metadata(facts),
         version=named_version(result),

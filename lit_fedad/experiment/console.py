@@ -17,6 +17,7 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.closing import constant_predictions
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import method_title
 
 # Other metrics are in the final table; with a fourth, the bytes would not fit in the line.
 _LINE = (
@@ -124,7 +125,7 @@ def describe(run: Run) -> dict[str, str]:
     plan = run.federation.plan
     private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
     return {
-        "method": f"{config['method']['name']} ({config['method']['paper'].removeprefix('none: ')})",
+        "method": method_title(config["method"]),
         **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
         **run.data.lines(),
         "images": size_in_words(config),

@@ -52,6 +52,20 @@ def metric_family(name: str) -> str | None:
     return max((known for known in METRIC_TITLES if name.startswith(f"{known}_")), key=len, default=None)
 
 
+def method_title(method: Mapping[str, Any]) -> str:
+    """Names a run's method with its paper, or with what it does where it is of none.
+
+    Args:
+        method: The configuration's section ``method``.
+
+    Example:
+        >>> [method_title({"name": "bank", "paper": paper}) for paper in ("none: sums of patches", "none")]
+        ['bank (sums of patches)', 'bank']
+    """
+    said = method["paper"].removeprefix("none").removeprefix(": ")
+    return f"{method['name']} ({said})" if said else str(method["name"])
+
+
 def human_bytes(count: int) -> str:
     """Formats a number of bytes: whole bytes, or two decimals of the decimal unit that leaves less than 1,000.
 

@@ -11,7 +11,7 @@ from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
-from lit_fedad.report.naming import human_bytes
+from lit_fedad.report.naming import human_bytes, method_title
 from lit_fedad.sites.offer import Offer, Taken, judge
 from lit_fedad.sites.own_part import OwnPart
 from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
@@ -85,7 +85,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     taken = part.taken(noise)
     kinds = {Kind.COUNTS, Kind.SUMS, *(part.disclosed.kind for part in taken)}
     lines = [
-        f"Method {config['method']['name']} ({config['method']['paper'].replace('none: ', 'of no paper: ')}),"
+        f"Method {method_title(config['method'])},"
         f" {config['rounds']} round{'s' * (config['rounds'] != 1)}, asked by"
         f" {settings.coordinator or 'the coordinator'}.",
         f"This site, {settings.name}, would train with {size} images"
