@@ -201,6 +201,7 @@ def _configured(
             raise UserError("data= and normal= are both given; give one of them")
         listed = _image_list(normal, test, Path(out or "outputs"))
         given |= {"data": "path_lists", "data.file": str(listed[0]), "partition": "by_product"}
+        given["partition.clients"] = None  # each name is one, also where a preset says how many
     elif test is not None:
         raise UserError("test= needs normal=, the training images")
     config = compose(

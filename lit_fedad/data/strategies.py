@@ -184,7 +184,8 @@ class ByProduct:
         clients = len(piles) if self.clients is None else self.clients
         if clients > len(piles):
             raise UserError(
-                f"partition: {clients} clients but {len(piles)} categories; lower partition.clients to that"
+                f"partition.clients={clients}: more than the products or classes, of which there are"
+                f" {len(piles)}; lower it"
             )
         return Partition.of_clients(chain.from_iterable(piles[client::clients]) for client in range(clients))
 

@@ -27,6 +27,7 @@ LONGEST_START = _LENGTH.size + _LONGEST_HEADER
 
 _LONGEST_TEXT = 500
 _MOST_ENTRIES = 1000
+_MOST_SCALARS = 50  # each becomes curves in the tracker; tasks and methods have ten at most
 _RUN = re.compile(r"[0-9a-f]{16}")
 _WORD = re.compile(r"[A-Za-z]\w{0,63}", re.ASCII)
 _MARK = re.compile(r"[\w.+-]{0,64}", re.ASCII)  # versions and hashes
@@ -254,7 +255,9 @@ class Reply(_Message):
     sender: ClassVar[str] = "the site"
 
     def check(self) -> None:
-        """Checks how much is said of an error, and the names of scalars; see `_Message.check`."""
+        """Checks how much is said of an error, and number and names of scalars; see `_Message.check`."""
+        if len(self.scalars) > _MOST_SCALARS:
+            raise UserError(f"the site sent {len(self.scalars)} scalars, at most {_MOST_SCALARS} are taken")
         if len(self.numbers) > MOST_NUMBERS or not all(_WORD.fullmatch(name) for name in self.scalars):
             raise UserError("the site sent more of an error than its number, or scalars without a name")
 

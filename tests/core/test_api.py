@@ -44,9 +44,8 @@ def test_the_code_of_the_page(tmp_path, monkeypatch):
         replaced = ["data=textures" if word == "data=mvtec_mixture" else word for word in words]
         root = f"data.root={tmp_path / 'painted'}"
         size = ["data.size=64"] if "data=textures" in replaced else []
-        pooled = ["partition.clients=null"] if "partition=by_product" in replaced else []
         return original(
-            [*(root if word.startswith("data.root") else word for word in replaced), *SMALL, *size, *pooled]
+            [*(root if word.startswith("data.root") else word for word in replaced), *SMALL, *size]
         )
 
     monkeypatch.setattr(api, "compose", small)
@@ -59,6 +58,14 @@ def test_the_code_of_the_page(tmp_path, monkeypatch):
     assert names["two"].task.training  # a Trainer leaves modes as they are
     assert names["distances"].shape == (1000, 1)
     assert names["alone"].result["partition"]["sizes"] == [len(names["north"]) - 4]
+
+
+def test_each_name_is_a_client_whatever_a_preset_says(tmp_path):
+    image = tmp_path / "a.png"
+    image.touch()
+    normal = {name: [image] for name in ("north", "east", "south")}
+    config = api._configured("fedavg", None, normal, None, tmp_path, {"debug": "seconds"})[0]
+    assert config["partition"] == {"_target_": "lit_fedad.data.strategies.ByProduct", "clients": None}
 
 
 def test_a_run_is_opened_with_the_weights_that_it_took_without_a_question_to_the_hub(tiny_run, monkeypatch):

@@ -121,7 +121,9 @@ def test_by_product_deals_categories_in_turn():
     images = image_set(3, 4, 5)
     assert ByProduct()(images, 0).counts(images).tolist() == [[3, 0, 0], [0, 4, 0], [0, 0, 5]]
     assert ByProduct(2)(images, 0).counts(images).tolist() == [[3, 0, 5], [0, 4, 0]]
-    with pytest.raises(UserError, match="4 clients but 3 categories"):
+    with pytest.raises(
+        UserError, match="partition.clients=4: more than the products or classes, of which there are 3"
+    ):
         ByProduct(4)(images, 0)
 
 

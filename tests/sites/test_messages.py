@@ -113,3 +113,8 @@ def test_of_an_error_comes_a_number_that_this_version_may_not_know():
     for wrong in (Reply(numbers=[0.0] * 5), Reply(scalars={"\n": 1.0}), Reply(scalars={"a/../b": 1.0})):
         with pytest.raises(UserError, match="more of an error than its number"):
             Reply.from_bytes(wrong.to_bytes())
+
+
+def test_a_site_draws_no_more_curves_in_the_tracker_than_methods_have():
+    with pytest.raises(UserError, match="sent 51 scalars, at most 50"):
+        Reply.from_bytes(Reply(scalars={f"loss_{number}": 1.0 for number in range(51)}).to_bytes())
