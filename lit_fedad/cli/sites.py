@@ -78,8 +78,8 @@ def init(
     Display().where_next(
         [
             ("settings", str(folder.path / "site.yaml")),
-            ("send", f"{folder.path / 'key.pub'} to the coordinator's operator; tell it by telephone"),
-            ("fingerprint", fingerprint),
+            ("send", f"{folder.path / 'key.pub'} to the coordinator's operator"),
+            ("tell by telephone", f"{fingerprint}, the fingerprint of this key"),
             ("what it would send", f"lit-fedad site review site={out} offer=offer.json"),
             ("then", f"lit-fedad site start site={out}"),
         ]

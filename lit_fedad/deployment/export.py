@@ -194,7 +194,7 @@ def export(
     Args:
         run: MLflow run id, or the run's folder.
         client: Number of the client, or name of the site; None for the client with most training images.
-        format: Keys of `FORMATS`.
+        format: Of onnx, pt2, openvino and openvino_int8.
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
         product: Product that all images show, where it is known: it chooses the calibration scores.
