@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lit_fedad import __version__
 from lit_fedad.core.bounds import pair
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
@@ -22,7 +23,7 @@ from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.naming import human_bytes, method_title, metric_title
 
-_PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")
+_PACKAGES = ("torch", "torchvision", "timm", "lightning")
 
 
 class OnImages(NamedTuple):
@@ -148,6 +149,7 @@ def model_card(facts: Facts) -> str:
         programs=[*(file.files[0] for file in facts.files), *facts.earlier],
         versions=[
             f"Python {platform.python_version()}",
+            f"lit-fedad {__version__}",  # which may run from a folder, without being installed
             *(f"{package} {version(package)}" for package in _PACKAGES),
         ],
     )
