@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import locate, parameters_of
+from lit_fedad.core.pixels import pixels
 
 PATCH = 8
 """Pixels along a patch: the stride of the middle one of three layers of a ResNet or an EfficientNet."""
@@ -76,6 +77,6 @@ def size_in_words(config: Mapping[str, Any]) -> str:
 
 
 def register_resolvers() -> None:
-    """Lets YAML files say ``${patches_along:SIZE,TILE}`` and ``${photograph_size:READER,LARGE,SMALL}``."""
-    for resolver in (patches_along, photograph_size):
+    """Lets YAML files name `patches_along`, `photograph_size` and `pixels`: ``${pixels:mean}``."""
+    for resolver in (patches_along, photograph_size, pixels):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

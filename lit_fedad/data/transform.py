@@ -14,12 +14,10 @@ from torchvision.transforms.v2 import functional as tvf
 
 from lit_fedad.core.bounds import RANGES, pair, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.data.input_files import check_pixels
 from lit_fedad.data.masks import MaskFacts, measure, read_marks, resized_marks
 from lit_fedad.data.pictures import read_picture
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Fit = Literal["squeeze", "pad", "crop"]
 

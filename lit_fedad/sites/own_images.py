@@ -14,12 +14,12 @@ import torch
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.labelled import Images, LabelledImage, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
-from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.sites.messages import Facts, are_products
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings

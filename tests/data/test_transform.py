@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
+from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
+from lit_fedad.data.transform import ImageTransform
 
 
 def save(path, array, mode=None, **options):
