@@ -22,6 +22,7 @@ from lit_fedad.core.building import call, locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import TILING
+from lit_fedad.core.pixels import pixel_statistics
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import ImageDataset, Targets
 from lit_fedad.data.feature_cache import HASHES, FeatureCache
@@ -229,14 +230,19 @@ def build_datasets(
 
 
 def check_form(config: Config, images: Images) -> None:
-    """Checks sizes and channels of images in memory.
+    """Checks sides, channels and normalisation of images in memory.
 
     Raises:
-        UserError: If others are configured than they have.
+        UserError: If others are configured than they have, or they are not square.
     """
     if not isinstance(images, LabelledSet):
         return
-    side = images.train_images.shape[-1]
+    height, side = images.train_images.shape[-2:]
+    if height != side:
+        raise UserError(
+            f"the images of {images.name} have {height} x {side} pixels (height, width), and networks learn from square"
+            " ones: make them square"
+        )
     if config["image"]["size"] != side:
         raise UserError(
             f"image.size={config['image']['size']}, but the images of {images.name} have {side} pixels a side;"
@@ -246,6 +252,11 @@ def check_form(config: Config, images: Images) -> None:
         raise UserError(
             f"image.channels={config['image']['channels']}, but the images of {images.name} have"
             f" {images.channels}; give image.channels={images.channels}"
+        )
+    if said := [f"image.{key}" for key in ("mean", "std") if key in config["image"]]:
+        raise UserError(
+            f"{said[0]}: the images of {images.name} are normalised by mean and std of their data section; leave"
+            f" {' and '.join(said)} out"
         )
 
 
@@ -258,10 +269,8 @@ def image_transform(config: Config, task: Task) -> ImageTransform:
     pooled = isinstance(getattr(task, "encoder", None), FrozenEncoder)
     backbone = None if pooled else getattr(task, "backbone", None)
     expected = {} if backbone is None else {"mean": backbone.mean, "std": backbone.std}
-    source = config["data"].get("normal", config["data"])
-    own = {key: source[key] for key in ("mean", "std") if key in source}
     given = {key: value for key, value in config["image"].items() if key not in TILING}
-    return call(ImageTransform, {**expected, **own, **given}, "image")
+    return call(ImageTransform, {**expected, **given, **pixel_statistics(config)}, "image")
 
 
 def check_geometry(config: Config) -> None:

@@ -29,6 +29,27 @@ def photographs(tmp_path):
     return paths
 
 
+@pytest.fixture
+def arrays(tmp_path):
+    """Overrides of labelled images in memory, 12 pixels wide."""
+
+    def write(height):
+        for part in ("train", "test"):
+            images = np.zeros((6, height, 12, 3), np.uint8)
+            np.savez(tmp_path / f"{part}.npz", images=images, labels=np.arange(6) % 2)
+        task = [
+            "method=fedavg",
+            "task=classifier_convnet",
+            "encoder.channels=8",
+            "debug=seconds",
+            "tracking=off",
+        ]
+        data = ["data=packed", f"data.root={tmp_path}", "data.train=train.npz", "data.test=test.npz"]
+        return [*task, *data, "image.size=12", f"out={tmp_path / 'run'}"]
+
+    return write
+
+
 def files(train, test):
     return ImageSet(
         "plates",
@@ -137,3 +158,14 @@ def test_learning_rates_fall_where_the_configuration_or_the_method_says_so():
     assert factors("method=feddetect", "features=frozen") == falling
     with pytest.raises(UserError, match=r"learning_rate_decay='linear' must be one of \['cosine', 'null'\]"):
         factors("method=fedavg", "learning_rate_decay=linear")
+
+
+def test_images_in_memory_that_are_not_square_are_refused(arrays):
+    with pytest.raises(UserError, match=r"have 8 x 12 pixels \(height, width\).*make them square"):
+        train(compose(arrays(height=8)), quiet=True)
+
+
+def test_images_in_memory_are_normalised_by_their_data_section_alone(arrays):
+    """Training would read the data's, later commands the image section's."""
+    with pytest.raises(UserError, match="image.mean: .*leave image.mean out"):
+        train(compose([*arrays(height=12), "+image.mean=[0.1]"]), quiet=True)
