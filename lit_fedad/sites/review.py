@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, summed
+from lit_fedad.core.config import Config, flatten
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery
@@ -125,7 +127,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
             "Training images: a coordinator that does not keep to the method can send a model so that what comes back"
             " tells more of single images; noise bounds that (federation/privacy)."
         )
-    lines.append(f"Hash of all this: {digest}")
+    lines += [*_varied(policy, config), f"Hash of all this: {digest}"]
     return Review(lines, digest, config["method"]["name"], taken, least)
 
 
@@ -180,6 +182,18 @@ def _queries(part: OwnPart) -> list[str]:
         return f"NEEDS YOUR APPROVAL: {images} images are few." if few else _said(policy, disclosed.kind)
 
     return [f"- {when}: {one.what}. {end(question, one)}" for when, question, told in asked for one in told]
+
+
+def _varied(policy: Policy, config: Config) -> list[str]:
+    """Says which settings may change without another approval, and which of the operator's words are none."""
+    settings, lines = flatten(config), []
+    if known := [key for key in policy.vary if key in settings]:
+        lines.append(f"Settings that may change without another approval: {', '.join(known)}.")
+    for key in sorted({*policy.vary} - set(settings)):
+        close = difflib.get_close_matches(key, settings, n=1, cutoff=0.5)
+        meant = f"; did you mean '{close[0]}'?" if close else "."
+        lines.append(f"policy.vary in site.yaml names '{key}', which is no setting of this federation{meant}")
+    return lines
 
 
 def _said(policy: Policy, kind: Kind) -> str:

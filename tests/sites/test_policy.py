@@ -203,6 +203,16 @@ def test_what_was_approved_is_answered_and_nothing_else(files):
     assert hello(varies, ["method=federated_bank", "task.slots=9"], run="d" * 16).code == Code.NOT_APPROVED
 
 
+def test_a_review_says_what_may_vary_and_which_word_is_no_setting(files):
+    varies = replace(files, policy=Policy(vary=["seed", "batch_sise", "task"]))
+    lines = review(varies, Offer(["method=federated_bank", *SMALL])).lines
+    assert "Settings that may change without another approval: seed." in lines
+    assert any("'batch_sise', which is no setting" in line and "mean 'batch_size'?" in line for line in lines)
+    assert any(
+        "'task', which is no setting" in line for line in lines
+    )  # a section, whose settings stay bound
+
+
 def test_an_approval_is_also_one_of_sums_over_more_images():
     taken = [Taken(0, 0, "moments", summed("means", images), 9) for images in (4, 5, 6, None)]
     assert [part.within(["moments", "sums", 5]) for part in taken] == [False, True, True, True]
