@@ -141,7 +141,10 @@ class DensitySet(nn.Module):
             UserError: If there is no density, or one is not positive definite.
         """
         if not len(self):
-            raise UserError("there are no densities to score by: no client has two images or more")
+            raise UserError(
+                "there are no densities to score by: they take two training images of the client, or under"
+                " METHOD=fadngs of any client; give it more"
+            )
         width = features.shape[1]
         with torch.autocast(features.device.type, enabled=False):
             whitening = self._whiten()

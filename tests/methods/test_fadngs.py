@@ -293,7 +293,7 @@ def test_a_client_with_one_image_sends_no_density(play, make_contrastive, make_i
 
 
 def test_without_any_density_the_run_ends_in_one_line(play, make_contrastive, make_images):
-    with pytest.raises(UserError, match="there are no densities .*no client has two images or more$"):
+    with pytest.raises(UserError, match=r"no densities .*two training images .*of any client; give it more$"):
         play(make_contrastive(), {0: make_images(1), 1: make_images(1, seed=1)})
 
 
