@@ -159,6 +159,14 @@ class Task(L.LightningModule):
                 subspace) is computed then alone; what does (a bank), every time.
         """
 
+    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
+        """Replaces drawn weights by those of another run, before anything is trained.
+
+        Args:
+            weights: Entries of the state by name; where one is missing the drawn one stays.
+        """
+        self.load_state_dict(weights, strict=False)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Loads a state; `free_buffers` take the sizes that they have in it."""
         for name in self.free_buffers:

@@ -364,7 +364,7 @@ def start_from(task: Task, run: str) -> None:
         raise UserError(
             f"start={run}: its server holds no weights that fit this task; start from a run of the same"
         )
-    task.load_state_dict(fitting, strict=False)
+    task.begin_with(fitting)
 
 
 def build_data(

@@ -65,7 +65,7 @@ class PandaClient(FedAvgClient):
     def receive(self, message: Message) -> None:
         """Loads weights, centre, bank and Fisher information."""
         if self.task.ewc:
-            self.task.fisher = {name: message[f"{FISHER}{name}"] for name in self.task.fisher}
+            self.task.fisher = {name: message[f"{FISHER}{name}"] for name in self.task.start}
         super().receive(message)
 
     def auxiliary_spec(self) -> MessageSpec:
@@ -74,8 +74,8 @@ class PandaClient(FedAvgClient):
 
     def means_spec(self) -> MessageSpec:
         """Declares what clients send once, and the server averages."""
-        fisher = self.task.fisher if self.task.ewc else {}
-        forms = {f"{FISHER}{name}": TensorSpec(tuple(w.shape), low=0) for name, w in fisher.items()}
+        held = self.task.start if self.task.ewc else {}
+        forms = {f"{FISHER}{name}": TensorSpec(tuple(w.shape), low=0) for name, w in held.items()}
         return {CENTRE: TensorSpec((self.task.num_features,)), **forms}
 
     def bank_spec(self, most: int | None) -> TensorSpec:

@@ -74,18 +74,32 @@ class Panda(Task):
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
         self.register_buffer("bank", torch.empty(0, self.num_features))
         self.register_buffer("centre", torch.zeros(self.num_features))
-        self.start = {name: weight.detach().clone() for name, weight in encoder.network.named_parameters()}
-        self.fisher = {name: torch.zeros_like(weight) for name, weight in self.start.items()}
+        self.start = self._weights()
+        self.fisher: dict[str, Tensor] = {}
+
+    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
+        """Begins with weights of another run, to which training is then held."""
+        super().begin_with(weights)
+        self.start = self._weights()
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes features [B, C]."""
         return self.encoder(batch["image"])
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Computes the loss, and with consolidation its ``drift`` from the initial weights."""
+        """Computes the loss, and with consolidation its ``drift`` from the initial weights.
+
+        Raises:
+            UserError: If consolidation is asked for and the method has sent no Fisher information.
+        """
         compactness = (features - self.centre).square().sum(1).mean()
         if not self.ewc:
             return {"loss": compactness}
+        if not self.fisher:
+            raise UserError(
+                f"task.ewc={self.ewc}: METHOD=panda alone has clients estimate what weights are held by; give it, or"
+                " task.ewc=0"
+            )
         drift = torch.stack(
             [
                 (self.fisher[name].to(weight) * (weight - self.start[name].to(weight)).square()).sum()
@@ -139,6 +153,10 @@ class Panda(Task):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Copies the network's weights, by name."""
+        return {name: weight.detach().clone() for name, weight in self._network.named_parameters()}
 
     @property
     def _network(self) -> nn.Module:

@@ -133,6 +133,18 @@ def test_consolidation_by_hand():
     assert outputs["loss"].item() == pytest.approx(plain.item() + 1.5 * outputs["drift"].item(), rel=1e-5)
 
 
+def test_weights_of_another_run_are_what_training_is_held_to():
+    live = task(ewc=3.0)
+    live.begin_with({name: entry + 0.2 for name, entry in live.state_dict().items() if "network" in name})
+    live.fisher = {name: torch.ones_like(weight) for name, weight in live.start.items()}
+    assert live.training_step(NEW)["drift"].item() == 0
+
+
+def test_consolidation_under_a_method_that_estimates_nothing_is_refused(federate):
+    with pytest.raises(UserError, match="task.ewc=1.0: METHOD=panda alone"):
+        federate(FedAvgClient, task=task(ewc=1.0), data={0: images(4)}, rounds=1)
+
+
 @pytest.mark.slow
 def test_fisher_information_is_the_mean_sum_of_squared_slopes():
     """Against all channels' slopes one by one, averaged over many draws."""
