@@ -193,10 +193,12 @@ class LabelledTargets:
         labels: int64 [N].
         normal_classes: Number of the classes that are normal, where classes stand behind normal and anomalous; None
             where labels are classes.
+        products: Number of products that the task tells apart. Images count as of none of them: anomalies may hide
+            among the normal ones, and their labels would tell.
     """
 
-    def __init__(self, labels: Tensor, normal_classes: int | None = None) -> None:
-        self._labels, self._normal_classes = labels, normal_classes
+    def __init__(self, labels: Tensor, normal_classes: int | None = None, products: int = 0) -> None:
+        self._labels, self._normal_classes, self._products = labels, normal_classes, products
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         """Returns label, index and, behind normal and anomalous, category of the images at these positions."""
@@ -204,7 +206,9 @@ class LabelledTargets:
         if self._normal_classes is None:
             return Batch(label=self._labels[index], index=index)
         category = self._labels[index]
-        return Batch(label=(category >= self._normal_classes).long(), index=index, category=category)
+        product = torch.full_like(index, self._products)
+        label = (category >= self._normal_classes).long()
+        return Batch(label=label, index=index, category=category, product=product)
 
 
 class LabelledDataset(BatchDataset):
@@ -216,6 +220,7 @@ class LabelledDataset(BatchDataset):
         mean: Mean of each channel in [0, 1], or of all.
         std: Standard deviation, likewise.
         normal_classes: As in `LabelledTargets`.
+        products: As there.
 
     Example:
         >>> grey = torch.full((1, 1, 2, 2), 51, dtype=torch.uint8)
@@ -231,8 +236,9 @@ class LabelledDataset(BatchDataset):
         mean: Sequence[float] = HALF,
         std: Sequence[float] = HALF,
         normal_classes: int | None = None,
+        products: int = 0,
     ) -> None:
-        self._images, self._targets = images, LabelledTargets(labels, normal_classes)
+        self._images, self._targets = images, LabelledTargets(labels, normal_classes, products)
         # Of pixels in 0 .. 255, so that a batch takes one subtraction and one division.
         self._mean = 255 * torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)
         self._std = 255 * torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)

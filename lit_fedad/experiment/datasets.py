@@ -202,12 +202,14 @@ def build_datasets(
     """Builds the training and the test data set, and computes frozen features that are not yet kept."""
     if frozen_encoder(task) is not None:
         return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
+    products = task.products if isinstance(task, PatchTask) else ()
     if isinstance(images, LabelledSet):
         parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
         normal = images.normal_classes if isinstance(images, SemanticSet) else None
-        train, test = (LabelledDataset(*part, images.mean, images.std, normal) for part in parts)
+        train, test = (
+            LabelledDataset(*part, images.mean, images.std, normal, len(products)) for part in parts
+        )
         return train, test
-    products = task.products if isinstance(task, PatchTask) else ()
     if backbone is None or not config["cache"]["enabled"]:
         return (
             ImageDataset(images.train, transform, products=products),

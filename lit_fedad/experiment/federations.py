@@ -26,7 +26,7 @@ from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_evaluators
-from lit_fedad.evaluation.calibration import alphas, calibration_scores
+from lit_fedad.evaluation.calibration import CalibrationScores, alphas
 from lit_fedad.evaluation.predict import Cases, ImageScorer
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.build import Data, Model
@@ -112,7 +112,8 @@ def build_evaluator(
         by_stage, client_test = partition.stage_counts(images), config["evaluation"]["client_test"]
         return StreamAccuracyEvaluator(loader, module, by_stage, method.client, fabric, client_test)
     if isinstance(images, SemanticSet):
-        scores = calibration_scores(config, images, partition, module, fabric, method)
+        # Of images that are kept back: methods that leave images out again can do so after the last round alone.
+        scores = CalibrationScores(images, partition, module, fabric)
         test = SemanticTest(
             ImageScorer(loader, fabric),
             images.test_labels,

@@ -328,3 +328,10 @@ def test_real_cifar10_against_cifar100_and_imagenet():
     assert counts[:, :10].diagonal().tolist() == [891] * 10
     assert (counts[:, :10].sum(axis=1) - 891).tolist() == [99] * 10
     assert counts[:, 10:].tolist() == [[10, 0]] * 10
+
+
+def test_images_count_as_of_no_product_that_a_task_tells_apart():
+    """A hidden anomaly's label would tell it."""
+    images = joined()
+    dataset = LabelledDataset(images.train_images, images.train_labels, normal_classes=3, products=6)
+    assert set(dataset.__getitems__(range(len(images.train)))["product"].tolist()) == {6}

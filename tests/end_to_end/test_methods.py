@@ -70,6 +70,16 @@ SMALL_SEMANTIC = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["federated_bank", "federated_subspace", "federated_padim"])
+def test_methods_of_sums_score_and_calibrate_images_in_memory(lab, tmp_path, method):
+    """Their thresholds come after the last round: before it, sums are not whole."""
+    small = ["data.train_per_class=5", "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5"]
+    result = lab.train(tmp_path, f"method={method}", "data=motifs", *small, "debug=seconds")
+    assert 0 < result["last"]["auroc"]["mean"] < 1
+    assert "false_alarm_rate" in result["last"]
+
+
 @pytest.mark.parametrize(
     "method", ["fadngs", *(pytest.param(f"fadngs_{m}", marks=pytest.mark.slow) for m in ("code", "literal"))]
 )
