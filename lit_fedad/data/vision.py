@@ -27,6 +27,7 @@ from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import choose_products, split_normals, subset
 
 _LONGEST_RUN = 60  # bits of a length
+_NAMED = 20  # images of a message
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,22 @@ class AnnotatedImage:
             255 where any annotation is, otherwise 0, uint8 [height, width].
 
         Raises:
-            UserError: An annotation is of another form.
+            UserError: Annotations are of another form; it names each.
         """
         mask = np.zeros((self.height, self.width), dtype=bool)
+        problems: dict[str, Exception] = {}
         for number, annotation in enumerate(self.annotations):
             try:
                 region = _segmentation(annotation.get("segmentation"), mask.shape)
                 mask |= region if region.any() else _box(annotation["bbox"], mask.shape)
             except (ValueError, KeyError, TypeError, OverflowError) as error:
-                raise UserError(
-                    f"{self.path}: annotation {annotation.get('id', number)} cannot be drawn ({error!r});"
-                    " correct or remove it"
-                ) from error
+                problems[str(annotation.get("id", number))] = error
+        if problems:
+            first = next(iter(problems.values()))
+            raise UserError(
+                f"{self.path}: annotation {', '.join(problems)} cannot be drawn ({first!r}); correct or"
+                " remove it"
+            ) from first
         return mask.astype(np.uint8) * 255
 
 
@@ -96,6 +101,10 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
         for annotation in content["annotations"]:
             if annotation["image_id"] not in ids:  # left out, its image could count as normal
                 raise ValueError(f"an annotation is of image {annotation['image_id']!r}, which is not listed")
+            if annotation["category_id"] not in categories:
+                raise ValueError(
+                    f"an annotation is of category {annotation['category_id']!r}, which is not listed"
+                )
             kind = categories[annotation["category_id"]]
             if bare(kind) in NORMAL:
                 raise ValueError(f"annotations of '{kind}' mark what is normal; remove them")
@@ -291,15 +300,28 @@ def annotations_key(file: Path) -> str:
 
 
 def write_masks(drawings: dict[Path, AnnotatedImage]) -> None:
-    """Writes the masks that are not there yet; each appears complete or not at all."""
+    """Writes the masks that are not there yet; each appears complete or not at all.
+
+    Raises:
+        UserError: Masks cannot be written, or annotations not be drawn; it names their images.
+    """
+    problems: dict[Path, UserError] = {}
     for path, image in drawings.items():
         if path.is_file():
             continue
         try:
+            drawn = image.mask()
             with atomic(path) as partial:
-                Image.fromarray(image.mask()).save(partial, format="PNG")
+                Image.fromarray(drawn).save(partial, format="PNG")
+        except UserError as error:
+            problems[image.path] = error
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error}); choose another mask_folder") from error
+    if problems:
+        first, *others = problems
+        named = ", ".join([path.name for path in others[:_NAMED]] + ["..."] * (len(others) > _NAMED))
+        more = f"; further images with such annotations ({len(others)}): {named}" if others else ""
+        raise UserError(f"{problems[first]}{more}") from problems[first]
 
 
 def coco(

@@ -6,7 +6,7 @@ from matplotlib.path import Path as Outline
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.vision import AnnotatedImage, read_coco
+from lit_fedad.data.vision import AnnotatedImage, read_coco, write_masks
 
 
 def drawn(tmp_path, *annotations, width=16, height=12):
@@ -154,6 +154,18 @@ def test_files_that_are_missing_or_other_are_named(tmp_path):
     refused("is no COCO annotation file", file)
     file.write_text('{"categories": [\n')
     refused("is no COCO annotation file", file)
+
+
+def test_all_images_whose_annotations_cannot_be_drawn_are_named_at_once(tmp_path):
+    """Whoever corrects them need not start again for each."""
+    bad, whole = {"id": 1, "segmentation": [[1, 2, 3]]}, {"id": 2, "bbox": [0, 0, 2, 2]}
+    drawings = {
+        tmp_path / f"{name}.mask": AnnotatedImage(tmp_path / f"{name}.png", 4, 4, "dent", annotations)
+        for name, annotations in (("a", (bad, {**bad, "id": 5})), ("b", (whole,)), ("c", (bad,)))
+    }
+    with pytest.raises(UserError, match=r"a\.png: annotation 1, 5 cannot .*further .* \(1\): c\.png$"):
+        write_masks(drawings)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.mask"]
 
 
 @pytest.mark.parametrize(
