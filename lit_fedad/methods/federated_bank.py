@@ -22,6 +22,7 @@ from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import Aggregation, shared_slots
 from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots, split_fullest
 from lit_fedad.methods import feddymem
 from lit_fedad.methods.feddymem import MEMORY, FedDyMemClient, FedDyMemServer, FirstMemory
@@ -51,7 +52,7 @@ class FederatedBankClient(FedDyMemClient):
         noised_share: Share of the variance along these that the subspace holds then.
 
     Raises:
-        UserError: If a number is out of range, or the task's bank is not made of sums.
+        UserError: If a number is out of range, or the task's bank is by position or not made of sums.
     """
 
     def __init__(
@@ -65,6 +66,11 @@ class FederatedBankClient(FedDyMemClient):
     ) -> None:
         super().__init__(task, send_counts=True)
         self.choose_directions(noised_directions, noised_share)
+        if isinstance(task.reduce, PositionReduce):
+            raise UserError(
+                "the slots of the first memory are divided among clients, and a bank by position has one for each"
+                " patch: give task=memory_bank_sums"
+            )
         at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
         if drawn:
             at_least("method.client", 2, min_images=min_images)

@@ -7,7 +7,7 @@ from helpers.summed_bank import summed_bank
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
-from lit_fedad.memory.reduce import SlotReduce
+from lit_fedad.memory.reduce import PositionReduce, SlotReduce
 from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
@@ -74,3 +74,9 @@ def test_only_sums_can_begin_with_a_drawn_memory(federate, make_loader):
             server=server,
             secure_sum=SecureSum(),
         )
+
+
+def test_a_bank_by_position_is_refused():
+    """Whatever number of slots it had, that of the first memory would be another."""
+    with pytest.raises(UserError, match="a bank by position .*give task=memory_bank_sums"):
+        FederatedBankClient(summed_bank(reduce=PositionReduce(), subspace=None))
