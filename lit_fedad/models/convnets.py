@@ -206,7 +206,7 @@ class LeNet(nn.Sequential):
         at_least("encoder", 1, channels=channels, inputs=inputs)
         if image_size < 8 or image_size % 8:
             raise UserError(
-                f"image.size={image_size}: LeNet halves the side three times; give a multiple of 8"
+                f"image.size={image_size}: LeNet halves the side three times; give a multiple of 8, or another encoder"
             )
         widths = [inputs, channels, 2 * channels, 4 * channels]
         layers: list[nn.Module] = []
