@@ -215,6 +215,9 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         raise UserError(
             f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
         )
+    loss = [override for override in overrides if override.startswith("contrastive_loss=")]
+    if loss and "warmup_loss" not in config["task"]:
+        raise UserError(f"{loss[0]}: this task has a loss of its own; give task=contrastive, or leave it out")
     check_root(config)
     _check_complete(config)
     return config

@@ -43,6 +43,10 @@ def composed_with(overrides):
         (["metod=feddymem"], "did you mean 'method'"),
         (["partition.alfa=1"], "did you mean 'partition.alpha'"),
         (["method=5"], "method has no option '5'"),
+        (
+            ["contrastive_loss=crad"],
+            "contrastive_loss=crad: this task has a loss of its own; give task=contrastive",
+        ),
         (["method=[fedavg,../../elsewhere]"], "method has no option '[fedavg,../../elsewhere]'"),
         (["+method@_global_=../../elsewhere"], "method has no option '../../elsewhere'"),
         (["=1"], "'=1' is not of the form key=value"),
