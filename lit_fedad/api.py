@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from lit_fedad.contracts import Task
-from lit_fedad.core.config import Config, compose, flatten
+from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.files import absent, given_path, told_too_long, undone
+from lit_fedad.core.nested import flatten
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.path_lists import list_text

@@ -5,7 +5,7 @@ import functools
 import math
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
@@ -19,49 +19,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lit_fedad.core.bounds import RANGES, check_alpha, pair
-from lit_fedad.core.building import check_keys, check_type, locate, nearest, parameters_of
+from lit_fedad.core.building import check_keys, check_type, locate, nearest
+from lit_fedad.core.debug_preset import fit_preset
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.sizes import gives_arrays, register_resolvers
+from lit_fedad.core.nested import flatten
+from lit_fedad.core.sizes import register_resolvers
 from lit_fedad.core.text import redact
 from lit_fedad.core.typed_words import advice, as_typed
-
-
-def fit_preset(
-    composed: DictConfig, plain: DictConfig, reader: Callable[..., Any], given: Collection[str]
-) -> None:
-    """Fits a debug preset to the method and to the data.
-
-    Numbers of the method become those that the preset's ``most`` has for the last word of their key (``epochs`` of
-    ``local_epochs``), where they are larger and the command does not give them: ``given`` has its keys.
-
-    Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
-    have and that are null. Images in memory keep the size that the data's ``size`` says, if it does. Classes that come
-    in stages still do, a stage a round.
-    """
-    limits = {
-        key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
-    }
-    parts = [part for part in composed.data.values() if isinstance(part, DictConfig) and "_target_" in part]
-    with open_dict(composed):
-        most = composed.pop("most", {})
-        for key, value in flatten({"method": OmegaConf.to_container(composed.method, resolve=True)}).items():
-            word = re.split(r"[._]", key)[-1]
-            if word in most and key not in given and isinstance(value, int) and value > most[word]:
-                OmegaConf.update(composed, key, most[word])
-        for part in parts:
-            part.update({key: value for key, value in limits.items() if key in part and part[key] is None})
-        for group, taker in (("data", reader), ("partition", locate(composed.partition._target_))):
-            for key in set(composed[group]) - set(plain[group]) - set(parameters_of(taker)):
-                if f"{group}.{key}" not in given:
-                    del composed[group][key]
-        if (
-            gives_arrays(reader) and composed.image.size != plain.image.size
-        ):  # the preset's, not the command's
-            composed.image.size = plain.data.get("size", composed.image.size)
-        if "stages" in plain.partition and "stages" not in composed.partition:
-            few = {"clients": composed.partition.clients, "stages": max(composed.rounds, 1), "imbalance": 1}
-            composed.partition = {**plain.partition, **few}
-
 
 Config = dict[str, Any]
 
@@ -265,20 +229,6 @@ def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool)
     with open_dict(composed):
         composed.method.under = f"{kind}: {' '.join(settings)}" if settings else None
     return composed
-
-
-def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a nested configuration by dotted key; an empty section is a value.
-
-    Example:
-        >>> flatten({"rounds": 3, "task": {"loss": {"margin": 0.5}}, "public": {}})
-        {'rounds': 3, 'task.loss.margin': 0.5, 'public': {}}
-    """
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        inner = flatten(value) if isinstance(value, Mapping) else {}
-        values |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
-    return values
 
 
 def check_root(config: Config) -> None:

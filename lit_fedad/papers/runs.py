@@ -10,9 +10,10 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, flatten
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
+from lit_fedad.core.nested import flatten
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Cell

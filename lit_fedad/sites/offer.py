@@ -12,9 +12,10 @@ from typing import Any
 from lit_fedad.contracts import Client, Exchange, Exchanges, Free, MessageSpec, disclosed_by
 from lit_fedad.contracts.disclosure import Disclosure
 from lit_fedad.core.building import build
-from lit_fedad.core.config import Config, flatten
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.core.nested import flatten
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.noised_sums import Noised

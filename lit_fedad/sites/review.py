@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, summed
-from lit_fedad.core.config import Config, flatten
+from lit_fedad.core.config import Config
+from lit_fedad.core.nested import flatten
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.contracts.disclosure import Disclosure, Kind
-from lit_fedad.core.config import flatten
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.nested import flatten
 from lit_fedad.sites.key_registry import KeyRegistry
 from lit_fedad.sites.refusals import KINDS, Code, RefusalError
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.core.config import flatten
+from lit_fedad.core.nested import flatten
 from lit_fedad.tracking.journal import (
     Journal,
     artifact_values,

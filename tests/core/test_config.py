@@ -17,8 +17,9 @@ from PIL import Image
 
 from lit_fedad.core import config
 from lit_fedad.core.building import build
-from lit_fedad.core.config import Config, choices, compose, conf_folder, flatten
+from lit_fedad.core.config import Config, choices, compose, conf_folder
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.nested import flatten
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
@@ -204,6 +205,9 @@ def test_what_the_command_says_wins_over_the_debug_preset():
     assert list(compose(["debug=seconds", "partition=pooled"])["partition"]) == ["_target_"]
     server = compose(["debug=seconds", "method=creff", "method.server.matching_steps=7"])["method"]["server"]
     assert (server["matching_steps"], server["retraining_epochs"]) == (7, 2)  # of 300, the preset's most
+    given = ["debug=seconds", "method=fedavg", "task=csi"]
+    assert compose(given)["encoder"]["channels"] == 16  # of 64
+    assert compose([*given, "encoder.channels=64"])["encoder"]["channels"] == 64
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lit_fedad.core.config import Config, compose, flatten
+from lit_fedad.core.config import Config, compose
 from lit_fedad.core.identity import identity, judgement
+from lit_fedad.core.nested import flatten
 
 
 def changed(config: Config, key: str) -> Config:
