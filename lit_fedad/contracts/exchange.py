@@ -45,6 +45,7 @@ class Exchange(Discloses, Generic[C, S]):
             overrides `send` says it anew.
         joining: What a client that joins in a later round, or comes back, does of this exchange before round 1: it does
             without (``"skip"``), or receives its message then (``"play"``). With None it cannot join.
+        first_stage: Whether what it makes of images before round 1 stays as it is where later stages bring others.
     """
 
     name: str = "answer"
@@ -54,6 +55,7 @@ class Exchange(Discloses, Generic[C, S]):
     sums: Sums | None = None
     discloses: Disclosures | DisclosedBy | None = None
     joining: Literal["skip", "play"] | None = None
+    first_stage: bool = False
 
     def broadcast(self, server: S, client_id: int) -> Message:
         """Returns the message to a client. Runs on the server."""

@@ -92,6 +92,11 @@ class Federation:
                 " METHOD=federated_bank, federated_subspace and federated_padim learn from all",
                 stacklevel=2,
             )
+        elif staged and (fixed := [one.name for one in self.exchanges.setup if one.first_stage]):
+            warnings.warn(
+                f"images come in stages, and what is set up before round 1 ({', '.join(fixed)}) stays the first's",
+                stacklevel=2,
+            )
         self.runner = ClientRunner(client, channel, fabric)
         self.names = names
         self.receiver = Receiver(server, client, channel.up, robust, names)

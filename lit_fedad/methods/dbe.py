@@ -81,6 +81,7 @@ class FeatureMean(Exchange[DBEClient, FedAvgServer]):
     """The set-up exchange in which clients train for r and send it, which the server averages to g."""
 
     name = "feature mean"
+    first_stage = True
     down = False
     trains = True
     sums = MEANS

@@ -64,6 +64,7 @@ class Centre(AfterMerger):
     """The set-up exchange in which clients send the mean of their features, which the server averages."""
 
     name = "centre"
+    first_stage = True
 
     discloses = (summed("mean of the images' features"),)
 

@@ -219,6 +219,7 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
     """The set-up exchange in which clients condense anchors, whose means over clients the server keeps."""
 
     name = "anchors"
+    first_stage = True
     down = False
     trains = True
 

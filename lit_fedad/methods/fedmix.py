@@ -110,6 +110,7 @@ class SendAverages(Exchange[FedMixClient, FedMixServer]):
     """The set-up exchange in which clients send averages of their images, which the server joins."""
 
     name = "averages"
+    first_stage = True
     down = False
 
     discloses = DisclosedBy(_disclosed)

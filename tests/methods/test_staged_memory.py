@@ -139,6 +139,12 @@ def test_a_bank_that_is_made_before_round_1_says_that_it_knows_the_first_stage_a
         play(client, FederatedPatchCoreServer(client), rounds, schedule)
 
 
+def test_what_is_set_up_of_the_first_stage_and_never_renewed_is_said(play):
+    client = FedDyMemClient(summed_bank(subspace=None, whiten=None), send_counts=True)
+    with pytest.warns(UserWarning, match=r"before round 1 \(statistics\) stays the first's"):
+        play(client, FedDyMemServer(client, KMeansAggregation()), 3)
+
+
 @IN_TURNS
 def test_noise_is_refused_where_images_come_in_stages(play, schedule, rounds):
     client = FederatedSubspaceClient(Subspace(TinyPyramid(), share=0.9, grid=4, image_size=32))

@@ -85,6 +85,7 @@ class PooledStatistics(Exchange[Client, Any]):
     vectors_per_image: int
     shrinkage: float
     name = "statistics"
+    first_stage = True
     down = False
     joining = "skip"
     sums = Sums(lambda client: ChannelSums(client.task.vectors_per_image))
