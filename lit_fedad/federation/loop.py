@@ -94,7 +94,7 @@ class Federation:
             )
         elif staged and (fixed := [one.name for one in self.exchanges.setup if one.first_stage]):
             warnings.warn(
-                f"images come in stages, and what is set up before round 1 ({', '.join(fixed)}) stays the first's",
+                f"images come in stages, and what is set up before round 1 ({', '.join(fixed)}) is of the first alone",
                 stacklevel=2,
             )
         self.runner = ClientRunner(client, channel, fabric)

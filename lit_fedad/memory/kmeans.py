@@ -18,8 +18,8 @@ from lit_fedad.memory.knn import (
 )
 
 _PROPOSALS = 256
-_COPIED = 4
-"""Share of all comparisons, as one in so many, that is worth the copies of points that leaving them out takes."""
+_WORTH_COPIES = 0.25
+"""Share of all comparisons that must be left out before copying the points of the others takes less time."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ def kmeans(
     distances, assignment = (found[:, 0] for found in nearest(points, centroids, k=1, backend=backend))
     inertia = _inertia(distances, mass)
     sums = torch.zeros(centroids.shape, dtype=mass.dtype, device=mass.device)
-    add_by_slot(sums, points, assignment, mass)
+    summed = torch.full_like(assignment, -1)  # the cluster in whose sum each point is
     while steps < max_steps and inertia > 0:
+        _carry_over(sums, points, summed, assignment, mass, weighted=weights is not None)
+        summed = assignment
         last, centroids = centroids, _means(sums, assignment, mass, centroids)
         if spherical:
             centroids = F.normalize(centroids, dim=1)
-        before = assignment
         distances, assignment = _reassign(points, last, centroids, distances, assignment, backend)
-        _carry_over(sums, points, before, assignment, mass, weighted=weights is not None)
         previous, inertia = inertia, _inertia(distances, mass)
         steps += 1
         if previous - inertia <= tolerance * previous:
@@ -205,7 +205,7 @@ def _reassign(
     own, slots = neighbour_distances(points, centroids, assignment[:, None])[:, 0], assignment.clone()
     moved, farther = (centroids != last).any(1), own > distances
     saved = int((~farther).sum()) * int((~moved).sum())
-    if _COPIED * saved < len(points) * len(centroids):
+    if saved < _WORTH_COPIES * len(points) * len(centroids):
         found, at = (column[:, 0] for column in nearest(points, centroids, k=1, backend=backend))
         nearer = found < own
         return torch.where(nearer, found, own), torch.where(nearer, at, slots)

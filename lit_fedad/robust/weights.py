@@ -23,6 +23,9 @@ from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.receiver import Remark
 from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
+Products = Mapping[str, Tensor]
+"""Inner products of the clients' changes [N, N], by part of the weights; the model comes first."""
+
 _MODEL = "weights"
 _SPAN = 16_384  # weights at a time: the changes of ten clients stay in a core's cache
 
@@ -77,24 +80,20 @@ class WeightRule(ABC):
         sizes = {client: update.num_samples for client, update in updates.items()}
         parts = _parts(names)
         products = {part: inner_products(updates, own, previous) for part, own in parts.items()}
-        combined = self.combine(
-            updates, products, {part: {name: previous[name] for name in own} for part, own in parts.items()}
-        )
+        combined = self.combine(updates, products, {name: previous[name] for name in names})
         remarks: dict[int, str] = {}
         for part, own in products.items():
             remarks = dict(self.name_far(lengths(own, sizes), own, part)) | remarks
         return combined, sorted(remarks.items())
 
     @abstractmethod
-    def combine(
-        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
         """Combines the weights.
 
         Args:
             updates: Updates by client.
-            products: Inner products of their changes [N, N], by part of the weights; the first is the model.
-            previous: The weights that the server had sent, by part.
+            products: Inner products of their changes.
+            previous: The weights that the server had sent.
         """
 
     def name_far(self, ratios: Mapping[int, float], products: Tensor, part: str) -> list[Remark]:
@@ -127,18 +126,17 @@ class NormClipping(WeightRule):
     As long as no change is longer, messages stay as they are.
     """
 
-    def combine(
-        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
         """Shortens changes that are too long, of each part by its own length."""
         sizes = {client: update.num_samples for client, update in updates.items()}
         combined = dict(updates)
-        for part, sent in previous.items():
+        for part, names in _parts(list(previous)).items():
             for client, ratio in lengths(products[part], sizes).items():
                 if ratio > self.far:
                     message, share = updates[client].message, self.far / ratio
+                    sent = {name: previous[name].double() for name in names}
                     own = {
-                        n: last.double() + (message[n].double() - last) * share for n, last in sent.items()
+                        name: last + (message[name].double() - last) * share for name, last in sent.items()
                     }
                     combined[client] = _with(combined[client], own)
         return combined
@@ -151,13 +149,11 @@ class CoordinateMedian(WeightRule):
     is the mean of the middle two.
     """
 
-    def combine(
-        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
         """Replaces all weights by their median."""
         number = len(updates)
         middle = slice((number - 1) // 2, number // 2 + 1)
-        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in _names(previous)})
+        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
 
 
 @dataclass(frozen=True)
@@ -176,13 +172,11 @@ class TrimmedMean(WeightRule):
         super().__post_init__()
         within("federation.robust.weights", 0, 1, liars=self.liars)
 
-    def combine(
-        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
         """Replaces all weights by their trimmed mean."""
         trimmed = tolerated(self.liars, len(updates))
         middle = slice(trimmed, len(updates) - trimmed)
-        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in _names(previous)})
+        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
 
 
 @dataclass(frozen=True)
@@ -207,9 +201,7 @@ class Krum(WeightRule):
         at_least("federation.robust.weights", 1, chosen=self.chosen)
         within("federation.robust.weights", 0, 1, liars=self.liars)
 
-    def combine(
-        self, updates: Updates, products: Mapping[str, Tensor], previous: Mapping[str, Message]
-    ) -> dict[int, Update]:
+    def combine(self, updates: Updates, products: Products, previous: Message) -> dict[int, Update]:
         """Leaves all but the chosen clients out, by their changes of the model."""
         scores = krum_scores(next(iter(products.values())), tolerated(self.liars, len(updates)))
         best = set(scores.argsort(stable=True)[: self.chosen].tolist())
@@ -270,10 +262,6 @@ def cosines(products: Tensor) -> Tensor:
     own, sums = directions.diagonal(), directions.sum(0)
     squares = directions.sum() - 2 * sums + own
     return (sums - own) / squares.clamp(min=1e-12).sqrt()
-
-
-def _names(parts: Mapping[str, Message]) -> list[str]:
-    return [name for part in parts.values() for name in part]
 
 
 def _sorted(updates: Updates, name: str) -> Tensor:

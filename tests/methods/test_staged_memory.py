@@ -141,7 +141,7 @@ def test_a_bank_that_is_made_before_round_1_says_that_it_knows_the_first_stage_a
 
 def test_what_is_set_up_of_the_first_stage_and_never_renewed_is_said(play):
     client = FedDyMemClient(summed_bank(subspace=None, whiten=None), send_counts=True)
-    with pytest.warns(UserWarning, match=r"before round 1 \(statistics\) stays the first's"):
+    with pytest.warns(UserWarning, match=r"before round 1 \(statistics\) is of the first alone"):
         play(client, FedDyMemServer(client, KMeansAggregation()), 3)
 
 
