@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.convnets import LeNet, LeNetDecoder, contrast_normalised
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
@@ -130,6 +131,20 @@ def test_the_learning_rate_falls_once():
     for task.round in (1, 10, 11, 30):
         rates.append(task.configure_optimizers().param_groups[0]["lr"])
     assert rates == pytest.approx([0.3, 0.3, 0.03, 0.03])
+
+
+def test_by_default_it_falls_after_a_third_of_the_rounds_to_the_round():
+    """The original's 150 epochs have their only milestone at 50; here 30 and 10."""
+    task = make(learning_rate=0.3, drop=compose(["method=deep_svdd"])["task"]["drop"])
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10])
+    ours, theirs = [], []
+    for task.round in range(1, 31):
+        ours.append(task.configure_optimizers().param_groups[0]["lr"])
+        theirs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert ours == pytest.approx(theirs)
 
 
 @pytest.mark.parametrize(
