@@ -1,7 +1,10 @@
 """Federated PatchCore: clients send coresets once and receive their union (after Roth et al., CVPR 2022).
 
-Nothing is trained. It is the reference for a bank of patches that is shared in one shot: at ``vectors = slots`` a
-client sends and receives as many bytes as in one round of FedDyMem.
+Nothing is trained. The original sees the second and third stage of its backbone, where this method sees all layers that
+are configured; its image score is the distance of the farthest patch, where this one's is the peak of a smoothed map
+without the rim. `backbone.layers=[2,3] task.rim=0 task.image_sigma=0` come near it. The method is the reference for a
+bank of patches that is shared in one shot: at ``vectors = slots`` a client sends and receives as many bytes as in one
+round of FedDyMem.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Federated subspace: clients send second moments of features once; what lies outside their subspace is anomalous.
 
-The score is that of SubspaceAD (arXiv 2602.23013), on the features of all clients. Moments add up over clients and
-stages: the result is that of one client with all data, whatever the partition. Nothing is trained, and rounds send
-nothing but the moments of data that have come since.
+The score is the residual of SubspaceAD (arXiv 2602.23013), which squares it, on the features of all clients, whose
+channels are divided by their scale. Moments add up over clients and stages: the result is that of one client with all
+data, whatever the partition. Nothing is trained, and rounds send nothing but the moments of data that have come since.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,8 @@ class PaDiM(PatchTask):
     """The task whose patch score is the Mahalanobis distance to the normal patches at the same position.
 
     Images are expected to show their object at the same place. Features are those of channels drawn at random, which
-    the paper finds as good as principal components. Image scores are the maximum of the smoothed map.
+    the paper finds as good as principal components. Image scores are the maximum of the smoothed map. Deeper layers are
+    enlarged bilinearly, as for all detectors here; the paper repeats them.
 
     A method may set the Gaussians; otherwise the task fits them to local data. There is nothing to train.
 
