@@ -25,7 +25,7 @@ from lit_fedad.contracts.disclosure import DisclosedBy
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
-from lit_fedad.methods.feddm import ImageCondenser, OwnImages
+from lit_fedad.methods.feddm import ImageCondenser
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
 from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights
 from lit_fedad.models.encoders import refuse_frozen
@@ -50,16 +50,6 @@ class AnchorCondenser(ImageCondenser):
     def normalised(self, images: Tensor) -> Tensor:
         """Normalises images that were sent as bytes [n, C, H, W]."""
         return (images / 255 - self.mean) / self.std
-
-    def initial_images(self, local: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
-        """Draws pixels from a normal distribution by class and channel, of that class's pixels, cut to [0, 1]."""
-        piles = []
-        for pile, count in zip(local.images.split(local.sizes), counts, strict=True):
-            pixels = pile * self.std + self.mean
-            mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)
-            drawn = torch.randn(count, *pixels.shape[1:], generator=generator)
-            piles.append((drawn * std[:, None, None] + mean[:, None, None]).clamp(0, 1))
-        return (torch.cat(piles) - self.mean) / self.std
 
     def class_distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """Computes the squared distance of mean features, class by class."""
