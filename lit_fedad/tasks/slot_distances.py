@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
+from lit_fedad.tasks.patches import COARSE
 
 MEDIAN = "median"
 
@@ -101,15 +102,18 @@ class LocalScale:
     images of varied products have the highest scores whether anomalous or not. Not in the paper.
 
     Args:
-        exponent: Exponent of the scale; 0 gives the plain distance, 1 the full scale.
+        exponent: Exponent of the scale on a grid of `COARSE` patches; 0 gives the plain distance, 1 the full scale.
         neighbours: Number K of nearest slots of which the smallest scaled distance is taken: between a narrow slot and
             a wide one, a normal patch may belong to the farther.
+        grid: Patches along the grid. On one finer than `COARSE`, patches see less of their surroundings and slots
+            differ more: an exponent below 1 grows with the grid's square root, to 1 at most.
     """
 
-    def __init__(self, exponent: float = 0.5, neighbours: int = 1) -> None:
+    def __init__(self, exponent: float = 0.5, neighbours: int = 1, grid: int = COARSE) -> None:
         at_least("task.image_score", 0, exponent=exponent)
-        at_least("task.image_score", 1, neighbours=neighbours)
-        self.exponent, self.neighbours = exponent, neighbours
+        at_least("task.image_score", 1, neighbours=neighbours, grid=grid)
+        finer = max(1.0, (grid / COARSE) ** 0.5)
+        self.exponent, self.neighbours = max(exponent, min(1.0, exponent * finer)), neighbours
 
     def __call__(self, distances: Tensor, radii: Tensor, slots: Tensor) -> Tensor:
         """Scores images' patches [n].

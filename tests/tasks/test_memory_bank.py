@@ -87,6 +87,17 @@ def test_local_scale_takes_the_nearest_of_some_slots_in_units_of_their_radii():
     assert LocalScale(1.0, neighbours=2)(distances, radii, slots).item() == pytest.approx(4 / 3)
 
 
+@pytest.mark.parametrize(
+    ("exponent", "grid", "used"), [(0.5, 8, 0.5), (0.5, 32, 0.5**0.5), (0.75, 64, 1.0), (1.5, 64, 1.5)]
+)
+def test_local_scale_divides_by_more_on_finer_grids_but_never_by_more_than_the_full_scale(
+    exponent, grid, used
+):
+    distances, slots, radii = torch.ones(1, 1), torch.tensor([[0]]), torch.tensor([0.5, 1.5])
+    scored = LocalScale(exponent, grid=grid)(distances, radii, slots).item()
+    assert scored == pytest.approx(0.5**-used)
+
+
 def test_prediction_is_the_maximum_of_the_smoothed_map(make_task, make_loader):
     task = make_task().eval()
     task.load_memory(torch.randn(16, 8))
