@@ -118,3 +118,8 @@ def test_random_scores_are_worth_one_half():
     scores = torch.from_numpy(random.normal(30, 5, 50_000))
     labels = torch.from_numpy(random.random(50_000) < 0.5)
     assert value_of(auroc, scores, labels, DEFAULT_BINS) == pytest.approx(0.5, abs=0.01)
+
+
+def test_pairs_of_many_clients_pixels_do_not_overflow():
+    normal, anomalous = torch.tensor([5, 5]) * 10**9, torch.tensor([1, 9]) * 10**8
+    assert auroc(normal, anomalous) == pytest.approx(0.7, abs=1e-15)

@@ -15,15 +15,16 @@ def auroc(negative: Tensor, positive: Tensor) -> Tensor:
     """Computes the area under the ROC curve: the chance that an anomaly outscores a normal sample, ties counted half.
 
     The pairs are counted in whole numbers (Mann-Whitney U), so the order of samples, batches and clients
-    has no effect; int64 holds the pairs of two billion samples of each kind.
+    has no effect, up to 10^11 samples of each kind.
 
     Example:
         >>> auroc(torch.tensor([2, 1, 0]), torch.tensor([0, 1, 1]))
         tensor(0.9167, dtype=torch.float64)
     """
-    below = negative.cumsum(0) - negative
-    twice_won = (positive * (2 * below + negative)).sum()
-    return twice_won.double() / (2 * negative.sum().double() * positive.sum().double())
+    rank = 2 * negative.cumsum(0) - negative
+    # In two parts: int64 does not hold the pairs of all clients' pixels.
+    high, low = ((positive * part).sum().double() for part in (rank >> 24, rank & 0xFFFFFF))
+    return (high * 2**24 + low) / (2 * negative.sum().double() * positive.sum().double())
 
 
 def average_precision(negative: Tensor, positive: Tensor) -> Tensor:
