@@ -135,6 +135,7 @@ class Collecting:
     def _receive(self, turn: Turn, outcome: Outcome[ClientResult], updates: dict[int, Update]) -> None:
         """Checks what clients sent, and adds what can be used to the updates."""
         for client, result in outcome.values.items():
+            add_counts(turn.report.bytes_up, {client: len(result.blob)})  # also of one that is refused
             try:
                 updates[client] = self.receiver.open(turn.exchange, client, result.blob, turn.sizes[client])
             except UserError as error:
@@ -148,7 +149,7 @@ class Collecting:
         """Has clients do what later rounds need of the exchanges before round 1 that they were not in.
 
         Afterwards all holders of images take part but those that fail in it, which try again before the next round.
-        Reports of the exchanges take the clients that have caught up.
+        Reports of the exchanges take the clients that have caught up, and the bytes.
 
         Returns:
             Causes by client that failed, in every process.
@@ -164,13 +165,16 @@ class Collecting:
                 continue
             exchange, past = exchanges.of_round(round)[0], replace(context, round=round)
             self.sender.server.context = past
-            outcome = self.transport.play(self.sender.messages(exchange, late, past), ())
+            sent = self.sender.messages(exchange, late, past)
+            outcome = self.transport.play(sent, ())
             self.sender.forget()
             done, causes = self.fabric.broadcast((list(outcome.values), outcome.failures))
             self.transport.settle(done)
             failed |= causes
-            for report in history:
-                report.participants += done if report.round == round else []
+            for report in (one for one in history if one.round == round):
+                report.participants += done
+                add_counts(report.bytes_down, {client: len(blob) for client, blob in sent.blobs.items()})
+                add_counts(report.bytes_up, {c: len(result.blob) for c, result in outcome.values.items()})
         on_first(self.fabric, partial(self.sampler.check_failures, self.names.titled(failed), context.round))
         return failed
 

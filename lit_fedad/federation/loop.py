@@ -312,7 +312,6 @@ class Federation:
         left_out = self.names.titled(report.failures | report.refused)
         self.sampler.check_finished(len(good), left_out, report.round)
         report.participants = list(good)
-        add_counts(report.bytes_up, {c: len(result.blob) for c, result in good.items()})
         add_counts(report.elements_up, {c: elements(u.message) for c, u in updates.items() if c in good})
         report.trained |= {c: result.trained for c, result in good.items() if result.trained is not None}
         scalars = {c: result.scalars for c, result in good.items()}

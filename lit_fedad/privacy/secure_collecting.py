@@ -76,11 +76,11 @@ class Summing(Collecting):
         updates: dict[int, Update] = {}
         fabric, transport, report = self.fabric, self.transport, turn.report
         sent = self.sender.messages(turn.exchange, report.participants, turn.context)
-        _count(report.bytes_down, dict(sent.blobs))
         invited = on_first(fabric, lambda: self._invite(turn))
         offers = transport.confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
         sent = sent._replace(blobs={client: sent.blobs[client] for client in envelopes})
+        _count(report.bytes_down, dict(sent.blobs))
         outcome = transport.play(sent, turn.scored(list(envelopes)), envelopes)
         asked = on_first(fabric, lambda: self._take(outcome, report))
         shares = transport.confer("reveal", asked)
@@ -107,12 +107,11 @@ class Summing(Collecting):
         """Adds masked messages up, and returns the question for shares by survivor."""
         self._note(outcome, report)
         for client, result in outcome.values.items():
+            _count(report.bytes_up, {client: result.blob})
             try:
                 self.gathering.add(client, self._words(result.blob))
             except UserError as error:
                 self._refuse({client: str(error)}, report)
-            else:
-                _count(report.bytes_up, {client: result.blob})
             result.blob = b""  # it is in the sum
         survivors = self.gathering.survivors
         self._check_left(len(survivors), "are left")

@@ -52,3 +52,11 @@ def test_who_failed_before_round_1_is_not_scored_until_it_has_caught_up(prepared
     before, after = federation.run()
     assert list(before.metrics["w"]["visits"]) == [0, 2]
     assert list(after.metrics["w"]["visits"]) == [0, 1, 2]
+
+
+def test_bytes_of_who_catches_up_count_for_the_exchange(prepared):
+    federation = prepared(1, rounds=1)
+    before = federation.run()[0]
+    once = before.bytes_down[0]
+    assert before.bytes_down == {0: once, 1: 2 * once, 2: once}
+    assert once > 0

@@ -58,6 +58,11 @@ def test_a_message_that_cannot_be_used_costs_its_client_the_round_and_no_more(to
     assert history[0].scalars["weight"] == others.run()[0].scalars["weight"]
 
 
+def test_bytes_of_a_message_that_is_refused_were_sent(toy):
+    report = lying(toy(values=FIVE, rounds=1), 2, b"garbage").run()[0]
+    assert report.bytes_up == {**dict.fromkeys(range(5), len(save({"w": torch.zeros(1)}))), 2: len(b"garbage")}
+
+
 def test_without_the_fewest_clients_a_refused_message_ends_the_run_in_one_line(toy):
     federation = lying(toy(sampler=ClientSampler(min_clients=2)), 1, b"garbage")
     with pytest.raises(UserError, match="1 clients finished, federation.sampler.min_clients=2.*client 1"):
