@@ -60,7 +60,10 @@ def test_a_message_that_cannot_be_used_costs_its_client_the_round_and_no_more(to
 
 def test_bytes_of_a_message_that_is_refused_were_sent(toy):
     report = lying(toy(values=FIVE, rounds=1), 2, b"garbage").run()[0]
-    assert report.bytes_up == {**dict.fromkeys(range(5), len(save({"w": torch.zeros(1)}))), 2: len(b"garbage")}
+    assert report.bytes_up == {
+        **dict.fromkeys(range(5), len(save({"w": torch.zeros(1)}))),
+        2: len(b"garbage"),
+    }
 
 
 def test_without_the_fewest_clients_a_refused_message_ends_the_run_in_one_line(toy):

@@ -242,7 +242,7 @@ def site_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
         for site, entry in status.items():
             troubles += [Line.of([label, site, line]) for line in entry["troubles"]]
     if sites:
-        notes = ["Time: from order to answer. Bytes: of messages that were merged."]
+        notes = ["Time: from order to answer. Bytes: of the messages of all exchanges, of refused ones too."]
         yield Grid("", ["run", *heads], sites, notes, texts=3)
     if troubles:
         yield Grid("Failures and refusals", ["run", "site", "cause"], troubles, texts=3)
