@@ -31,7 +31,8 @@ def summarise(per_client: Mapping[int, MergeableMetric]) -> dict[str, Summary]:
 
     Args:
         per_client: Metrics of every client by client id, of equal settings; left unchanged. The worst
-            of the values that they name as `lower_is_better` is the maximum.
+            of the values that they name as `lower_is_better` is the maximum. Clients of one model may share one
+            object, whose samples are pooled once: AUPIMO needs so many pixels, not so many clients.
 
     Returns:
         For every name that `compute_local` returns, plain floats: the mean and the worst (the minimum) over
@@ -47,10 +48,9 @@ def summarise(per_client: Mapping[int, MergeableMetric]) -> dict[str, Summary]:
         raise UserError("no client was evaluated: give at least one client test images")
     pooled = deepcopy(next(iter(per_client.values())))
     pooled.reset()
-    values: dict[int, dict[str, float]] = {}
-    for client, metrics in sorted(per_client.items()):
+    for metrics in {id(metrics): metrics for metrics in per_client.values()}.values():
         pooled.merge_state(metrics)
-        values[client] = plain_values(metrics)
+    values = {client: plain_values(metrics) for client, metrics in sorted(per_client.items())}
     return {
         name: summary(
             {client: of_client[name] for client, of_client in values.items()},

@@ -176,6 +176,7 @@ class Display:
         up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
         self._print(
             f"clients sent {up} and received {down} in {human_seconds(sum(result['seconds_per_round']))}"
+            " without evaluation"
         )
 
     def metrics_table(self, metrics: Mapping[str, Any]) -> None:

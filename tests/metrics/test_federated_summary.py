@@ -117,3 +117,11 @@ def test_no_client_is_refused():
 def test_clients_of_different_settings_are_refused():
     with pytest.raises(ValueError, match="settings"):
         summarise({0: AnomalyMetrics(), 1: AnomalyMetrics(limit=0.1)})
+
+
+def test_images_of_a_shared_model_are_pooled_once():
+    metrics = AnomalyMetrics()
+    masks = torch.zeros(2, 256, 256)
+    masks[1, :9, :9] = 1
+    metrics.update(torch.tensor([1.0, 2.0]), torch.tensor([0, 1]), 1 + masks, masks)
+    assert math.isnan(summarise(dict.fromkeys(range(2), metrics))["aupimo"]["pooled"])  # 65,536 normal pixels

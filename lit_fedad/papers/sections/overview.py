@@ -131,7 +131,8 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
                 lines += [_line(group.label, [run], metrics, links, part=True) for run in group.runs]
         notes = [
             "Metrics: mean over clients after the last round; in brackets after the best, which a run chooses by its "
-            "first metric on the test set. Bytes: sent by all clients in all rounds. Time: of all rounds."
+            "first metric on the test set. Bytes: sent by all clients in all rounds. Time: of all rounds, without "
+            "evaluation."
         ]
         yield Grid(name, heads, lines, notes, texts=2)
 
