@@ -50,7 +50,7 @@ def in_words(result: Mapping[str, Any]) -> list[str]:
         >>> found = {"together": {"all": 0.63, "own": 0.82}, "alone": {"all": 0.05, "own": 0.78}}
         >>> for line in in_words({"last": rates, "alone": {"found": found, "at_false_alarms": 0.05}}): print(line)
         as shipped, finds 80 of 100 defects of a client's own products at 1 false alarm in 100 normal images
-        compared at 5 false alarms in 100 normal images: finds 63 of 100 defects of all products, a client alone 5; \
+        compared at up to 5 false alarms in 100 normal images: finds 63 of 100 defects of all products, a client alone 5; \
 of a client's own products 82, a client alone 78
     """
     lines, last = [], result["last"]
@@ -64,12 +64,12 @@ of a client's own products 82, a client alone 78
         lines.append(
             f"as shipped, {finds}{_alarms(alarms)}"
             + (f" (95 % interval {_of_100(ends[0])} to {_of_100(ends[1])})" if ends else "")
-            + (f", at most {100 * promised['mean']:.2g} promised" if promised else "")
+            + (f", at most {100 * promised['mean']:.3g} promised" if promised else "")
         )
     if alone := result.get("alone"):
         many, one = alone["found"]["together"], alone["found"]["alone"]
         lines.append(
-            f"compared at {_alarms(alone['at_false_alarms'])}: finds {_of_100(many['all'])} of 100 defects of all"
+            f"compared at up to {_alarms(alone['at_false_alarms'])}: finds {_of_100(many['all'])} of 100 defects of all"
             f" products, a client alone {_of_100(one['all'])}"
         )
         if _known(many["own"]) and _known(one["own"]):

@@ -128,7 +128,7 @@ def promised_text(rates: Iterable[float]) -> str:
 
 
 def without_value(metrics: Mapping[str, Any]) -> str | None:
-    """Names the products that have no part in the mean over products; None if all have."""
+    """Names the products that have no part in the first metric's mean over products; None if all have."""
     name = next(
         (name for name, values in metrics.items() if name != "round" and "per_product" in values), None
     )
@@ -138,4 +138,7 @@ def without_value(metrics: Mapping[str, Any]) -> str | None:
     lacking = [product for product, value in values.items() if value is None or math.isnan(value)]
     if not lacking:
         return None
-    return f"Left out of the mean (it needs normal and anomalous test images of a product): {', '.join(lacking)}."
+    return (
+        f"Left out of {metric_title(name)}'s mean over products (it needs normal and anomalous test images of each):"
+        f" {', '.join(lacking)}."
+    )

@@ -42,6 +42,15 @@ def test_false_alarms_are_said_with_their_interval():
     assert in_words({"last": normal}) == ["as shipped, 2 false alarms in 100 normal images"]
 
 
+def test_the_promise_has_the_same_digits_in_the_table_and_the_sentence():
+    result = {
+        "last": LAST,
+        "decisions": {"auto": {"promised": {"mean": 0.1124, "lowest": 0.1, "highest": 0.2}}},
+    }
+    assert "at most 0.112 promised" in closing_rows(result)[2]["what it tells"]
+    assert in_words(result)[0].endswith("at most 11.2 promised")
+
+
 def test_what_a_client_reaches_alone_stands_beside():
     rows = closing_rows({"last": LAST, "alone": {"metrics": {"i_auroc": metric(0.55)}}})
     assert [row["alone"] for row in rows] == ["0.550", "-", "-", "-"]

@@ -194,7 +194,7 @@ def test_the_mean_over_products_is_a_column_and_those_without_a_value_are_named_
     lines = out()
     assert lines[1].split() == ["I-AUROC", "0.800", "0.600", "0.700", "0.625"]
     assert [line for line in lines if "bolt" in line] == [
-        "Left out of the mean (it needs normal and anomalous test images of a product): bolt, cap."
+        "Left out of I-AUROC's mean over products (it needs normal and anomalous test images of each): bolt, cap."
     ]
 
 
