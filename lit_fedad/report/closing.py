@@ -50,8 +50,8 @@ def in_words(result: Mapping[str, Any]) -> list[str]:
         >>> found = {"together": {"all": 0.63, "own": 0.82}, "alone": {"all": 0.05, "own": 0.78}}
         >>> for line in in_words({"last": rates, "alone": {"found": found, "at_false_alarms": 0.05}}): print(line)
         as shipped, finds 80 of 100 defects of a client's own products at 1 false alarm in 100 normal images
-        compared at up to 5 false alarms in 100 normal images: finds 63 of 100 defects of all products, a client alone 5; \
-of a client's own products 82, a client alone 78
+        compared at up to 5 false alarms in 100 normal images: finds 63 of 100 defects of all products, a client alone \
+5; of a client's own products 82, a client alone 78
     """
     lines, last = [], result["last"]
     misses, alarms = (last.get(name, {}).get("mean") for name in ("miss_rate", "false_alarm_rate"))
