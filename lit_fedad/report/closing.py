@@ -55,7 +55,7 @@ def in_words(result: Mapping[str, Any]) -> list[str]:
     """
     lines, last = [], result["last"]
     misses, alarms = (last.get(name, {}).get("mean") for name in ("miss_rate", "false_alarm_rate"))
-    if _known(alarms) and misses != 1:
+    if _known(alarms) and not (_known(misses) and math.isclose(misses, 1)):
         shipped = _shipped(result)
         ends, promised = shipped.get("false_alarm_interval"), shipped.get("promised")
         finds = ""

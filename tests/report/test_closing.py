@@ -51,6 +51,10 @@ def test_the_promise_has_the_same_digits_in_the_table_and_the_sentence():
     assert in_words(result)[0].endswith("at most 11.2 promised")
 
 
+def test_what_finds_nothing_but_for_rounding_is_not_said_to_find():
+    assert in_words({"last": {**LAST, "miss_rate": metric(1 - 2e-16)}}) == []
+
+
 def test_what_a_client_reaches_alone_stands_beside():
     rows = closing_rows({"last": LAST, "alone": {"metrics": {"i_auroc": metric(0.55)}}})
     assert [row["alone"] for row in rows] == ["0.550", "-", "-", "-"]

@@ -37,8 +37,9 @@ def format_parameter(text: str) -> str:
 _DECIDED = ("miss_rate", "false_alarm_rate")  # first of the table, which is wider than a screen
 
 _NOTE = (
-    "Of each product: mean over clients after the last round, mean over seeds. A product without a normal or an"
-    " anomalous test image has no value, and no part in the mean over products, in which all others count alike."
+    "Of each product: mean over clients after the last round, mean over seeds. A product that has no value, as the"
+    " AUROC of one without a normal or an anomalous test image, has no part in the mean over products, in which all"
+    " others count alike."
 )
 
 
