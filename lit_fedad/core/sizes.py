@@ -67,7 +67,7 @@ def size_in_words(config: Mapping[str, Any]) -> str:
     height, width = pair("image.size", config["image"]["size"])
     memory, target = machine_memory(), (config["data"] or {}).get("_target_")
     short = target is not None and memory < PHOTOGRAPH_MEMORY and reads_photographs(locate(target))
-    available, needed = (f"{size / 2**30:.1f} GB" for size in (memory, PHOTOGRAPH_MEMORY))
+    available, needed = (f"{size / 2**30:.1f} GiB" for size in (memory, PHOTOGRAPH_MEMORY))
     why = (
         f"; by default photographs get more on a machine of {needed} of memory, here are {available}"
         if short

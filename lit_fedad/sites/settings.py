@@ -64,7 +64,7 @@ class Policy:
         ceilings: Largest values, likewise, and those of `CEILINGS`.
         vary: Settings that may differ from those of an approved federation.
         runs: Most runs without noise that the site answers in.
-        megabytes: Most megabytes of a coordinator's message.
+        megabytes: Most megabytes, of 2^20 bytes, of a coordinator's message.
         names: Whether the names of its products are told to the coordinator and, by it, to all sites; else they are
             called by the site's name and a number.
     """

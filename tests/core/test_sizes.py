@@ -34,7 +34,7 @@ def test_a_run_says_its_size_the_key_and_why_photographs_have_no_more(machine):
     machine(8)
     assert sizes.size_in_words(config) == "128 x 64 pixels (image.size)"
     machine(2.5)
-    assert "machine of 4.0 GB of memory, here are 2.5 GB" in sizes.size_in_words(config)
+    assert "machine of 4.0 GiB of memory, here are 2.5 GiB" in sizes.size_in_words(config)
 
 
 def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
