@@ -11,6 +11,7 @@ from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.claim import claim, locked
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.metrics.conformal import rounded_up
 
 # What a detector is made of; figures and predictions show decisions by the rate before.
 _KEPT = ("checkpoints", "personal", "partition.json")
@@ -79,7 +80,7 @@ def save_threshold(view: RunView, client: int, product: str | None, threshold: f
     Raises:
         UserError: If it cannot be saved.
     """
-    home, rate = RunFolder(view.path).home, _rate(view, client, product, threshold)
+    home, rate = RunFolder(view.path).home, rate_of(view, client, product, threshold)
     with locked(home.path):
         before = home.default_version()
         number = save_rate(home, rate)
@@ -88,8 +89,8 @@ def save_threshold(view: RunView, client: int, product: str | None, threshold: f
     edges = rule.scores.edges
     highest = ", the highest calibration score: above it no rate is lower" if threshold > edges[-1] else ""
     return (
-        f"Version {number} is the default: at most {rate:.2%} false alarms, at all clients; here the threshold is"
-        f" {rule.threshold:.6g}{highest}. An exported detector keeps its own until it is exported again.",
+        f"Version {number} is the default: at most {rounded_up(100 * rate):g} % false alarms, at all clients; here the"
+        f" threshold is {rule.threshold:.6g}{highest}. An exported detector keeps its own until it is exported again.",
         before,
     )
 
@@ -106,7 +107,7 @@ def choose_version(view: RunView, number: int) -> str:
     return f"Version {number} is the default again."
 
 
-def _rate(view: RunView, client: int, product: str | None, threshold: float) -> float:
+def rate_of(view: RunView, client: int, product: str | None, threshold: float) -> float:
     """Finds the rate that has a threshold: a larger one may be promised by fewer, more specific scores."""
     assert view.calibration is not None
     scores = view.shipped(client, product).scores

@@ -218,7 +218,7 @@ class Calibration:
         if not isinstance(alpha, str):
             return alpha
         most = self.rule(client, USUAL_RATE).scores.total
-        return max(USUAL_RATE, _rounded_up(1 / (most + 1))) if most else USUAL_RATE
+        return max(USUAL_RATE, rounded_up(1 / (most + 1))) if most else USUAL_RATE
 
     def threshold(self, client: int, alpha: Alpha, product: str | None = None) -> float:
         """Computes the score above which a client calls an image anomalous; infinity where it cannot promise alpha."""
@@ -270,7 +270,7 @@ def wilson_interval(events: float, trials: float) -> tuple[float, float]:
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
-def _rounded_up(rate: float, digits: int = 3) -> float:
+def rounded_up(rate: float, digits: int = 3) -> float:
     """Rounds a rate up to a number of digits, so that whoever can promise it still can."""
     places = digits - 1 - math.floor(math.log10(rate))
     return round(math.ceil(rate * 10**places - _ROUNDING) / 10**places, places)

@@ -66,6 +66,11 @@ def test_a_complete_run_is_listed_by_round_site_and_trouble(view):
     ]
 
 
+def test_a_site_that_fails_and_is_not_scored_is_lost_once(view):
+    lost = RunView(view.path, {**RESULT, "unscored": {"1": {"1": "gone"}}}, {}, None)
+    assert [row["sites lost"] for row in lost.rounds()] == [0, 1, 1]
+
+
 def test_a_federation_of_sites_is_listed_by_name(tmp_path):
     site = {"rounds": 3, "last_round": 3, "bytes_up": 5, "bytes_down": 6, "false_alarm_rate": None}
     sites = {"north": {**site, "troubles": ["round 2: deadline: 60 s"]}, "south": {**site, "troubles": []}}

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binomtest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.metrics.conformal import Calibration, ScoreCounts, needed_images, wilson_interval
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts, needed_images, rounded_up, wilson_interval
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
 
 COARSE = torch.arange(1, 40).float()  # whole numbers: each in a bin of its own
@@ -139,3 +139,12 @@ def test_counts_that_are_none_are_refused(counts):
 def test_the_interval_is_wilsons(events, trials):
     found = binomtest(events, trials).proportion_ci(method="wilson")
     assert wilson_interval(events, trials) == pytest.approx((found.low, found.high), abs=1e-4)
+
+
+@pytest.mark.parametrize("images", [5, 60, 300, 2000])
+def test_a_rate_rounded_up_has_the_threshold_of_the_rate(images):
+    """As the operator's page prints it: of 60 images, 1 / 61 to four digits is less than they can promise."""
+    scores = ScoreCounts.of(torch.arange(1.0, images + 1))
+    for above in range(0, images, 1 + images // 7):
+        rate = (1 + above) / (images + 1)
+        assert scores.threshold(rounded_up(rate, 4)) == scores.threshold(rate)

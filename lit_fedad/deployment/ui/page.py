@@ -17,20 +17,20 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable, shell_word
 from lit_fedad.data.pictures import read_picture
 from lit_fedad.deployment.exported import onnx_exports
-from lit_fedad.deployment.new_rate import choose_version, save_threshold
+from lit_fedad.deployment.new_rate import choose_version, rate_of, save_threshold
 from lit_fedad.deployment.reviews import Review, Reviews, add_review
 from lit_fedad.deployment.ui.reading import (
     Row,
     RunView,
     ScoredFile,
     drift,
-    expected_alarms,
     histogram,
     histogram_svg,
     read_scored,
     slider_ends,
     slider_step,
 )
+from lit_fedad.metrics.conformal import rounded_up
 from lit_fedad.report.naming import p_value_text, promised_text
 
 Try = Callable[[bytes, str], tuple[Any, Any, str]]
@@ -136,11 +136,12 @@ class OperatorPage:
         lamp, words, drawn = gr.HTML(elem_id="drift"), gr.Markdown(elem_id="alarms"), gr.HTML()
 
         def show(number: int, name: str, table: str, at: float, images: float) -> tuple[str, str, str]:
-            rule = view.shipped(number, _named(name))
+            chosen = _named(name)
+            rule, rate = view.shipped(number, chosen), rate_of(view, number, chosen, at)
             seen = [image.score for image in self._scored(table)]
-            rate, alarms = expected_alarms(rule.scores, at, images or 0)
             lines = [
-                f"**{alarms:.1f} false alarms a day**, at most, of {images:g} normal images ({rate:.2%})."
+                f"**{rate * (images or 0):.1f} false alarms a day**, at most, of {images or 0:g} normal images"
+                f" ({rate:.2%})."
             ]
             if seen:
                 above = sum(score > at for score in seen)
@@ -150,7 +151,8 @@ class OperatorPage:
             lines.append(
                 f"Shipped for alpha {rule.alpha:g}: {is_shipped}; {rule.scores.total} calibration images. This"
                 f" threshold: `lit-fedad predict {shell_word(f'run={view.path}')} client={number}"
-                f" alpha={rate:.4g} images=FOLDER`"
+                + (f" {shell_word(f'product={chosen}')}" if chosen else "")
+                + f" alpha={rounded_up(rate, 4):g} images=FOLDER`"
             )
             return self._lamp(table), "\n\n".join(lines), histogram_svg(histogram(rule.scores, seen, at), at)
 

@@ -127,7 +127,7 @@ class RunView:
                 "up": human_bytes(up),
                 "down": human_bytes(down),
                 "seconds": round(seconds, 1),
-                "sites lost": sum(len(causes.get(str(number), ())) for causes in lost),
+                "sites lost": len(set[str]().union(*(causes.get(str(number), ()) for causes in lost))),
             }
             for name, number, up, down, seconds in zip(names, *columns, strict=True)
         ]
