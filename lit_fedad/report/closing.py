@@ -11,7 +11,7 @@ from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_title, 
 
 _CHOSEN = ("i_auroc", "pro", "false_alarm_rate", "miss_rate")
 _MOST = 4
-_LOWER = ("fe", "me", "forgetting", "false_alarm_rate", "miss_rate")
+_LOWER = ("fe", "me", "fe_calibrated", "me_calibrated", "forgetting", "false_alarm_rate", "miss_rate")
 _WORDS = {
     "i_auroc": "ranks images: higher is better, 0.5 is chance",
     "auroc": "ranks images: higher is better, 0.5 is chance",
@@ -20,6 +20,7 @@ _WORDS = {
     "miss_rate": "of defective images: lower is better",
     "accuracy": "of classes: higher is better",
     "own_accuracy": "the same for classes as frequent as a client's own",
+    "predicted_classes": "at all: 1 is a constant prediction",
 }
 
 
@@ -59,8 +60,9 @@ def in_words(result: Mapping[str, Any]) -> list[str]:
         shipped = _shipped(result)
         ends, promised = shipped.get("false_alarm_interval"), shipped.get("promised")
         finds = ""
-        if _known(misses):
-            finds = f"finds {_of_100(1 - misses)} of 100 defects of a client's own products at "
+        if _known(misses):  # anomalies that are classes of their own belong to no product
+            found = "images of foreign classes" if "auroc" in last else "defects of a client's own products"
+            finds = f"finds {_of_100(1 - misses)} of 100 {found} at "
         lines.append(
             f"as shipped, {finds}{_alarms(alarms)}"
             + (f" (95 % interval {_of_100(ends[0])} to {_of_100(ends[1])})" if ends else "")

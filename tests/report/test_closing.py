@@ -55,6 +55,24 @@ def test_what_finds_nothing_but_for_rounding_is_not_said_to_find():
     assert in_words({"last": {**LAST, "miss_rate": metric(1 - 2e-16)}}) == []
 
 
+def test_images_of_foreign_classes_are_no_defects_of_products():
+    last = {"auroc": metric(0.7), "false_alarm_rate": metric(0.1), "miss_rate": metric(0.25)}
+    (line,) = in_words({"last": last})
+    assert (
+        line
+        == "as shipped, finds 75 of 100 images of foreign classes at 10 false alarms in 100 normal images"
+    )
+
+
+def test_of_errors_less_is_better_and_more_predicted_classes_are_not_said_to_be():
+    rows = closing_rows({"last": {name: metric(0.3) for name in ("fe_calibrated", "predicted_classes")}})
+    words = {row["last round"]: row["what it tells"] for row in rows}
+    assert words == {
+        "FE calibrated": "lower is better",
+        "classes predicted": "at all: 1 is a constant prediction",
+    }
+
+
 def test_what_a_client_reaches_alone_stands_beside():
     rows = closing_rows({"last": LAST, "alone": {"metrics": {"i_auroc": metric(0.55)}}})
     assert [row["alone"] for row in rows] == ["0.550", "-", "-", "-"]
