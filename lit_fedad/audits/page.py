@@ -100,8 +100,9 @@ def privacy_page(run: FinishedRun) -> Page:
 def _reached(result: Mapping[str, Any]) -> str:
     """Writes the mean metrics of the last round: what defences leave of them."""
     last = result.get("last") or {}
-    metrics = [(name, last[name]["mean"]) for name in _METRICS if isinstance(last.get(name), dict)]
-    return ", ".join(f"{metric_title(name)} {value:.3f}" for name, value in metrics) or "not evaluated"
+    metrics = {name: last[name]["mean"] for name in _METRICS if isinstance(last.get(name), dict)}
+    known = {name: value for name, value in metrics.items() if value is not None}
+    return ", ".join(f"{metric_title(name)} {value:.3f}" for name, value in known.items()) or "not evaluated"
 
 
 def form(spec: TensorSpec) -> str:

@@ -42,6 +42,12 @@ def test_every_exchange_is_listed_with_its_bytes(folder):
     assert rows[0][4] == human_bytes(round(sum(first.values()) / len(first)))
 
 
+def test_a_metric_without_a_value_is_left_out(folder):
+    run = reopen(str(folder))
+    run.result["last"]["i_auroc"]["mean"] = None  # no test image is anomalous
+    assert "I-AUROC" not in privacy_page(run).summary
+
+
 def test_findings_and_defences_follow_the_files(folder):
     run = reopen(str(folder))
     before = privacy_page(run)
