@@ -8,7 +8,6 @@ What holds of the paper's claims, at a scale far below its own: docs/fadngs.md.
 """
 
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from lit_fedad.methods.fedavg import (
     LatestMessagesServer,
 )
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues
+from lit_fedad.methods.parts.functional import copied
 from lit_fedad.tasks.contrastive import Contrastive
 
 MEAN, COVARIANCE = "densities.mean", "densities.covariance"
@@ -144,7 +144,7 @@ class FADngsServer(LatestMessagesServer):
                 "distillation looks at images with the clients' running statistics: give"
                 " method.client.aggregate_buffers=mean, or method.server.distillation=null"
             )
-        self.task: Contrastive = deepcopy(client.task)
+        self.task: Contrastive = copied(client.task)
         self.distillation, self.public = distillation, public
         self.last_merge: LastMerge | None = None
 

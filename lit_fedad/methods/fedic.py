@@ -6,7 +6,6 @@ images. No other method uses the labelled images, which is an advantage in a com
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
-from lit_fedad.methods.parts.functional import apply_in_chunks, divergence, take_step
+from lit_fedad.methods.parts.functional import apply_in_chunks, copied, divergence, take_step
 from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -76,7 +75,7 @@ class FEDICServer(FedAvgServer):
         at_least("method.server", 0, steps=steps)
         at_least("method.server", 1, labelled_batch=labelled_batch, auxiliary_batch=auxiliary_batch)
         above("method.server", 0, learning_rate=learning_rate, temperature=temperature)
-        self.task = deepcopy(client.task)
+        self.task = copied(client.task)
         self.calibration = Calibration(client.task.classes, client.task.num_features)
         self.public, self.server_labelled = public, server_labelled
         self.steps, self.labelled_batch, self.auxiliary_batch = steps, labelled_batch, auxiliary_batch

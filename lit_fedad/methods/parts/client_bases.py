@@ -1,6 +1,5 @@
 """Bases of FedAvg's clients that several methods share: with an anchor, with a personal model, with label counts."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from lit_fedad.contracts.state import detached
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.parts.functional import trainable
+from lit_fedad.methods.parts.functional import copied, trainable
 from lit_fedad.tasks.classifier import Classifier
 
 COUNTS = "label_counts"
@@ -50,9 +49,7 @@ class PersonalModelClient(FedAvgClient):
 
     def __init__(self, task: Task, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
-        backbone = getattr(task, "backbone", None)
-        # The frozen backbone is shared; all trainable parameters exist twice.
-        self.personal: Task = copy.deepcopy(task, {id(backbone): backbone})
+        self.personal = copied(task)
 
     @property
     def personal_entries(self) -> dict[str, Tensor]:

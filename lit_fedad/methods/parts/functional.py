@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
@@ -124,6 +125,15 @@ def draw_weights(module: nn.Module) -> None:
     for layer in module.modules():
         if callable(reset := getattr(layer, "reset_parameters", None)):
             reset()
+
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+
+
+def copied(task: AnyTask) -> AnyTask:
+    """Copies a task; its frozen backbone, wherever it lies, is shared."""
+    parts = [part for name, part in task.named_modules() if name.rpartition(".")[2] == "backbone"]
+    return deepcopy(task, {id(b): b for b in parts if not any(p.requires_grad for p in b.parameters())})
 
 
 def trainable(task: Task) -> dict[str, nn.Parameter]:

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from helpers.frozen import frozen_encoder
 
-from lit_fedad.methods.parts.functional import evaluating, pooled, trainable, with_weights
+from lit_fedad.methods.parts.functional import copied, evaluating, pooled, trainable, with_weights
+from lit_fedad.tasks.classifier import Classifier
 
 
 @pytest.fixture
@@ -107,3 +109,10 @@ def test_pooled_features_are_one_vector_an_image():
     features = torch.randn(4, 7, 3)
     assert torch.equal(pooled(features[:, 0]), features[:, 0])
     torch.testing.assert_close(pooled(features), sum(features[:, i] for i in range(7)) / 7)
+
+
+def test_a_copy_shares_the_frozen_backbone_and_nothing_that_trains():
+    task = Classifier(frozen_encoder(hidden=2), 3)
+    copy = copied(task)
+    assert copy.encoder.backbone is task.encoder.backbone
+    assert not {id(p) for p in trainable(copy).values()} & {id(p) for p in trainable(task).values()}
