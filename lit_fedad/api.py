@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from lit_fedad.contracts import Task
+from lit_fedad.core.brought import check_brought
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
@@ -205,9 +206,10 @@ def _configured(
         given["partition.clients"] = None  # each name is one, also where a preset says how many
     elif test is not None:
         raise UserError("test= needs normal=, the training images")
-    config = compose(
-        [f"{key}={_value(key, value)}" for key, value in {**given, **flatten(settings or {})}.items()]
-    )
+    keys = {**given, **flatten(settings or {})}
+    overrides = [f"{key}={_value(key, value)}" for key, value in keys.items()]
+    config = compose(overrides)
+    check_brought(config, overrides)
     return config, listed
 
 

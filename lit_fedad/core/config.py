@@ -187,6 +187,13 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+def chosen(overrides: Iterable[str]) -> dict[str, str | None]:
+    """Returns the name of each group's file, of overrides that can be composed."""
+    with _hydra():
+        composed = hydra_compose("config", _removing(map(as_typed, overrides)), return_hydra_config=True)
+    return dict(composed.hydra.runtime.choices)
+
+
 def _removing(overrides: Iterable[str]) -> list[str]:
     """Writes ``group=null`` as ``~group``: only so does Hydra remove a group, and other keys by ``key=null``."""
     empty = {f"{group}=null": f"~{group}" for group in config_groups()}

@@ -28,6 +28,7 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -40,6 +41,9 @@ class FederatedPatchCoreClient(Client):
         task: Features and bank.
         vectors: Size of a client's coreset; None for the size of the bank.
         projection: Dimensions of the random projection in which the coreset is selected.
+
+    Raises:
+        UserError: If a number is out of range, or the task needs more than patches as the backbone gives them.
     """
 
     needs = MemoryBank
@@ -49,6 +53,12 @@ class FederatedPatchCoreClient(Client):
     def __init__(self, task: MemoryBank, vectors: int | None = None, projection: int = 128) -> None:
         super().__init__(task)
         at_least("method.client", 1, vectors=vectors, projection=projection)
+        for key in ("head", "standardise", "whiten", "subspace", "image_score"):
+            if getattr(task, key) not in (None, False):
+                raise UserError(
+                    f"task.{key}: coresets are of patches as the backbone gives them, and nothing else is shared or"
+                    f" trained; give task.{key}={'false' if key == 'standardise' else 'null'}"
+                )
         self.vectors = vectors or task.slots
         self.projection = projection
 

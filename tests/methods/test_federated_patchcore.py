@@ -136,3 +136,9 @@ def test_a_task_without_a_bank_is_refused_in_one_line(make_classifier):
     with pytest.raises(UserError, match="MemoryBank, not with TinyClassifier") as refusal:
         FederatedPatchCoreClient(make_classifier())
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("settings", [{"standardise": True}, {"whiten": 0.1}, {"subspace": 0.9}])
+def test_a_task_that_needs_what_is_not_pooled_is_refused(make_task, settings):
+    with pytest.raises(UserError, match=f"task.{next(iter(settings))}: coresets are of patches as"):
+        FederatedPatchCoreClient(make_task(head=None, **settings))

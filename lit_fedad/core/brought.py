@@ -1,0 +1,73 @@
+"""Refuses what a method or an experiment sets of a part that another choice has replaced."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fedad.core.building import locate, parameters_of
+from lit_fedad.core.config import Config, chosen, conf_folder, given_keys
+from lit_fedad.core.errors import UserError
+
+
+def check_brought(config: Config, overrides: Sequence[str]) -> None:
+    """Refuses settings that a command does not give, and that what was chosen for their group does not take.
+
+    Args:
+        config: The composed configuration.
+        overrides: Those of the command.
+
+    Raises:
+        UserError: Naming who sets them, and the files that take them.
+    """
+    files, folder = chosen(overrides), conf_folder()
+    ours = tuple(f"{key.lstrip('~')}." for key in given_keys(overrides))
+    for group, name in files.items():
+        section = config.get(group)
+        if name is None or not isinstance(section, Mapping) or "_target_" not in section:
+            continue
+        own = _file(folder / group / f"{name}.yaml") | {"_target_": section["_target_"]}
+        set_by_others = {
+            k: v for k, v in section.items() if not any(o.startswith(f"{group}.{k}.") for o in ours)
+        }
+        wrong = {key: value for key, value in set_by_others.items() if not _takes(own, key, value)}
+        if not wrong:
+            continue
+        if group == "task":
+            locate(config["method"]["client"]["_target_"]).check_task(locate(section["_target_"]))
+        method = _file(folder / "method" / f"{files['method']}.yaml")
+        setter = "method" if wrong.keys() & method.get(group, {}).keys() else "experiment"
+        others = {file.stem: _file(file) for file in sorted((folder / group).glob("*.yaml"))}
+        fit = [stem for stem, one in others.items() if all(_takes(one, *item) for item in wrong.items())]
+        ways = [f"{group}={' or '.join(fit)}"] if len(fit) < 5 else []
+        if not wrong.keys() & own.keys():
+            ways.append(" ".join(f"~{group}.{key}" for key in wrong))
+        raise UserError(
+            f"{setter}={files.get(setter)} sets {' and '.join(f'{group}.{key}' for key in wrong)}, which {group}={name}"
+            f" does not take; give {', or '.join(ways or [f'another {group}'])}"
+        )
+
+
+def _takes(own: Mapping[str, Any], key: str, value: Any) -> bool:
+    """Tells whether a file's section takes a key, and has the part that the value changes or changes that part."""
+    if key not in own:
+        return "_target_" in own and key in parameters_of(locate(own["_target_"]))
+    if not isinstance(value, Mapping):
+        return True
+    if "_target_" not in value:
+        return own[key] is not None
+    inner = own[key].keys() if isinstance(own[key], Mapping) else set()
+    return inner - {"_target_", "_partial_"} <= parameters_of(locate(value["_target_"])).keys()
+
+
+def _file(path: Path) -> dict[str, Any]:
+    """Reads a group's file over those of its group that it builds on; empty where there is none."""
+    if not path.is_file():
+        return {}
+    own = yaml.safe_load(path.read_text()) or {}
+    bases = [base for base in own.pop("defaults", ()) if isinstance(base, str) and base != "_self_"]
+    merged: dict[str, Any] = {}
+    for base in bases:
+        merged |= _file(path.parent / f"{base}.yaml")
+    return merged | own

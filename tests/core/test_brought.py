@@ -1,0 +1,54 @@
+"""What a method or an experiment sets, where another choice has replaced the part that it was for."""
+
+import pytest
+
+from lit_fedad.core.brought import check_brought
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["method=fedic", "partition=iid"],
+            "method=fedic sets partition.server_labelled, which partition=iid does not take; give partition=task_stream"
+            " or task_stream_literal or task_stream_small, or ~partition.server_labelled",
+        ),
+        (
+            ["experiment=medical", "data=textures"],
+            "experiment=medical sets data.name and data.products, which data=textures does not take; give ~data.name"
+            " ~data.products",
+        ),
+        (
+            ["method=feddymem", "task=memory_bank_sums"],
+            "method=feddymem sets task.head, which task=memory_bank_sums does not take; give task=memory_bank or"
+            " memory_bank_means",
+        ),
+        (
+            ["method=nearest_neighbour", "task=memory_bank_sums"],
+            "method=nearest_neighbour sets task.reduce, which task=memory_bank_sums does not take; give"
+            " task=memory_bank or memory_bank_means",
+        ),
+        (
+            ["method=feddymem", "task=classifier"],
+            "FedDyMemClient works with task MemoryBank, not with Classifier",
+        ),
+    ],
+)
+def test_it_is_named_by_who_sets_it_with_the_files_that_take_it(overrides, said):
+    with pytest.raises(UserError) as error:
+        check_brought(compose(overrides), overrides)
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method=fedic", "partition=iid", "~partition.server_labelled"],
+        ["method=feddymem", "task=memory_bank_sums", "task.head=null"],
+        ["method=gldp", "debug=seconds"],
+    ],
+)
+def test_what_the_command_says_itself_is_left_to_it(overrides):
+    check_brought(compose(overrides), overrides)
