@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from lit_fedad.contracts import Task
-from lit_fedad.core.brought import check_brought
+from lit_fedad.core.brought import check_brought, check_form_of_images
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
@@ -210,6 +210,7 @@ def _configured(
     overrides = [f"{key}={_value(key, value)}" for key, value in keys.items()]
     config = compose(overrides)
     check_brought(config, overrides)
+    check_form_of_images(overrides)
     return config, listed
 
 

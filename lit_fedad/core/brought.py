@@ -1,13 +1,15 @@
-"""Refuses what a method or an experiment sets of a part that another choice has replaced."""
+"""Refuses settings of one part that what is said elsewhere does not allow: a replaced part, the form of images."""
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lit_fedad.core.building import locate, parameters_of
-from lit_fedad.core.config import Config, chosen, conf_folder, given_keys
+from lit_fedad.core.config import Config, chosen, conf_folder, given_keys, unresolved
 from lit_fedad.core.errors import UserError
 
 
@@ -47,6 +49,32 @@ def check_brought(config: Config, overrides: Sequence[str]) -> None:
             f"{setter}={files.get(setter)} sets {' and '.join(f'{group}.{key}' for key in wrong)}, which {group}={name}"
             f" does not take; give {', or '.join(ways or [f'another {group}'])}"
         )
+
+
+_OF_IMAGES = re.compile(r"\$\{(?:oc\.select:)?((?:image|data)\.\w+)|\$\{pixels:(\w+)")
+"""References to what the images' own sections say: ``${image.size}``, ``${pixels:mean}``."""
+
+
+def check_form_of_images(overrides: Sequence[str]) -> None:
+    """Refuses size, channels and statistics of images that a command gives to a part that has the images' own.
+
+    Args:
+        overrides: Of a configuration that can be composed.
+
+    Raises:
+        UserError: Naming the key that all parts have them from.
+    """
+    for given in overrides:
+        key, _, value = given.lstrip("+").partition("=")
+        if not re.fullmatch(r"(task|method|encoder)\..*(image_size|channels|inputs|mean|std)", key):
+            continue
+        config: Any = unresolved([override for override in overrides if override is not given])
+        own = reduce(
+            lambda part, name: part.get(name) if isinstance(part, dict) else None, key.split("."), config
+        )
+        if isinstance(own, str) and (said := _OF_IMAGES.search(own)):
+            source = said[1] or f"image.{said[2]}"
+            raise UserError(f"{given}: it is that of the images everywhere; give {source}={value}")
 
 
 def _takes(own: Mapping[str, Any], key: str, value: Any) -> bool:

@@ -1,8 +1,10 @@
 """What a method or an experiment sets, where another choice has replaced the part that it was for."""
 
+import re
+
 import pytest
 
-from lit_fedad.core.brought import check_brought
+from lit_fedad.core.brought import check_brought, check_form_of_images
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 
@@ -52,3 +54,20 @@ def test_it_is_named_by_who_sets_it_with_the_files_that_take_it(overrides, said)
 )
 def test_what_the_command_says_itself_is_left_to_it(overrides):
     check_brought(compose(overrides), overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["method=dfrd", "method.server.channels=4"], "give image.channels=4"),
+        (["method=fedgan", "method.client.mean=[]"], "give data.mean=[]"),
+        (["task=deep_svdd", "method=local", "task.std=[0]"], "give image.std=[0]"),
+    ],
+)
+def test_what_all_have_from_the_images_is_not_given_to_one_part(overrides, said):
+    with pytest.raises(UserError, match=f"^{re.escape(overrides[-1])}: it is that of .*{re.escape(said)}$"):
+        check_form_of_images(overrides)
+
+
+def test_a_networks_own_channels_may_be_given():
+    check_form_of_images(["method=fedavg", "task=classifier_convnet", "encoder.channels=8"])
