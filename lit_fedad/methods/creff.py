@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Free, Message, MessageSpec, Task, TensorSpec, Update, class_list, spec_of
 from lit_fedad.contracts.compute import one_thread
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
-from lit_fedad.core.bounds import at_least
+from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.functional import take_step, with_weights
 from lit_fedad.tasks.classifier import Classifier
@@ -119,7 +119,7 @@ class CReFFServer(FedAvgServer):
         batch_size: Features per step of re-training.
 
     Raises:
-        UserError: If the number of features, steps or epochs, or the batch size, is below 1.
+        UserError: If the number of features, steps or epochs, or the batch size, is below 1, or a rate not above 0.
     """
 
     merges_sums = False
@@ -138,6 +138,7 @@ class CReFFServer(FedAvgServer):
         super().__init__(client)
         at_least("method.server", 1, features_per_class=features_per_class, matching_steps=matching_steps)
         at_least("method.server", 1, retraining_epochs=retraining_epochs, batch_size=batch_size)
+        above("method.server", 0, matching_rate=matching_rate, retraining_rate=retraining_rate)
         self.features_per_class = features_per_class
         self.matching_steps, self.matching_rate = matching_steps, matching_rate
         self.retraining_epochs, self.retraining_rate = retraining_epochs, retraining_rate

@@ -217,6 +217,9 @@ class FedAvgServer(Server):
         auxiliary: What is broadcast beside it (`FedAvgClient.auxiliary_spec`). New tensors are put there where a value
             changes, for the same tensors are serialised once for all clients.
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
+
+    Raises:
+        UserError: If the optimiser refuses a number.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("weights", "auxiliary", "statistics", "server_optimizer_state")
@@ -230,6 +233,11 @@ class FedAvgServer(Server):
         super().__init__()
         self.weights, self.auxiliary = client.shared_state(), dict[str, Tensor]()
         self.server_optimizer = server_optimizer
+        if server_optimizer is not None:
+            try:
+                server_optimizer([nn.Parameter(torch.zeros(1))])
+            except ValueError as error:  # as torch's optimisers refuse a number
+                raise UserError(f"method.server.server_optimizer: {error}") from error
         self.server_optimizer_state: dict[str, Any] = {}
         learnt = trainable(client.task)
         self.trained = [name for name in self.weights if name in learnt]

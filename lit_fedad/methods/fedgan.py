@@ -19,7 +19,7 @@ from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
 from lit_fedad.contracts.compute import set_up
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.contracts.state import detached
-from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import MEANS, FedAvgClient, with_exchanges
@@ -77,7 +77,7 @@ class FedGANClient(FedAvgClient):
         learning_rate: float = 2e-4,
     ) -> None:
         super().__init__(task, local_epochs)
-        at_least("method.client", 0, share=share)
+        within("method.client", 0, 1000, share=share)
         above("method.client", 0, learning_rate=learning_rate)
         refuse_frozen(task.encoder, "method fedgan generates images")
         self.share, self.learning_rate = share, learning_rate

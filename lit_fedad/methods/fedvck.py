@@ -89,6 +89,7 @@ class FedVCKClient(ImageCondenser):
         super().__init__(task, **condensing)
         at_least("method.client", 1, prototype_images=prototype_images)
         within("method.client", 0, 1, alpha=alpha)
+        within("method.client", -50, 50, bias=bias)  # of a cross-entropy: far beyond, no image has a weight
         check_encoder(task.encoder)
         self.kernel, self.constraints = kernel, constraints
         self.selection, self.alpha, self.bias = selection, alpha, bias

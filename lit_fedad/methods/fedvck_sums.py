@@ -158,6 +158,7 @@ class FedVCKSumsClient(CondensedClient):
     ) -> None:
         super().__init__(task, mean, std, quantize=False)
         within("method.client", 0, 1, alpha=alpha)
+        within("method.client", -50, 50, bias=bias)  # of a cross-entropy: far beyond, no image has a weight
         check_encoder(task.encoder)
         self.alpha, self.bias = alpha, bias
         self.previous: Message = {}

@@ -197,6 +197,16 @@ def test_mistake_is_refused_when_composing(overrides, said):
             "method.client.vectors=0 must be at least 1",
         ),
         (["method=gldp", "method.server.beta=2"], "method.server.beta=2 must be in [0, 1]"),
+        (
+            ["method=creff", "method.server.matching_rate=-1"],
+            "method.server.matching_rate=-1 must be above 0",
+        ),
+        (
+            ["method=fedavgm", "method.server.server_optimizer.momentum=-1"],
+            "method.server.server_optimizer: Invalid momentum value: -1",
+        ),
+        (["method=fedvck", "method.client.bias=1e30"], "method.client.bias=1e+30 must be in [-50, 50]"),
+        (["method=fedgan", "method.client.share=1e30"], "method.client.share=1e+30 must be in [0, 1000]"),
         (["method=gldp", "task.momentum=-1"], "task.momentum=-1 must be at least 0"),
         (["method=fadngs", "task.projection=0"], "task.projection=0 must be at least 1"),
         (

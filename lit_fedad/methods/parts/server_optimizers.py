@@ -42,6 +42,7 @@ class Adaptive(torch.optim.Optimizer):
         above(section, 0, lr=lr, tau=tau)
         at_least(section, 0, beta1=beta1, beta2=beta2)
         within(section, 0, 1, beta1=beta1, beta2=beta2)
+        within(section, 0, 1e9, tau=tau)  # its square is kept in single precision
         self.rule = rule
         super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau})
 
