@@ -71,15 +71,16 @@ class ScaffoldClient(AnchoredClient):
     discloses = (TRAINED_WEIGHTS, summed("mean gradients of the steps of a round"))
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the weights y and the change of the control."""
-        return {**super().send(loader), **{CONTROL + name: c for name, c in self.change.items()}}
+        """Returns the weights y, and the server's control moved by the change of the client's: ``c + c_i+ - c_i``."""
+        moved = {CONTROL + name: self.auxiliary[CONTROL + name].to(c) + c for name, c in self.change.items()}
+        return {**super().send(loader), **moved}
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares the server's control."""
         return spec_of({CONTROL + name: p for name, p in trainable(self.task).items()})
 
     def upload_spec(self) -> MessageSpec:
-        """Declares weights and changes of controls: twice the bytes of FedAvg."""
+        """Declares weights and controls: twice the bytes of FedAvg."""
         return self.broadcast_spec()
 
 
@@ -113,7 +114,8 @@ class ScaffoldServer(FedAvgServer):
         share = len(senders(updates)) / self.clients
         for name in self.trained:
             self.weights[name] = torch.lerp(self.weights[name], mean.pop(name), self.learning_rate)
-            self.auxiliary[CONTROL + name] = self.auxiliary[CONTROL + name] + share * mean.pop(CONTROL + name)
+            control = CONTROL + name
+            self.auxiliary[control] = torch.lerp(self.auxiliary[control], mean.pop(control), share)
         self.weights.update(mean)
 
 

@@ -257,3 +257,12 @@ def test_without_a_step_the_control_stays(make_linear):
     client.on_train_start()
     client.on_train_end()
     assert not any(entry.any() for entry in (*client.change.values(), *client.own.values()))
+
+
+def test_a_client_that_changed_nothing_sends_the_controls_that_it_received(make_linear):
+    """What has a name of the server's message is of its kind: rules for weights measure the change from it."""
+    client = ScaffoldClient(make_linear())
+    client.auxiliary = {name: torch.full(form.shape, 3.0) for name, form in client.auxiliary_spec().items()}
+    client.change = {name: torch.zeros_like(control) for name, control in client.own.items()}
+    sent = client.send([])
+    assert all(torch.equal(sent[name], control.to(sent[name])) for name, control in client.auxiliary.items())
