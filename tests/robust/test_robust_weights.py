@@ -124,12 +124,12 @@ def test_a_change_too_long_is_cut_to_the_bound_and_its_client_named():
 
 
 def test_controls_and_weights_are_measured_apart():
-    """SCAFFOLD's: the server sends c, many times as long as changes of weights, and clients how theirs changed."""
+    """SCAFFOLD's: the server sends c, many times as long as changes of weights, and clients how they move it."""
     draw = torch.Generator().manual_seed(1)
     control = "control/w"
     previous = {**PREVIOUS, control: 1000 * torch.randn(4, 3, generator=draw)}
     given = moved(updates_of(5), 4, 20.0)
-    changes = {client: torch.randn(4, 3, generator=draw) for client in given}
+    changes = {client: previous[control] + torch.randn(4, 3, generator=draw) for client in given}
     given = {c: Update({**u.message, control: changes[c]}, u.num_samples) for c, u in given.items()}
     spec = {**SPEC, control: TensorSpec((4, 3))}
     judged, remarks = NormClipping()(given, spec, previous)
@@ -142,7 +142,7 @@ def test_controls_and_weights_are_measured_apart():
     given[0] = Update({**given[0].message, control: changes[0]}, given[0].num_samples)
     bounded, remarks = NormClipping()(given, spec, previous)
     assert [(client, "control" in line) for client, line in remarks] == [(0, True), (4, False)]
-    assert (bounded[0].message[control] - previous[control]).norm() < 3 * previous[control].norm()
+    assert (bounded[0].message[control] - previous[control]).norm() < 20  # the others': about 3.5
     assert torch.equal(bounded[0].message["w"], given[0].message["w"])
     median, _ = CoordinateMedian()(given, spec, previous)
     expected = np.median([change.numpy() for change in changes.values()], axis=0)
