@@ -178,7 +178,11 @@ def clean(site: str, runs: tuple[str, ...] = ()) -> None:
             folder.clean(run)
             display.note(f"removed the states of run {run}")
         else:
-            display.note(f"run {run}: state after step {step}")
+            display.note(f"run {run}: {_state(step)}")
+
+
+def _state(step: int) -> str:
+    return f"state after step {step} (of the coordinator's requests in this run)"
 
 
 def start(site: str) -> None:
@@ -206,7 +210,7 @@ def status(site: str) -> None:
     folder = SiteFolder.open(Path(site))
     rows = [("site", folder.name), ("coordinator", folder.address)]
     rows += [("fingerprint", fingerprint(folder.path / "key.pub"))]
-    rows += [("run", f"{run}, state after step {step}") for run, step in folder.runs().items()]
+    rows += [("run", f"{run}, {_state(step)}") for run, step in folder.runs().items()]
     if spent := folder.ledger.spent:
         epsilon, delta = folder.ledger.total
         most = "" if folder.epsilon is None else f" of {folder.epsilon:g}"

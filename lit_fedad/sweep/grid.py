@@ -19,6 +19,13 @@ class GridSampler(samplers.GridSampler):
     def __init__(self, search_space: Mapping[str, Sequence]) -> None:
         super().__init__(search_space)
 
+    def all_begun(self, study: Study) -> bool:
+        """Tells whether every value has been tried or is played by a worker: Optuna would give out the latter again."""
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return set(self._get_unvisited_grid_ids(study)) <= {
+            one.system_attrs.get("grid_id") for one in running
+        }
+
     def after_trial(
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:

@@ -37,7 +37,9 @@ def test_old_states_are_listed_and_removed(folder, capsys):
         (folder.path / "states" / run).mkdir(parents=True)
         (folder.path / "states" / run / f"{7:012d}.pt").write_bytes(b"")
     clean(str(folder.path))
-    assert "state after step 7" in " ".join(capsys.readouterr().out.split())
+    assert "state after step 7 (of the coordinator's requests in this run)" in " ".join(
+        capsys.readouterr().out.split()
+    )
     with locked(folder.path), pytest.raises(UserError, match="another lit-fedad command"):  # the site runs
         clean(str(folder.path), ("a" * 16,))
     clean(str(folder.path), ("a" * 16,))

@@ -164,6 +164,17 @@ trials: 30
     assert sorted(others) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_a_grids_last_value_is_not_given_out_again_while_a_worker_plays_it():
+    sampler = GridSampler({"x": [1, 2]})
+    study, numbers = optuna.create_study(sampler=sampler), {"x": optuna.distributions.IntDistribution(1, 2)}
+    first = study.ask(numbers)
+    study.tell(first, 1.0)
+    assert not sampler.all_begun(study)
+    study.ask(numbers)
+    assert sampler.all_begun(study)
+    assert study.ask(numbers).params != first.params  # what Optuna does: the value that is being played
+
+
 def test_a_default_that_ends_while_one_value_of_a_grid_is_left_is_a_trial_like_others(monkeypatch):
     study, stopped = optuna.create_study(sampler=GridSampler({"x": [1, 2]})), []
     monkeypatch.setattr(study, "stop", lambda: stopped.append(True))
