@@ -214,7 +214,9 @@ class Attack:
         if self.options.update == "round":
             # From the weights that the client begins with: where it is sent those of all clients, its own are loaded.
             update = [sent[name].to(weight) - weight.detach() for name, weight in trained.items()]
+            self._settle()
         else:
+            self._settle()
             update, labels = self._gradient(trained, self._some_images(number))
         return self._search_gradient(trained, update, labels, self.options.images, progress)
 
@@ -226,6 +228,7 @@ class Attack:
             progress: Called with the number of steps done and of all.
         """
         trained = self._trained(self._enter(self.client).keys())
+        self._settle()
         index = self.run.data.partition.clients[self.client][place]
         update, labels = self._gradient(trained, self._images([index]))
         return self._search_gradient(trained, update, labels, 1, progress)
@@ -238,6 +241,11 @@ class Attack:
         logits = shared.logits(self._normalise()(torch.zeros(self._shape(2), device=task.device)))
         slopes = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
         return {name: named[name] for name, slope in zip(named, slopes, strict=True) if slope is not None}
+
+    def _settle(self) -> None:
+        """Loads the weights that gradients are taken at."""
+        assert isinstance(self.shared, SentWeights)
+        self.shared.settle()
 
     def _gradient(self, trained: dict[str, Parameter], batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Computes the negative gradient of a batch's loss, and returns it with the batch's classes."""

@@ -139,10 +139,13 @@ class SentWeights:
     Attributes:
         logits: Computes class logits [B, K] of normalised images [B, ch, H, W], differentiably.
         classes: Number of classes K.
+        settle: Loads the weights that the client's gradients are taken at, as far as the server knows them, where they
+            are not those that its own begin with.
     """
 
     logits: Callable[[Tensor], Tensor]
     classes: int
+    settle: Callable[[], None] = lambda: None
 
 
 Invertible = SentImages | SentBank | SentWeights

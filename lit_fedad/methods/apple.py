@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Free, Message, MessageSpec, Predictors, Task, TensorSpec, Update
+from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, Task, TensorSpec, Update
 from lit_fedad.contracts.compute import full_precision
+from lit_fedad.contracts.evidence import Invertible, SentWeights
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.bounds import at_least, within
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient, FedAvgServer, with_exchanges
+from lit_fedad.methods.parts.evidence import invertible_model
 from lit_fedad.methods.parts.functional import trainable, with_weights
 
 CLIENTS, SHARES = "clients", "shares"
@@ -116,7 +118,10 @@ class AppleClient(FedAvgClient):
         """Loads the mixture into the task."""
         if which == "server":
             return
-        relations = self.relations.detach()
+        self.load_mixture(self.relations.detach())
+
+    def load_mixture(self, relations: Tensor) -> None:
+        """Loads the mixture of the received cores by some relations [N] into the task."""
         mixture = {
             name: torch.tensordot(relations.to(cores), cores, dims=1) for name, cores in self.others.items()
         }
@@ -149,6 +154,22 @@ class AppleClient(FedAvgClient):
     def _cores(self, name: str, weights: Tensor) -> Tensor:
         cores = self.others[name].to(weights)
         return torch.cat([cores[: self.row], weights[None], cores[self.row + 1 :]])
+
+
+def invertible_mixture(client: AppleClient, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
+    """Says that images can be sought for the change of a core: a gradient at the mixture by the shares of the data.
+
+    A client's relations never leave it. They begin at the shares, which the server knows.
+    """
+    found = invertible_model(client, received, sent)
+    if isinstance(found, SentWeights):
+        return replace(found, settle=lambda: client.load_mixture(client.shares))
+    return found
+
+
+def exchanges(client: AppleClient) -> Exchanges:
+    """FedAvg's, with evidence of its own."""
+    return with_exchanges(client, evidence=replace(WEIGHTS, invertible=invertible_mixture))
 
 
 class AppleServer(FedAvgServer):

@@ -6,13 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.frozen import frozen_encoder
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.memory.reduce import SampleReduce
-from lit_fedad.methods.apple import CLIENTS, SHARES, AppleClient, AppleServer
+from lit_fedad.methods.apple import CLIENTS, SHARES, AppleClient, AppleServer, invertible_mixture
 from lit_fedad.methods.local import LocalClient
+from lit_fedad.methods.parts.functional import trainable
+from lit_fedad.tasks.classifier import Classifier
 
 STEP, ROUNDS = 0.1, 3
 
@@ -287,3 +290,21 @@ def test_mixed_precision_rounds_no_weight_of_the_mixture(make_linear):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
             losses.append(client.training_step(batch)["loss"])
     assert torch.equal(*losses)
+
+
+def test_an_attack_takes_gradients_at_the_mixture_that_the_server_can_compute():
+    """Relations are at the shares: a core's gradient is the client's share, 0.6, of that at the mixture."""
+    task = Classifier(frozen_encoder(hidden=2), 3, augment=False)
+    batch = {"image": torch.rand(6, 3, 16, 16), "label": torch.tensor([0, 1, 2, 0, 1, 2])}
+    client = AppleClient(task, rounds=1, mu=0.0)
+    client.context = Context(seed=0, round=1, client=0)
+    cores = {
+        name: torch.stack([core, torch.randn(core.shape)]) for name, core in client.shared_state().items()
+    }
+    client.receive({**cores, CLIENTS: torch.tensor([0, 1]), SHARES: torch.tensor([0.6, 0.4])})
+    client.configure_optimizers()
+    sent = torch.autograd.grad(client.training_step(batch)["loss"], list(trainable(task).values()))
+    invertible_mixture(client, client.broadcast_spec(), client.upload_spec()).settle()
+    loss = task.objective(task(batch), batch)["loss"]
+    for ours, theirs in zip(sent, torch.autograd.grad(loss, list(trainable(task).values())), strict=True):
+        torch.testing.assert_close(ours, 0.6 * theirs)
