@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,6 +61,21 @@ def test_json_and_yaml_are_what_they_claim(page):
         assert isinstance(json.loads(text), dict), text
     for text in blocks(page, "yaml"):
         assert isinstance(yaml.safe_load(text), dict), text
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("README.md", "MyClient"),
+        ("docs/extend.md", "class MomentumServer"),
+        ("docs/extend.md", "class LinearAuto"),
+    ],
+)
+def test_examples_pass_the_lint_that_the_page_asks_for(page, words):
+    command = [sys.executable, "-m", "ruff", "check", "--stdin-filename", "lit_fedad/methods/example.py", "-"]
+    text = block(page, "python", words)
+    linted = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert linted.returncode == 0, linted.stdout
 
 
 @pytest.mark.slow
