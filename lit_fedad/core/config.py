@@ -224,8 +224,10 @@ def _check_choice(override: str) -> None:
 def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool) -> DictConfig:
     """Composes anew with what the method brings for secure sums or noise (``method.under``), where there is some."""
     brought = composed.method.get("under")
-    if not isinstance(brought, DictConfig):
+    if brought is None:
         return composed
+    if not isinstance(brought, DictConfig):
+        raise UserError(f"method.under={brought} must be a section, or null")
     privacy = composed.federation.get("privacy")
     noised = privacy is not None and privacy.get("epsilon") is not None
     kind = "noised" if noised else "secure" if composed.federation.get("secure_sum") is not None else None

@@ -32,7 +32,8 @@ def tsne_layout(features: ArrayLike) -> np.ndarray:
 
     points = np.asarray(features, dtype=np.float32)
     perplexity = min(30.0, len(points) / 4)
-    init = "pca" if np.ptp(points, axis=0).any() else "random"  # equal features have no principal component
+    # Equal features have no principal component, and a single one has no second.
+    init = "pca" if points.shape[1] > 1 and np.ptp(points, axis=0).any() else "random"
     return np.asarray(TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points))
 
 

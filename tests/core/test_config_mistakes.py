@@ -117,6 +117,7 @@ def composed_with(overrides):
         (["~federation.sampler"], "federation.sampler is removed, and every run has one"),
         (["federation.channel=null"], "federation.channel must be a section with _target_"),
         (["federation.pool_bytes=x"], "federation.pool_bytes='x' must be int"),
+        (["method=federated_bank", "method.under=1"], "method.under=1 must be a section"),
         (["method.client=null"], "method.client must be a section with _target_"),
         (["method.paper=null"], "method.paper=None must be str"),
         (["tracking.enabled=no"], "tracking.enabled='no' must be bool"),

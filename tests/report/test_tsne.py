@@ -22,3 +22,7 @@ def test_the_same_features_always_have_the_same_places():
 def test_equal_features_have_places():
     """Their principal components would crash the interpreter."""
     assert np.isfinite(tsne_layout(np.ones((40, 8)))).all()
+
+
+def test_a_single_feature_has_places_too():
+    assert np.isfinite(tsne_layout(FEATURES[:12, :1])).all()
