@@ -202,7 +202,7 @@ def build_images(config: Config) -> Images:
             f"task {task.__name__} learns labels, and data {images.name} has none; give data=cifar10"
             if task.kind == "classification"
             else f"task {task.__name__} looks for anomalies, and data {images.name} has only classes;"
-            " give task=classifier"
+            " give task=classifier, or other data, such as data=motifs"
         )
     return images
 

@@ -97,7 +97,8 @@ class FedAvgClient(Client):
         super().check_task(task)
         if cls.shares_weights and not task.trains:
             raise UserError(
-                f"task {task.__name__} has no weights to share; give METHOD=federated_subspace or METHOD=local"
+                f"task {task.__name__} has no weights to share; give METHOD=local, or METHOD=federated_subspace of"
+                " task=subspace, METHOD=federated_padim of task=padim"
             )
 
     @property
