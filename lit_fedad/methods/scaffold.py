@@ -14,7 +14,8 @@ from lit_fedad.methods.fedavg import EQUAL_MEANS, FedAvgServer, with_exchanges
 from lit_fedad.methods.parts.client_bases import AnchoredClient
 from lit_fedad.methods.parts.functional import trainable
 
-CONTROL = "control/"
+CONTROL = "controls/"
+"""Prefix of controls; version 0.2 sent changes of them under ``control/``, and a site that does is refused."""
 
 
 class ScaffoldClient(AnchoredClient):
