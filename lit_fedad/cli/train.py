@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from lit_fedad.core.brought import check_brought, check_form_of_images
 from lit_fedad.core.config import Config, choices, compose, config_groups, given_keys
+from lit_fedad.core.conflicts import check_form_of_images, check_presets
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted, shell_word
@@ -32,7 +32,7 @@ def train(overrides: Sequence[str]) -> None:
     require("train", "lit-fedad train")
     config = compose(overrides)
     _refuse_unread_root(config, overrides)
-    check_brought(config, overrides)
+    check_presets(config, overrides)
     check_form_of_images(overrides)
     for given in unread(overrides):
         warnings.warn(f"{given} has no effect: nothing of this run reads it", stacklevel=1)

@@ -172,7 +172,6 @@ def test_a_grids_last_value_is_not_given_out_again_while_a_worker_plays_it():
     assert not sampler.all_begun(study)
     study.ask(numbers)
     assert sampler.all_begun(study)
-    assert study.ask(numbers).params != first.params  # what Optuna does: the value that is being played
 
 
 def test_a_default_that_ends_while_one_value_of_a_grid_is_left_is_a_trial_like_others(monkeypatch):

@@ -1,4 +1,4 @@
-"""Refuses settings of one part that what is said elsewhere does not allow: a replaced part, the form of images."""
+"""Refuses settings that contradict each other: of presets for a part that another replaced, of one image form twice."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from typing import Any
 import yaml
 
 from lit_fedad.core.building import locate, parameters_of
-from lit_fedad.core.config import Config, chosen, conf_folder, given_keys, unresolved
+from lit_fedad.core.config import Config, chosen, conf_folder, config_groups, given_keys, unresolved
 from lit_fedad.core.errors import UserError
 
 
-def check_brought(config: Config, overrides: Sequence[str]) -> None:
-    """Refuses settings that a command does not give, and that what was chosen for their group does not take.
+def check_presets(config: Config, overrides: Sequence[str]) -> None:
+    """Refuses settings of a preset that the file that a command chose for their group does not take.
 
     Args:
         config: The composed configuration.
@@ -23,8 +23,11 @@ def check_brought(config: Config, overrides: Sequence[str]) -> None:
     Raises:
         UserError: Naming who sets them, and the files that take them.
     """
+    asked = {key.lstrip("~") for key in given_keys(overrides)}
+    if not (asked & set(config_groups())) - {"method", "debug"}:
+        return  # a method's own presets fit each other
     files, folder = chosen(overrides), conf_folder()
-    ours = tuple(f"{key.lstrip('~')}." for key in given_keys(overrides))
+    ours = tuple(f"{key}." for key in asked)
     for group, name in files.items():
         section = config.get(group)
         if name is None or not isinstance(section, Mapping) or "_target_" not in section:

@@ -1,11 +1,11 @@
-"""What a method or an experiment sets, where another choice has replaced the part that it was for."""
+"""Settings of presets for a part that another replaced, and a form of images that one part alone is given."""
 
 import re
 
 import pytest
 
-from lit_fedad.core.brought import check_brought, check_form_of_images
 from lit_fedad.core.config import compose
+from lit_fedad.core.conflicts import check_form_of_images, check_presets
 from lit_fedad.core.errors import UserError
 
 
@@ -40,7 +40,7 @@ from lit_fedad.core.errors import UserError
 )
 def test_it_is_named_by_who_sets_it_with_the_files_that_take_it(overrides, said):
     with pytest.raises(UserError) as error:
-        check_brought(compose(overrides), overrides)
+        check_presets(compose(overrides), overrides)
     assert str(error.value).startswith(said)
 
 
@@ -53,7 +53,7 @@ def test_it_is_named_by_who_sets_it_with_the_files_that_take_it(overrides, said)
     ],
 )
 def test_what_the_command_says_itself_is_left_to_it(overrides):
-    check_brought(compose(overrides), overrides)
+    check_presets(compose(overrides), overrides)
 
 
 @pytest.mark.parametrize(
