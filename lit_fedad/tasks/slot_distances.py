@@ -106,14 +106,15 @@ class LocalScale:
         neighbours: Number K of nearest slots of which the smallest scaled distance is taken: between a narrow slot and
             a wide one, a normal patch may belong to the farther.
         grid: Patches along the grid. On one finer than `COARSE`, patches see less of their surroundings and slots
-            differ more: an exponent below 1 grows with the grid's square root, to 1 at most.
+            differ more: an exponent below 1 grows with the grid's square root, until that is twice as fine, and to 1
+            at most.
     """
 
     def __init__(self, exponent: float = 0.5, neighbours: int = 1, grid: int = COARSE) -> None:
         at_least("task.image_score", 0, exponent=exponent)
         at_least("task.image_score", 1, neighbours=neighbours, grid=grid)
-        finer = max(1.0, (grid / COARSE) ** 0.5)
-        self.exponent, self.neighbours = max(exponent, min(1.0, exponent * finer)), neighbours
+        finer = min(2.0, max(1.0, grid / COARSE))
+        self.exponent, self.neighbours = max(exponent, min(1.0, exponent * finer**0.5)), neighbours
 
     def __call__(self, distances: Tensor, radii: Tensor, slots: Tensor) -> Tensor:
         """Scores images' patches [n].

@@ -132,7 +132,9 @@ IN_TURNS = pytest.mark.parametrize(("schedule", "rounds"), [("stage_major", 3), 
 
 @IN_TURNS
 def test_a_bank_that_is_made_before_round_1_says_that_it_knows_the_first_stage_alone(play, schedule, rounds):
-    client = FederatedPatchCoreClient(summed_bank(subspace=None, whiten=None, standardise=False))
+    client = FederatedPatchCoreClient(
+        summed_bank(subspace=None, whiten=None, standardise=False, image_score=None)
+    )
     with pytest.warns(
         UserWarning, match="images come in stages, and this method looks at those of the first"
     ):

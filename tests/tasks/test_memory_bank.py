@@ -88,7 +88,8 @@ def test_local_scale_takes_the_nearest_of_some_slots_in_units_of_their_radii():
 
 
 @pytest.mark.parametrize(
-    ("exponent", "grid", "used"), [(0.5, 8, 0.5), (0.5, 32, 0.5**0.5), (0.75, 64, 1.0), (1.5, 64, 1.5)]
+    ("exponent", "grid", "used"),
+    [(0.5, 8, 0.5), (0.5, 32, 0.5**0.5), (0.5, 64, 0.5**0.5), (0.75, 64, 1.0), (1.5, 64, 1.5)],
 )
 def test_local_scale_divides_by_more_on_finer_grids_but_never_by_more_than_the_full_scale(
     exponent, grid, used
