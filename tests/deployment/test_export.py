@@ -73,7 +73,7 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
     worst = [number for number, value in auroc["per_client"].items() if value == auroc["worst"]]
     for line in (
         "# federated_bank anomaly detector, textures, client 1",
-        "| method | federated_bank (sums of patches; image scores of SubspaceAD, arXiv 2602.23013) |",
+        "| method | federated_bank (sums of patches; image scores after SubspaceAD, arXiv 2602.23013) |",
         f"SHA-256 {result['backbone']['sha256']}",
         "**Its backbone has random weights",
         f"| I-AUROC | {auroc['per_client']['1']:.3f} | {auroc['mean']:.3f} | {auroc['worst']:.3f}"
