@@ -135,7 +135,14 @@ def curves_figure(
         means = [sum(by_round[r]) / len(by_round[r]) for r in rounds]
         marker = "o" if len(rounds) == 1 else None
         axes.plot(
-            rounds, means, color=DARK, linewidth=1.8, marker=marker, label="mean", zorder=3, markersize=4
+            rounds,
+            means,
+            color=DARK,
+            linewidth=1.8,
+            marker=marker,
+            label="mean over clients",
+            zorder=3,
+            markersize=4,
         )
     if few:
         figure.legend(loc="outside right upper", **LEGEND)

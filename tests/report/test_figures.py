@@ -215,9 +215,9 @@ def curves(figure):
 def test_each_client_has_its_curve_and_the_mean_leaves_out_who_was_absent_or_undefined():
     history = {7: [(0, 0.5), (1, 0.7), (2, 0.9)], 2: [(0, 0.7), (2, float("nan"))], 4: [(0, 0.6), (1, 0.8)]}
     lines = curves(curves_figure(history, "I-AUROC"))
-    assert list(lines) == ["client 2", "client 4", "client 7", "mean"]
+    assert list(lines) == ["client 2", "client 4", "client 7", "mean over clients"]
     assert lines["client 7"] == [[0, 0.5], [1, 0.7], [2, 0.9]]
-    np.testing.assert_allclose(lines["mean"], [[0, 0.6], [1, 0.75], [2, 0.9]])
+    np.testing.assert_allclose(lines["mean over clients"], [[0, 0.6], [1, 0.75], [2, 0.9]])
 
 
 def test_the_mean_stands_out():
@@ -253,7 +253,7 @@ def test_many_clients_become_grey_lines_a_band_and_a_mean():
         heights = vertices[vertices[:, 0] == number, 1]
         assert heights.min() == pytest.approx(values[:, number].min())
         assert heights.max() == pytest.approx(values[:, number].max())
-    assert legend_texts(figure) == ["one client", "lowest to highest", "mean"]
+    assert legend_texts(figure) == ["one client", "lowest to highest", "mean over clients"]
 
 
 @pytest.mark.parametrize("rounds", [1, 200])
