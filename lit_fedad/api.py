@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.config import Config, compose
-from lit_fedad.core.conflicts import check_form_of_images, check_presets
+from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.files import absent, given_path, told_too_long, undone
@@ -209,8 +209,7 @@ def _configured(
     keys = {**given, **flatten(settings or {})}
     overrides = [f"{key}={_value(key, value)}" for key, value in keys.items()]
     config = compose(overrides)
-    check_presets(config, overrides)
-    check_form_of_images(overrides)
+    check_conflicts(config, overrides)
     return config, listed
 
 

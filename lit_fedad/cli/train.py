@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 from lit_fedad.core.config import Config, choices, compose, config_groups, given_keys
-from lit_fedad.core.conflicts import check_form_of_images, check_presets
+from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted, shell_word
@@ -32,8 +32,7 @@ def train(overrides: Sequence[str]) -> None:
     require("train", "lit-fedad train")
     config = compose(overrides)
     _refuse_unread_root(config, overrides)
-    check_presets(config, overrides)
-    check_form_of_images(overrides)
+    check_conflicts(config, overrides)
     for given in unread(overrides):
         warnings.warn(f"{given} has no effect: nothing of this run reads it", stacklevel=1)
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.

@@ -13,16 +13,22 @@ from lit_fedad.core.config import Config, chosen, conf_folder, config_groups, gi
 from lit_fedad.core.errors import UserError
 
 
-def check_presets(config: Config, overrides: Sequence[str]) -> None:
-    """Refuses settings of a preset that the file that a command chose for their group does not take.
+def check_conflicts(config: Config, overrides: Sequence[str]) -> None:
+    """Refuses settings of a command and its presets that contradict each other.
 
     Args:
         config: The composed configuration.
         overrides: Those of the command.
 
     Raises:
-        UserError: Naming who sets them, and the files that take them.
+        UserError: Naming the setting, who sets it, and what to give.
     """
+    _check_presets(config, overrides)
+    _check_form_of_images(overrides)
+
+
+def _check_presets(config: Config, overrides: Sequence[str]) -> None:
+    """Refuses settings of a preset that the file that a command chose for their group does not take."""
     asked = {key.lstrip("~") for key in given_keys(overrides)}
     if not (asked & set(config_groups())) - {"method", "debug"}:
         return  # a method's own presets fit each other
@@ -58,15 +64,8 @@ _OF_IMAGES = re.compile(r"\$\{(?:oc\.select:)?((?:image|data)\.\w+)|\$\{pixels:(
 """References to what the images' own sections say: ``${image.size}``, ``${pixels:mean}``."""
 
 
-def check_form_of_images(overrides: Sequence[str]) -> None:
-    """Refuses size, channels and statistics of images that a command gives to a part that has the images' own.
-
-    Args:
-        overrides: Of a configuration that can be composed.
-
-    Raises:
-        UserError: Naming the key that all parts have them from.
-    """
+def _check_form_of_images(overrides: Sequence[str]) -> None:
+    """Refuses size, channels and statistics of images that a command gives to a part that has the images' own."""
     for given in overrides:
         key, _, value = given.lstrip("+").partition("=")
         if not re.fullmatch(r"(task|method|encoder)\..*(image_size|channels|inputs|mean|std)", key):

@@ -6,7 +6,7 @@ import math
 import shutil
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.deployment.ui.reading import RunView, expected_alarms
+from lit_fedad.deployment.ui.reading import RunView, false_alarm_rate
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.claim import claim, locked
 from lit_fedad.experiment.run_files import save_json
@@ -112,7 +112,7 @@ def rate_of(view: RunView, client: int, product: str | None, threshold: float) -
     assert view.calibration is not None
     scores = view.shipped(client, product).scores
     while True:
-        rate, _ = expected_alarms(scores, threshold, 0)
+        rate = false_alarm_rate(scores, threshold)
         deciding = view.calibration.rule(client, rate, product).scores
         if deciding.total >= scores.total:
             return rate

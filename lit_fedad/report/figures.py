@@ -134,16 +134,8 @@ def curves_figure(
     if len(history) > 1:
         means = [sum(by_round[r]) / len(by_round[r]) for r in rounds]
         marker = "o" if len(rounds) == 1 else None
-        axes.plot(
-            rounds,
-            means,
-            color=DARK,
-            linewidth=1.8,
-            marker=marker,
-            label="mean over clients",
-            zorder=3,
-            markersize=4,
-        )
+        (line,) = axes.plot(rounds, means, color=DARK, linewidth=1.8, marker=marker, zorder=3, markersize=4)
+        line.set_label("mean over clients")
     if few:
         figure.legend(loc="outside right upper", **LEGEND)
     else:

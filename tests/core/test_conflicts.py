@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lit_fedad.core.config import compose
-from lit_fedad.core.conflicts import check_form_of_images, check_presets
+from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 
 
@@ -40,7 +40,7 @@ from lit_fedad.core.errors import UserError
 )
 def test_it_is_named_by_who_sets_it_with_the_files_that_take_it(overrides, said):
     with pytest.raises(UserError) as error:
-        check_presets(compose(overrides), overrides)
+        check_conflicts(compose(overrides), overrides)
     assert str(error.value).startswith(said)
 
 
@@ -53,7 +53,7 @@ def test_it_is_named_by_who_sets_it_with_the_files_that_take_it(overrides, said)
     ],
 )
 def test_what_the_command_says_itself_is_left_to_it(overrides):
-    check_presets(compose(overrides), overrides)
+    check_conflicts(compose(overrides), overrides)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,9 @@ def test_what_the_command_says_itself_is_left_to_it(overrides):
 )
 def test_what_all_have_from_the_images_is_not_given_to_one_part(overrides, said):
     with pytest.raises(UserError, match=f"^{re.escape(overrides[-1])}: it is that of .*{re.escape(said)}$"):
-        check_form_of_images(overrides)
+        check_conflicts(compose(overrides), overrides)
 
 
 def test_a_networks_own_channels_may_be_given():
-    check_form_of_images(["method=fedavg", "task=classifier_convnet", "encoder.channels=8"])
+    overrides = ["method=fedavg", "task=classifier_convnet", "encoder.channels=8"]
+    check_conflicts(compose(overrides), overrides)

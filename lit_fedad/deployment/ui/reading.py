@@ -278,26 +278,24 @@ def histogram(counts: ScoreCounts, seen: Sequence[float], threshold: float) -> l
     return rows
 
 
-def expected_alarms(counts: ScoreCounts, threshold: float, images_a_day: float) -> tuple[float, float]:
-    """Computes how many normal images raise an alarm at a threshold.
+def false_alarm_rate(counts: ScoreCounts, threshold: float) -> float:
+    """Computes the share of normal images that raise an alarm at a threshold, at most.
 
     Args:
         counts: Calibration scores.
         threshold: Score above which images raise an alarm.
-        images_a_day: Images that are scored in a day.
 
     Returns:
-        The conformal rate, (1 + scores above the threshold) / (n + 1), which is at most exceeded; and alarms a day.
+        The conformal rate, (1 + scores above the threshold) / (n + 1).
 
     Example:
         >>> import torch
         >>> scores = ScoreCounts.of(torch.arange(1.0, 100.0))
-        >>> expected_alarms(scores, 95.5, images_a_day=1000)
-        (0.05, 50.0)
+        >>> false_alarm_rate(scores, 95.5)
+        0.05
     """
     above = int(counts.counts[counts.edges > threshold].sum())
-    rate = (1 + above) / (counts.total + 1)
-    return rate, rate * images_a_day
+    return (1 + above) / (counts.total + 1)
 
 
 def slider_ends(rule: DecisionRule) -> tuple[float, float, float]:
