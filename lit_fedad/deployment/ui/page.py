@@ -141,7 +141,7 @@ class OperatorPage:
             seen = [image.score for image in self._scored(table)]
             lines = [
                 f"**{rate * (images or 0):.1f} false alarms a day**, at most, of {images or 0:g} normal images"
-                f" ({rate:.2%})."
+                f" ({rounded_up(100 * rate):g} %)."
             ]
             if seen:
                 above = sum(score > at for score in seen)
