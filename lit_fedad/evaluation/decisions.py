@@ -14,7 +14,7 @@ from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.evaluator import ClientQuery, QueriedFederation
-from lit_fedad.metrics.conformal import Alpha, Calibration, wilson_interval
+from lit_fedad.metrics.conformal import Alpha, Calibration, rounded_up, wilson_interval
 from lit_fedad.metrics.federated import Summary, summary, with_products
 
 RATES = ("false_alarm_rate", "miss_rate", "false_alarm_rate_foreign", "miss_rate_foreign")
@@ -276,11 +276,12 @@ def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summar
 def promised_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
     """Returns mean, lowest and highest of the rates that clients promise, of those that false alarms are averaged over.
 
-    These are the clients with normal test images of their own products; all where none has one.
+    These are the clients with normal test images of their own products; all where none has one. The mean is rounded up,
+    so that it is never less than what clients promise.
     """
     measured = [own["promised"] for own in judged.values() if own["own"].normal]
     rates = measured or [own["promised"] for own in judged.values()]
-    return {"mean": sum(rates) / len(rates), "lowest": min(rates), "highest": max(rates)}
+    return {"mean": rounded_up(sum(rates) / len(rates)), "lowest": min(rates), "highest": max(rates)}
 
 
 def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:

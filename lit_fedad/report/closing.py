@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
-from lit_fedad.metrics.conformal import rounded_up
 from lit_fedad.report.naming import METRIC_TITLES, metric_family, metric_title, promised_text
 
 _CHOSEN = ("i_auroc", "pro", "false_alarm_rate", "miss_rate")
@@ -67,7 +66,7 @@ def in_words(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"as shipped, {finds}{_alarms(alarms)}"
             + (f" (95 % interval {_of_100(ends[0])} to {_of_100(ends[1])})" if ends else "")
-            + (f", at most {rounded_up(100 * promised['mean']):g} promised" if promised else "")
+            + (f", at most {100 * promised['mean']:.3g} promised" if promised else "")
         )
     if alone := result.get("alone"):
         many, one = alone["found"]["together"], alone["found"]["alone"]
@@ -100,7 +99,7 @@ def _words(name: str, result: Mapping[str, Any]) -> str:
     words = _WORDS.get(name, better)
     if name == "false_alarm_rate" and (promised := _shipped(result).get("promised")):
         by_client = promised_text([promised["lowest"], promised["highest"]])
-        return f"{words}, at most {rounded_up(promised['mean']):g} promised" + f" ({by_client})" * (
+        return f"{words}, at most {promised['mean']:.3g} promised" + f" ({by_client})" * (
             "client" in by_client
         )
     return words

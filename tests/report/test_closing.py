@@ -42,13 +42,13 @@ def test_false_alarms_are_said_with_their_interval():
     assert in_words({"last": normal}) == ["as shipped, 2 false alarms in 100 normal images"]
 
 
-def test_the_promise_is_rounded_up_alike_in_the_table_and_the_sentence():
+def test_the_promise_has_the_same_digits_in_the_table_and_the_sentence():
     result = {
         "last": LAST,
         "decisions": {"auto": {"promised": {"mean": 0.1124, "lowest": 0.1, "highest": 0.2}}},
     }
-    assert "at most 0.113 promised" in closing_rows(result)[2]["what it tells"]
-    assert in_words(result)[0].endswith("at most 11.3 promised")
+    assert "at most 0.112 promised" in closing_rows(result)[2]["what it tells"]
+    assert in_words(result)[0].endswith("at most 11.2 promised")
 
 
 def test_what_finds_nothing_but_for_rounding_is_not_said_to_find():
