@@ -58,10 +58,11 @@ def test_without_products_one_threshold_holds_for_all():
 
 
 def test_false_alarms_stand_beside_the_mean_of_what_the_same_clients_promise():
-    own = Calibration({**CALIBRATION.clients, 2: {}}, shared=False)  # of 5, 10 and no images
-    untested = EvaluatedImages(LABELS, PRODUCTS, {**HELD, 2: {}}, known=True)
-    promised = promised_rates(decide(dict.fromkeys(range(3), SCORES), untested, own, "auto"))
-    assert promised == {"mean": 0.129, "lowest": 0.091, "highest": 0.167}
+    clients = {**CALIBRATION.clients, 2: {}, 3: CALIBRATION.clients[1]}  # 5, 10, no and 10 images
+    own = Calibration(clients, shared=False)
+    untested = EvaluatedImages(LABELS, PRODUCTS, {**HELD, 2: {}, 3: HELD[1]}, known=True)
+    promised = promised_rates(decide(dict.fromkeys(range(4), SCORES), untested, own, "auto"))
+    assert promised == {"mean": 0.117, "lowest": 0.091, "highest": 0.167}
 
 
 def test_what_cannot_be_promised_is_not_called_anomalous():
