@@ -28,6 +28,7 @@ from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.sample import ImageSet
 
+_Rows = list[dict[str, str]]
 _MOST_CLASSES = 20
 _KEPT = "no normal test images, so a share is kept"
 _READERS = {
@@ -205,6 +206,18 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
     columns, rows = read_table(file)
     columns = [column for column in columns if column and rows]
     where = next((name for name in ("images", "image", "imgs", "img") if (root / name).is_dir()), ".")
+    image = _image_column(root, where, file, columns, rows)
+    if image is None:
+        warnings.warn(f"{file}: is not read: no column names images (nine of ten rows must)", stacklevel=2)
+        return None
+    label, normal = _label_column(file, [column for column in columns if column != image], rows)
+    settings = {"labels": file.name, "images": where, "id_column": image, "label_column": label}
+    seen = f"labels in {file.name}: column {image} names images, {label}={' or '.join(normal)} is normal"
+    return Layout(seen, "labelled_csv", root, {**settings, "normal": normal, **split})
+
+
+def _image_column(root: Path, where: str, file: Path, columns: list[str], rows: _Rows) -> str | None:
+    """The column that names images, if one does."""
     images = find_images(root / where, LeftOut())
     words = {column: [str(row[column]).strip() for row in rows[:50]] for column in columns}
     fewest = min(len(rows), len(images)) / 2  # numbers of classes may name files too, but few
@@ -213,15 +226,16 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
         for column in columns
         if len({row[column] for row in rows}) >= fewest and matches(words[column], images, root, where)
     ]
-    if not ids:
-        warnings.warn(f"{file}: is not read: no column names images (nine of ten rows must)", stacklevel=2)
-        return None
-    image = max(ids, key=lambda column: sum(map(len, words[column])))  # rows' numbers may name files too
-    if matches([image], images, root, where):
+    length = {column: sum(map(len, words[column])) for column in ids}  # rows' numbers may name files too
+    image = max(length, key=length.__getitem__, default=None)
+    if image is not None and matches([image], images, root, where):
         raise UserError(f"{file}: its first line names an image; put a line of column names above it")
-    values = {
-        column: {str(row[column]).strip() for row in rows} - {""} for column in columns if column != image
-    }
+    return image
+
+
+def _label_column(file: Path, columns: list[str], rows: _Rows) -> tuple[str, list[str]]:
+    """The column that says which images are normal, and its values that say so."""
+    values = {column: {str(row[column]).strip() for row in rows} - {""} for column in columns}
     likely = sorted(values, key=lambda name: ([*LABELS, name.lower()].index(name.lower()), len(values[name])))
     for column in likely:
         nothing = ONE if bare(column) in NORMAL else ZERO  # a column "good" says 1 of normal images
@@ -229,9 +243,7 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
         normal = [value for value in sorted(values[column]) if bare(value) in NORMAL]
         normal = normal or [value for value in sorted(few) if value.lower() in nothing]
         if normal:
-            settings = {"labels": file.name, "images": where, "id_column": image, "label_column": column}
-            seen = f"labels in {file.name}: column {image} names images, {column}={' or '.join(normal)} is normal"
-            return Layout(seen, "labelled_csv", root, {**settings, "normal": normal, **split})
+            return column, normal
     raise UserError(
         f"{file}: no value of its columns {', '.join(likely) or '(none)'} is called as normal images are; give"
         " data=labelled_csv data.label_column=... data.normal=[...]"
