@@ -204,14 +204,15 @@ def decide(
     """Judges every client's decisions about the test images, of which it has scores [n].
 
     Returns:
-        What `judged` returns, by client, and ``promised``, the client's rate of false alarms.
+        What `judged` returns, by client; ``promised``, the client's rate of false alarms; and ``deciding``, how many
+        calibration scores decide about each of its products, or about any image.
     """
     products = [name for name in dict.fromkeys(images.products) if name is not None]
     found = {}
     for client, own in scores.items():
         limits = limits_of(client, calibration, products, alpha, images.known)
         found[client] = judged(rates_of(own, images, limits), images.held[client], limits)
-        found[client]["promised"] = calibration.rate(client, alpha)
+        found[client] |= _promise(client, calibration, found[client]["held"], alpha, images.known)
     return found
 
 
@@ -250,8 +251,20 @@ def decide_apart(
         answers = federation.ask(federation.rounds, query, clients, optional=True)
         for client in clients:
             found[client] = judged(answers.get(client, {}), held[client], limits)
-            found[client]["promised"] = calibration.rate(client, alpha)
+            found[client] |= _promise(client, calibration, found[client]["held"], alpha, by_product)
     return found
+
+
+def _promise(
+    client: int, calibration: Calibration, held: Mapping[str, float], alpha: Alpha, by_product: bool
+) -> dict[str, Any]:
+    """Describes what a client promises: averaged over its products, as its false alarms are, and by how many scores."""
+    weights: dict[str | None, float] = {None: 1}
+    if by_product and held:
+        weights = dict(held.items())
+    rules = {name: calibration.rule(client, alpha, name) for name in weights}
+    mean = sum(weights[name] * rule.alpha for name, rule in rules.items()) / sum(weights.values())
+    return {"promised": rounded_up(mean), "deciding": [rule.scores.total for rule in rules.values()]}
 
 
 def limits_of(

@@ -118,9 +118,8 @@ def _plain(judged: Mapping[str, Any]) -> dict[str, Any]:
 
 def _say(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: Alpha) -> None:
     """Says what ``evaluation.alpha=auto`` promises where that is more than usual, and warns of who promises nothing."""
-    images = {client: run.calibration.rule(client, alpha).scores.total for client in judged}
-    counts = [number for number in images.values() if number]
-    rates = [own["promised"] for client, own in judged.items() if images[client]]
+    counts = [number for own in judged.values() for number in own["deciding"] if number]
+    rates = [own["promised"] for own in judged.values() if any(own["deciding"])]
     if alpha == "auto" and max(rates, default=0) > USUAL_RATE:
         few = " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
         run.display.note(
@@ -128,11 +127,11 @@ def _say(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: Alpha) -> Non
             f" {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
         )
     if silent := [client for client, own in judged.items() if own["without_promise"]]:
-        rate = judged[silent[0]]["promised"]
+        rate, most = judged[silent[0]]["promised"], max(max(judged[client]["deciding"]) for client in silent)
         run.display.warn(
             f"evaluation.alpha={rate:g} needs {needed_images(rate)} calibration images, and"
-            f" {_have(silent, run.federation.names)} at most {max(images[client] for client in silent)}: what cannot be"
-            " promised is not called anomalous; give a larger evaluation.alpha, or more images"
+            f" {_have(silent, run.federation.names)} at most {most}: what cannot be promised is"
+            " not called anomalous; give a larger evaluation.alpha, or more images"
         )
 
 

@@ -23,6 +23,12 @@ from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 USUAL_RATE = 0.01
 """Rate of false alarms that is promised where none is chosen and there are enough calibration scores."""
 
+SECOND_RATE = 0.05
+"""Rate that is promised where none is chosen and the scores are too few for `USUAL_RATE`.
+
+The smallest that they could promise has the highest score for its threshold: one odd image would silence the detector.
+"""
+
 Alpha = float | Literal["auto"]
 """Promised rate of false alarms, in (0, 1); ``auto`` is for each client what its scores allow (`Calibration.rate`)."""
 
@@ -185,13 +191,13 @@ class Calibration:
 
         Args:
             client: The client that decides.
-            alpha: Rate of false alarms.
+            alpha: Rate of false alarms. ``auto`` is `automatic_rate` of the number of scores: of the most specific, or
+                else, where these are too few for `SECOND_RATE`, of all that may decide.
             product: Product of the image, if it is known.
 
         Returns:
             The rule; where no scores are enough, that of the last choice, whose threshold is infinite.
         """
-        rate = self.rate(client, alpha)
         own, everyone = [self.clients.get(client, {})], list(self.clients.values())
         choices = []
         if product is not None:
@@ -202,23 +208,15 @@ class Calibration:
             choices.append((self.names.title(client), _of_all(own)))
             if self.shared:
                 choices.append(("all clients", _of_all(everyone)))
+        numbers = [scores.total for _, scores in choices]
+        specific = numbers[0] >= needed_images(SECOND_RATE)
+        rate = automatic_rate(numbers[0 if specific else -1]) if isinstance(alpha, str) else alpha
         enough = (choice for choice in choices if choice[1].total >= needed_images(rate))
         return DecisionRule(*next(enough, choices[-1]), rate)
 
-    def rate(self, client: int, alpha: Alpha) -> float:
-        """Returns the rate of false alarms that a client promises.
-
-        Of ``auto`` it is `USUAL_RATE`, or else the smallest that the client's scores can promise, 1 / (n + 1): those of
-        all its products or, where clients share a model, of all clients. It is the same for every product, as these are
-        the scores that a product with too few falls back on.
-
-        Returns:
-            The rate, of ``auto`` rounded up to three digits; `USUAL_RATE` where there are no scores, and no alarms.
-        """
-        if not isinstance(alpha, str):
-            return alpha
-        most = self.rule(client, USUAL_RATE).scores.total
-        return max(USUAL_RATE, rounded_up(1 / (most + 1))) if most else USUAL_RATE
+    def rate(self, client: int, alpha: Alpha, product: str | None = None) -> float:
+        """Returns the rate of false alarms that a client promises of images of a product, or of any: its `rule`'s."""
+        return self.rule(client, alpha, product).alpha
 
     def threshold(self, client: int, alpha: Alpha, product: str | None = None) -> float:
         """Computes the score above which a client calls an image anomalous; infinity where it cannot promise alpha."""
@@ -268,6 +266,22 @@ def wilson_interval(events: float, trials: float) -> tuple[float, float]:
     centre = (rate + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))
     return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def automatic_rate(number: int) -> float:
+    """Chooses the rate of false alarms that a number of scores promise where none is chosen.
+
+    Returns:
+        `USUAL_RATE`, `SECOND_RATE`, or else the smallest that they can promise, 1 / (n + 1), up to three digits;
+        `USUAL_RATE` where there are no scores, and no alarms.
+
+    Example:
+        >>> [automatic_rate(number) for number in (0, 9, 19, 99)]
+        [0.01, 0.1, 0.05, 0.01]
+    """
+    if number == 0 or number >= needed_images(USUAL_RATE):
+        return USUAL_RATE
+    return max(SECOND_RATE, rounded_up(1 / (number + 1)))
 
 
 def rounded_up(rate: float, digits: int = 3) -> float:

@@ -47,16 +47,20 @@ def draw_heatmaps(run: Run) -> None:
         return
     assert isinstance(data.images, ImageSet)
     alpha, by_product = run.alphas[0], run.config["calibration"]["by"] == "product"
-    promised, captioned = run.calibration.rate(largest, alpha), []
+    captioned, promised = [], set()
     for index, case in drawn_cases(data, predicted, run.config["evaluation"]["pictures"]):
         score, product = (
             float(predicted.scores[index]),
             data.images.test[index].category if by_product else None,
         )
-        known = run.calibration.rule(largest, alpha, product).scores
-        p_value = p_value_text(float(known.p_values(torch.tensor([score]))))
+        rule = run.calibration.rule(largest, alpha, product)
+        promised.add(f"{rule.alpha:g}")
+        p_value = p_value_text(float(rule.scores.p_values(torch.tensor([score]))))
         captioned.append(replace(case, caption=f"{case.caption}, score {score:.3g}, {p_value}"))
-    title = f"Client {largest} on {data.images.name}: clearest cases, then hardest (anomalous: p at most {promised:g})"
+    rates = " or ".join(sorted(promised))
+    title = (
+        f"Client {largest} on {data.images.name}: clearest cases, then hardest (anomalous: p at most {rates})"
+    )
     save_figure(heatmap_sheet(captioned, title), run.folder.path / "figures" / "heatmaps.png")
 
 
