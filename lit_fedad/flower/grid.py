@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message
@@ -14,9 +14,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectUnavailableError,
     inflate_object_from_contents,
     iterate_object_tree,
-    pull_objects,
 )
 
 from lit_fedad.core.errors import UserError
@@ -28,36 +28,79 @@ GONE = {3, 4, 5, 8}
 """Flower's error codes of messages that got lost with their node: a request may be sent again."""
 
 
-def pull(grid: Grid, names: Collection[str], most: int) -> Iterator[tuple[str, bytes | NoReply | None]]:
-    """Pulls the replies that are there.
+class _Arriving:
+    """A reply that a site has announced; its parts come one after the other, or never.
+
+    Args:
+        name: Flower's id of the reply.
+        parts: The ids of its parts.
+        take: Reads a part.
+    """
+
+    def __init__(self, name: str, parts: Sequence[str], take: Callable[[str], bytes]) -> None:
+        self.name, self.parts, self.take = name, parts, take
+        self.contents = dict[str, bytes]()
+
+    def is_here(self, end: float) -> bool:
+        """Reads the parts that are there, until a time; returns whether that is all.
+
+        Raises:
+            TooLongError: If they are longer than any reply.
+            ObjectPullError: If one will not come any more.
+        """
+        for part in self.parts:
+            if part in self.contents:
+                continue
+            try:
+                if time.monotonic() > end:
+                    return False
+                self.contents[part] = self.take(part)
+            except ObjectUnavailableError:
+                return False
+        return True
+
+
+def pull(
+    grid: Grid, names: Collection[str], most: int, arriving: dict[str, _Arriving], end: float
+) -> Iterator[tuple[str, bytes | NoReply | None]]:
+    """Pulls the replies that are there; nobody waits for the parts of one that a site has only announced.
 
     Args:
         grid: Flower's grid.
         names: Flower's ids of the requests.
-        most: Most bytes of a reply; of a longer one, one chunk more is read at most by each of Flower's threads.
+        most: Most bytes of a reply; of a longer one, one part more is read at most.
+        arriving: What has come so far of replies, by request; changed here.
+        end: Time after which no more is read.
 
     Yields:
         The id of a request, with the payload in its reply, why there is none, or None where it must be sent again.
     """
     client: Any = grid._runtime_client  # type: ignore[attr-defined]
-    answer = client.PullMessages(PullAppMessagesRequest(message_ids=list(names)))
-    for header, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-        told = header.metadata.reply_to_message_id
-        read = within(client.PullObject, lambda answer: len(answer.object_content), most + BESIDE)
-        take = make_pull_object_fn_protobuf(read, grid.node, grid.run.run_id)  # type: ignore[attr-defined]
+    asked = [name for name in names if name not in arriving]
+    answer = client.PullMessages(PullAppMessagesRequest(message_ids=asked)) if asked else None
+    for header, tree in zip(answer.messages_list, answer.message_object_trees, strict=True) if answer else ():
+        take = make_pull_object_fn_protobuf(client.PullObject, grid.node, grid.run.run_id)  # type: ignore[attr-defined]
+        parts = [part.object_id for part in iterate_object_tree(tree)]
+        arriving[header.metadata.reply_to_message_id] = _Arriving(
+            header.metadata.message_id, parts, within(take, len, most + BESIDE)
+        )
+    for told in [name for name in names if name in arriving]:
+        reply = arriving[told]
         try:
-            contents = pull_objects([part.object_id for part in iterate_object_tree(tree)], take)
-            found = _payload(header.metadata.message_id, contents, most)
+            if not reply.is_here(end):
+                continue
+            found = _payload(reply.name, reply.contents, most)
         except TooLongError:
             found = too_long(None, most)
         except ObjectPullError:
             found = None
+        del arriving[told]
         if found is not None:
             client.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(
                     node=grid.node,  # type: ignore[attr-defined]
                     run_id=grid.run.run_id,
-                    message_object_id=header.metadata.message_id,
+                    message_object_id=reply.name,
                 )
             )
         yield told, found
@@ -126,6 +169,7 @@ class GridCarrier:
         """Brings every client its request; see `Carrier.carry`."""
         end = time.monotonic() + self.timeout
         waiting, sent, again = set(requests), dict[str, int](), Counter[int]()
+        arriving = dict[str, _Arriving]()
         while (waiting or sent) and time.monotonic() < end:
             keys = self.keys()
             for client in sorted(waiting - set(keys)):
@@ -142,7 +186,7 @@ class GridCarrier:
                 else:
                     continue
                 waiting.discard(client)
-            for request, answer in pull(self.grid, list(sent), most) if sent else ():
+            for request, answer in pull(self.grid, list(sent), most, arriving, end):
                 client = sent.pop(request)
                 if answer is None and again[client] < _AGAIN:
                     again[client] += 1

@@ -1,5 +1,6 @@
 """The coordinator's end, on a grid that loses messages."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -42,7 +43,7 @@ class Grid:
     def __init__(self, nodes, *script):
         self.nodes, self.script = nodes, list(script)
         self.pushed, self.waiting, self.signals = [], {}, []
-        self.objects, self.read, self.confirmed = {}, 0, 0
+        self.objects, self.read, self.confirmed, self.held = {}, 0, 0, {}
         self._runtime_client = self
 
     def get_nodes(self):
@@ -83,6 +84,9 @@ class Grid:
 
     def PullObject(self, request):  # noqa: N802
         content = self.objects[request.object_id]
+        if self.held.get(content, 0):
+            self.held[content] -= 1
+            return PullObjectResponse(object_found=True, object_available=False)
         self.read += len(content)
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
@@ -159,6 +163,22 @@ def test_who_is_away_or_late_is_lost():
         0: NoReply("did not answer within 0.5 seconds"),
         1: NoReply("did not connect within 0.5 seconds"),
     }
+
+
+@pytest.mark.parametrize("polls", [2, 1_000_000])
+def test_who_announces_a_reply_and_does_not_send_it_costs_the_others_nothing(polls):
+    """A site that is killed in between, or that lies: Flower would wait for minutes, or hours."""
+    grid, came = Grid({7: KEYS[1], 8: KEYS[0]}), {}
+    part = next(iter(get_all_nested_objects(wrapped(b"TO NORTH")).values())).deflate()
+    grid.held[part] = polls
+    signal, began = SimpleNamespace(send=lambda most: None), time.monotonic()
+    carrier = GridCarrier(grid, lambda: KEYS, 1.5, signal, NOBODY)
+    for client, found in carrier.carry({0: b"to north", 1: b"to east"}, 1000):
+        came[client] = found, time.monotonic() - began
+    assert came[1][0] == b"TO EAST"
+    assert came[1][1] < 1
+    assert came[0][0] == (b"TO NORTH" if polls == 2 else NoReply("did not answer within 1.5 seconds"))
+    assert came[0][1] < 3
 
 
 def test_who_has_missed_a_request_is_waited_for_once_it_is_back():
