@@ -18,6 +18,7 @@ from typing import Any
 
 from lit_fedad.core.building import locate, options_of, takes
 from lit_fedad.core.config import TYPES, Config, choices, compose, config_groups
+from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
 from lit_fedad.data.strategies import Pooled
@@ -120,7 +121,8 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
     Args:
         overrides: Those of the federation; not trusted.
         own: Of ``fabric`` and ``cache``, as this machine's operator gave them.
-        coordinator: Whether this machine's server may have public images; a site has none.
+        coordinator: Whether this machine's server may have public images, and its operator is told of settings that
+            contradict each other; a site has none.
 
     Returns:
         The configuration. Its ``data`` says how labelled images are normalised (``mean``, ``std`` of each channel), or
@@ -133,7 +135,7 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
     given = dict(override.split("=") for override in overrides if override.split("=")[0] in NORMALISATION)
     if given and len(given) < len(NORMALISATION):
         raise UserError(f"{next(iter(given))}: give {' and '.join(NORMALISATION)}, or neither")
-    overrides = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
+    asked = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
     # Presets may choose a set that needs a folder; the last choice wins, and is not read. It is none of photographs,
     # for which machines of other memory would come to another size (`with_size`).
     placeholders = [
@@ -143,7 +145,7 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
         "partition=pooled",
         "tracking=off",
     ]
-    overrides = [*overrides, *placeholders, *([] if coordinator else ["public=null"]), *own]
+    overrides = [*asked, *placeholders, *([] if coordinator else ["public=null"]), *own]
     config, data = compose(overrides), {}
     if not given and takes(config["task"], "classes"):
         given = dict.fromkeys(NORMALISATION, "0.5")
@@ -155,6 +157,8 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
     config |= {"data": data or None, **unset, "callbacks": {}, "fresh": False}
     for override in overrides[: len(overrides) - len(own)]:
         _check_text(override, config)
+    if coordinator:
+        check_conflicts(config, asked)
     check_targets(config, Path("the federation's configuration"))
     if (config["federation"].get("privacy") or {}).get("seed") is not None:
         raise UserError(

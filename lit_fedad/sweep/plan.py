@@ -21,6 +21,7 @@ from optuna.trial import create_trial
 
 from lit_fedad.core.building import build, call, locate, takes, targets
 from lit_fedad.core.config import Config, choices, compose
+from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import stored_text
 from lit_fedad.core.identity import identity
@@ -272,6 +273,7 @@ def _check(plan: Plan, where: str) -> None:
         if override.partition("=")[0] in plan.space:
             raise UserError(f"{where}: '{override}' fixes what the study searches; leave it out")
     try:
+        check_conflicts(plan.base_config, plan.base)
         if str(plan.base_config["fabric"]["devices"]) != "1":
             raise UserError("a trial runs in one process; start more workers instead of fabric.devices")
         grid = plan.sampler.get("search_space", plan.space)

@@ -55,6 +55,14 @@ def test_what_a_word_names_is_never_called(tmp_path):
     assert not marker.exists()
 
 
+def test_a_coordinator_is_told_of_settings_that_contradict_each_other():
+    words = ["method=feddymem", "task=memory_bank_sums"]
+    with pytest.raises(UserError, match="^method=feddymem sets task.head, which task=memory_bank_sums"):
+        compose_overrides(words, coordinator=True)
+    # Images of its preset are none of a federation's: sites set their own.
+    assert compose_overrides(["method=fedavg", "experiment=medical"], coordinator=True)["data"] is None
+
+
 def test_more_words_than_any_use_are_refused():
     with pytest.raises(UserError, match="201 overrides"):
         check_overrides(["seed=0"] * 201)

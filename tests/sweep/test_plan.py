@@ -60,6 +60,7 @@ def test_default_outside_the_search_space_is_none(study_file):
         ("{pro: maximize}", "{pro: maximize, bytes: minimize}", "cannot prune"),
         ("{pro: maximize}", "{pro/best: maximize}", "'pro/best' must end in one of /mean /worst /pooled /product_mean"),
         ("debug=seconds", "fabric.devices=2", "start more workers"),
+        ("method=federated_bank", "method=feddymem, task=memory_bank_sums", "feddymem sets task.head"),
         ("debug=seconds", "'hydra.searchpath=[file:///x]'", "no study file sets hydra"),
         ("tracking=off", "'++tracking.uri=http://x'", "no study file sets tracking"),
         ("debug=seconds", "'debug=${oc.env:HOME}'", "of ${...} a study takes names of keys alone"),
