@@ -17,6 +17,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "DICOM")
 """Formats that are read: Pillow's, and DICOM by pydicom. No other decoder ever sees an upload."""
 
 
+_MOST_PARTS = 100
+"""Parts of a form that are looked at: a short mark between them may stand in an upload millions of times."""
+
+
 class RefusedError(Exception):
     """A request that is not answered with a score.
 
@@ -81,12 +85,12 @@ def file_in(content: bytes, content_type: str) -> bytes:
     header = Message()
     header["Content-Type"] = content_type
     try:
-        boundary = header.get_boundary()
-    except TypeError as error:  # of parts of a word, some with numbers and some without
+        boundary = (header.get_boundary() or "").encode()
+    except (TypeError, UnicodeError) as error:  # of parts without numbers, or of a coding
         raise RefusedError(422, "its Content-Type cannot be read") from error
     if header.get_content_type() != "multipart/form-data" or not boundary:
         return content
-    for part in content.split(b"--" + boundary.encode())[1:]:
+    for part in content.split(b"--" + boundary, _MOST_PARTS + 1)[1 : _MOST_PARTS + 1]:
         head, _, body = part.partition(b"\r\n\r\n")
         if b"filename" in head.lower():
             return body.removesuffix(b"\r\n")
