@@ -18,6 +18,8 @@ from lit_fedad.data.input_files import check_pixels, chosen_page
 _DEFLATED = "1.2.840.10008.1.2.1.99"  # would be inflated as a whole before anything can be checked
 _NATIVE = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")
 _MOST_WORDS = 1_000_000  # bytes, of a file that came from anywhere
+_PIXEL_DATA = 0x7FE00010
+_PIXELS = (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10")  # its tag, in both orders of bytes
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _WORDS = (
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
@@ -71,20 +73,23 @@ def read_native_dicom(content: bytes, most_pixels: int | None, page: int | None 
         Exception: pydicom cannot read it.
     """
     import pydicom
-    from pydicom.filereader import read_dataset, read_preamble
+    from pydicom.filereader import read_dataset, read_partial, read_preamble
 
-    start = BytesIO(content)
-    read_preamble(start, force=False)
-    meta = read_dataset(start, False, True, stop_when=lambda tag, vr, length: tag.group != 2)
+    # Words are read one by one, in Python: millions of empty ones would take minutes.
+    head = BytesIO(content[:_MOST_WORDS])
+    read_preamble(head, force=False)
+    meta = read_dataset(head, False, True, stop_when=lambda tag, vr, length: tag.group != 2)
     if str(meta.get("TransferSyntaxUID", "")) not in _NATIVE:
         raise ValueError("is a compressed DICOM file; send it with another transfer syntax")
-    # Words are read one by one, in Python: millions of empty ones would take minutes.
-    words = pydicom.dcmread(BytesIO(content[:_MOST_WORDS]), stop_before_pixels=True)
+    head.seek(0)
+    words = pydicom.dcmread(head, stop_before_pixels=True)
     width, height, frames = int(words.Columns), int(words.Rows), int(words.get("NumberOfFrames") or 1)
     check_pixels(width, height, most_pixels)
     if len(content) > frames * width * height * int(words.BitsAllocated) // 8 + _MOST_WORDS:
         raise ValueError(f"holds more than its pixels and {_MOST_WORDS} bytes beside them")
-    file = pydicom.dcmread(BytesIO(content))
+    if content[head.tell() : head.tell() + 4] not in _PIXELS:
+        raise ValueError(f"holds no pixels behind its words, of {_MOST_WORDS} bytes at most")
+    file: Any = read_partial(BytesIO(content), lambda tag, vr, length: tag > _PIXEL_DATA)
     return Image.fromarray(_eight_bits(file, _checked_frame(file, page)))
 
 

@@ -83,6 +83,15 @@ def test_words_beside_the_pixels_are_bounded(tmp_path, monkeypatch):
         read_upload(content[:ahead] + b"\x09\x00\x01\x10LO\x00\x00" * 99 + content[ahead:], "DICOM", 48)
 
 
+def test_words_in_the_place_of_pixels_are_not_read(tmp_path, monkeypatch):
+    """As many bytes as the pixels that the file claims."""
+    content = write(tmp_path / "a.dcm")
+    place = content.index(b"\xe0\x7f\x10\x00")
+    monkeypatch.setattr(dicom, "_MOST_WORDS", place + 8)
+    with pytest.raises(RefusedError, match="holds no pixels behind its words"):
+        read_upload(content[:place] + b"\x29\x00\x01\x10LO\x00\x00" * 12, "DICOM", 48)
+
+
 def test_nothing_is_inflated(tmp_path, monkeypatch):
     """A deflated file may hold a thousand times its bytes."""
     content = write(tmp_path / "a.dcm", "1.2.840.10008.1.2.1.99")
