@@ -20,7 +20,7 @@ from lit_fedad.core.files import check_regular
 from lit_fedad.data.dicom import read_dicom, read_native_dicom
 from lit_fedad.data.input_files import check_pixels, chosen_page
 from lit_fedad.data.sample import DICOM_SUFFIXES
-from lit_fedad.data.tiff_codecs import NO_PICTURE, other_compression, uncompressed
+from lit_fedad.data.tiff_codecs import NO_PICTURE, check_pieces, other_compression, uncompressed
 
 FORMATS = ("PNG", "JPEG", "MPO", "TIFF", "WEBP", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI")
 """Pillow's decoders that are used, all of formats that begin with bytes of their own; DICOM is read by pydicom."""
@@ -53,6 +53,7 @@ _SIZE = (256, 257)
 _HEAD = 132  # bytes by which formats are told
 _RAW = frozenset({33422, 50706, 50752})  # colour filter, DNG, Canon
 _SIGNED = 2
+_MOST_SCANS = 500  # of JPEG files, and of the small pictures in them; a progressive one has ten
 _DARK = 16383  # the highest value of 14 bits
 _DARK_WORDS = (
     "has images of 16 bits that are nearly black or dark, with no value above 16383 of 65535; if they hold 8 to 14"
@@ -154,6 +155,8 @@ def _opened(
     source: IO[bytes], form: str, page: int | None, alone: bool = False, most: int | None = None
 ) -> Image.Image:
     """Opens a file of a format at a page; its size is checked before anything is decoded."""
+    if form == "TIFF":
+        check_pieces(source)
     try:
         image = Image.open(source, formats=(form,))
     except Image.DecompressionBombError:  # Pillow's own limit
@@ -253,6 +256,8 @@ def _decoded(image: Any) -> Picture:
     stored = str(image.tile[0][3]) if image.tile else ""
     cut = ";16" in stored and image.mode in ("RGB", "RGBA", "LA", "CMYK")
     negative = tags.get(_PHOTOMETRIC) == 0 and image.mode.startswith(("I;16", "F"))
+    if image.format in ("JPEG", "MPO") and _whole(image).count(b"\xff\xda") > _MOST_SCANS:
+        raise ValueError(f"is drawn in more than {_MOST_SCANS} scans, each over all pixels; save it anew")
     lossy = _lossy(image)
     turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
     image.load()
@@ -304,12 +309,18 @@ def _lossy(image: Any) -> bool:
     if image.format == "TIFF":
         return image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp")
     if image.format == "WEBP":
-        position = image.fp.tell()
-        image.fp.seek(0)
-        head = image.fp.read(65536)
-        image.fp.seek(position)
+        head = _whole(image, 65536)
         return b"VP8L" not in head[:64] and b"VP8 " in head
     return image.format in ("JPEG", "MPO", "JPEG2000", "AVIF")
+
+
+def _whole(image: Any, most: int = -1) -> bytes:
+    """The bytes of an opened file from its beginning, as many as are asked for."""
+    position = image.fp.tell()
+    image.fp.seek(0)
+    content: bytes = image.fp.read(most)
+    image.fp.seek(position)
+    return content
 
 
 def to_rgb(picture: Picture, path: Path) -> Image.Image:

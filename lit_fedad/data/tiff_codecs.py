@@ -1,8 +1,11 @@
-"""TIFF pages in compressions that Pillow lacks (JPEG 2000, JPEG XL, LERC and others), decoded by imagecodecs."""
+"""TIFF files: how many pieces they may have, and pages in compressions that Pillow lacks, decoded by imagecodecs."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
+from typing import IO
 
 from PIL import TiffImagePlugin
 
@@ -13,7 +16,38 @@ NO_PICTURE = 1 | 4
 """Kinds of a TIFF's pages (tag 254) that are no pictures of their own: a reduced copy, a transparency mask."""
 
 _COMPRESSION, _ORIENTATION = 259, 274
+_PIECES = (273, 324)  # places of strips, of tiles
+_MOST_PAGES, _MOST_PIECES = 10_000, 100_000
 _PILLOW = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 32771, 32773, 32809, 32946, 34676, 34677, 34925, 50000})
+
+
+def _directories(file: IO[bytes]) -> Iterator[TiffImagePlugin.ImageFileDirectory_v2]:
+    """The tags of a file's pages, one after the other, in the same object."""
+    head = file.read(8)
+    tags = TiffImagePlugin.ImageFileDirectory_v2(head + (file.read(8) if b"+" in head[2:4] else b""))
+    known: set[int] = set()
+    while tags.next and tags.next not in known:
+        known.add(tags.next)
+        file.seek(tags.next)
+        tags.load(file)
+        yield tags
+
+
+def check_pieces(file: IO[bytes]) -> None:
+    """Refuses a TIFF file of more pages or pieces than pictures have: Pillow makes objects of each before all else.
+
+    Raises:
+        ValueError: It has more.
+    """
+    found = [0]
+    with suppress(Exception):  # damage has many kinds: Pillow refuses it in one line
+        pages = islice(_directories(file), _MOST_PAGES + 1)
+        found.extend(max(len(tags.get(tag, ())) for tag in _PIECES) for tags in pages)
+    file.seek(0)
+    if max(found) > _MOST_PIECES or len(found) > _MOST_PAGES + 1:
+        raise ValueError(
+            f"has more than {_MOST_PAGES} pages, or a page in more than {_MOST_PIECES} pieces; save it anew"
+        )
 
 
 def other_compression(path: Path) -> int | None:
@@ -22,12 +56,8 @@ def other_compression(path: Path) -> int | None:
     Args:
         path: A TIFF file.
     """
-    with suppress(Exception), path.open("rb") as file:  # damage has many kinds: Pillow refuses it in one line
-        head = file.read(8)
-        tags = TiffImagePlugin.ImageFileDirectory_v2(head + (file.read(8) if b"+" in head[2:4] else b""))
-        file.seek(tags.next)
-        tags.load(file)
-        number = int(tags.get(_COMPRESSION, 1))
+    with suppress(Exception), path.open("rb") as file:  # as above
+        number = int(next(_directories(file)).get(_COMPRESSION, 1))
         return None if number in _PILLOW else number
     return None
 

@@ -1,5 +1,6 @@
 """Pictures: one picture in every coding, mode, depth and orientation is the same picture at every door."""
 
+from contextlib import nullcontext
 from io import BytesIO
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
+from lit_fedad.data import tiff_codecs
 from lit_fedad.data.pictures import caution, decode_upload, open_picture, read_picture, sniff
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.uploads import FORMATS, RefusedError, read_upload
@@ -166,6 +168,29 @@ def test_the_larger_page_behind_a_small_one_is_refused_before_it_is_decoded():
         writer.write(GREY, photometric="minisblack")
     with pytest.raises(OverflowError, match="32x24 pixels, and at most 100"):
         decode_upload(file.getvalue(), "TIFF", 100, 1)
+
+
+@pytest.mark.parametrize(("pages", "rows", "refused"), [(2, 8, False), (3, 8, True), (1, 1, True)])
+def test_a_tiff_of_more_pages_or_pieces_than_any_is_refused(monkeypatch, pages, rows, refused):
+    """Twenty megabytes of them took minutes, or two gigabytes."""
+    monkeypatch.setattr(tiff_codecs, "_MOST_PAGES", 2)
+    monkeypatch.setattr(tiff_codecs, "_MOST_PIECES", 4)
+    file, one = BytesIO(), Image.fromarray(picture(0, False))
+    more = {"save_all": True, "append_images": [one] * (pages - 1)} if pages > 1 else {}
+    one.save(file, "TIFF", tiffinfo={278: rows * one.height // 8}, **more)
+    said = "has more than 2 pages, or a page in more than 4 pieces"
+    with pytest.raises(ValueError, match=said) if refused else nullcontext():
+        decode_upload(file.getvalue(), "TIFF", None, 0 if pages > 1 else None)
+
+
+def test_a_jpeg_of_more_scans_than_any_is_refused(tmp_path):
+    """Each is forty bytes, and a pass over all pixels: twenty megabytes of them took half an hour."""
+    Image.fromarray(picture(0, False)).save(tmp_path / "a.jpg", progressive=True)
+    content = (tmp_path / "a.jpg").read_bytes()
+    last = content.rindex(b"\xff\xda")
+    (tmp_path / "a.jpg").write_bytes(content[:last] + content[last:-2] * 500 + content[-2:])
+    with pytest.raises(UserError, match="drawn in more than 500 scans"):
+        read_picture(tmp_path / "a.jpg")
 
 
 @pytest.mark.parametrize(
