@@ -151,9 +151,8 @@ def test_a_narrow_image_that_its_crop_would_make_huge_is_refused(ask, detector, 
     assert "600x1 pixels are too narrow for image.fit=crop" in line
 
 
-@pytest.mark.parametrize("boundary", ["*;boundary*0=x", "*=undefined''x", "*=raw-unicode-escape''%5Cud800"])
-def test_a_header_that_cannot_be_read_is_one_line(ask, boundary):
-    header = f"multipart/form-data; boundary{boundary}"
+def test_a_header_that_cannot_be_read_is_one_line(ask):
+    header = "multipart/form-data; boundary*;boundary*0=x"
     assert refusal(ask("POST", "/score", png(), Content_Type=header))[0] == 422
 
 
