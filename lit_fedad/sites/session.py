@@ -124,12 +124,13 @@ class Session:
         self.method, self.client = part.model.method, part.model.client
         client, channel = self.client, build(config["federation"]["channel"])
         self.runner = ClientRunner(client, channel, self.fabric)
-        self.data = build_data(config, part.images, part.partition, part.model, self.fabric, self.display)
         if (noise := part.noise(self.states.folder, self.digest)) is not None:
             noise.check()
             self.display.note(f"run {self.run}: {noise.words}")
         self.noise, taken = noise, part.taken(noise)
         judge(settings.policy, taken, self.least, self.approved)
+        # Only now: features of all images take time, and room on the disk.
+        self.data = build_data(config, part.images, part.partition, part.model, self.fabric, self.display)
         kinds = {one.disclosed.kind for one in taken}
         self.trained = Trained(
             part.summed(any(one.disclosed.by_product for one in taken)),

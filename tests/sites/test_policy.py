@@ -118,10 +118,12 @@ def test_sums_and_weights_leave_by_default(files, overrides, code):
     assert hello(files, overrides).code == code
 
 
-def test_of_four_images_no_sum_leaves(files):
-    few = replace(files, policy=Policy(images=9))
+def test_of_four_images_no_sum_leaves(files, tmp_path):
+    own = (*HERE, f"cache.folder={tmp_path / 'cache'}")
+    few = replace(files, own=own, policy=Policy(images=9))
     reply = hello(few, ["method=federated_subspace"])
     assert (reply.code, reply.numbers[0]) == (Code.NOT_ALLOWED, KINDS.index(Kind.SUMS))
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))  # nor are features computed for it
 
 
 @pytest.mark.slow
