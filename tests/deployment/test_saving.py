@@ -1,14 +1,17 @@
 """Thresholds that the operator's page saves as versions of a detector."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from helpers.damage import forge
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.new_rate import choose_version, save_threshold
 from lit_fedad.deployment.predict import predict
+from lit_fedad.deployment.ui.command import trial
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.evaluation.decisions import RATES
@@ -80,3 +83,16 @@ def test_a_version_of_another_rate_decides_as_that_rate_does(run, tiny_run, tmp_
     assert decisions("b", version=1) == asked != decisions("c")
     # A version of the version has its rate, and the default stays the default.
     assert RunFolder(run).default_version() == 0
+
+
+def test_the_page_of_a_stranger_s_run_loads_nothing_from_elsewhere(run, tmp_path):
+    """Markdown loads the pictures that it names."""
+    gradio = pytest.importorskip("gradio")
+    from lit_fedad.deployment.ui.page import OperatorPage
+
+    named = "![x](http://127.0.0.1:9/x.png)"
+    forge(run, "result.json", json.dumps({**RunFolder(run).result(), "method": named}))
+    page = OperatorPage(RunView.open(str(run)), tmp_path / "reviews.csv", trial(run)).build()
+    texts = [part.value for part in page.blocks.values() if isinstance(part, gradio.Markdown) and part.value]
+    assert any(r"# !\[x\](http://" in text for text in texts)
+    assert not any(named in text for text in texts)

@@ -15,6 +15,7 @@ from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.exported import onnx_exports, read_sheet
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.report.console import Display
+from lit_fedad.report.html import escaped
 from lit_fedad.report.naming import p_value_text
 
 _MOST_BYTES, _MOST_PIXELS = 20_000_000, 25_000_000
@@ -112,10 +113,10 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
         words = verdict.words
         doubt = f"; it {words['caution']}" if "caution" in words else ""
         if "class" in words:
-            said = f"**{words['class']}** ({words['probability']:.3f})"
+            said = f"**{escaped(words['class'])}** ({words['probability']:.3f})"
         else:
             score = "that is no number" if words["score"] is None else f"{words['score']:.4g}"
             said = f"**{words['decision']}**, score {score}, {p_value_text(words['p_value'])}"
-        return verdict.image, heatmap, f"{said}, by {detector.sheet.name}{doubt}"
+        return verdict.image, heatmap, f"{said}, by {escaped(detector.sheet.name)}{doubt}"
 
     return attempt

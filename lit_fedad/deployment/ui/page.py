@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ from lit_fedad.deployment.ui.reading import (
     slider_step,
 )
 from lit_fedad.metrics.conformal import rounded_up
+from lit_fedad.report.html import escaped
 from lit_fedad.report.naming import p_value_text, promised_text
 
 Try = Callable[[bytes, str], tuple[Any, Any, str]]
@@ -66,7 +68,7 @@ class OperatorPage:
     def build(self) -> gr.Blocks:
         """Builds the page."""
         with gr.Blocks(title=f"lit_fedad: {self.view.title}", analytics_enabled=False) as page:
-            gr.Markdown(f"# {printable(self.view.title)}")
+            gr.Markdown(f"# {_plain(self.view.title)}")
             health = gr.HTML(self._health, elem_id="health")
             with gr.Tab("Federation"):
                 self._federation()
@@ -148,11 +150,11 @@ class OperatorPage:
                 lines.append(f"{above} of {len(seen)} new images lie above.")
             limit = rule.threshold
             is_shipped = f"{limit:.6g}" if math.isfinite(limit) else "none: too few calibration images"
+            command = f"lit-fedad predict {shell_word(f'run={view.path}')} client={number}"
+            command += f" {shell_word(f'product={chosen}')}" if chosen else ""
             lines.append(
                 f"Shipped for alpha {rule.alpha:g}: {is_shipped}; {rule.scores.total} calibration images. This"
-                f" threshold: `lit-fedad predict {shell_word(f'run={view.path}')} client={number}"
-                + (f" {shell_word(f'product={chosen}')}" if chosen else "")
-                + f" alpha={rounded_up(rate, 4):g} images=FOLDER`"
+                f" threshold: {_code(f'{command} alpha={rounded_up(rate, 4):g} images=FOLDER')}"
             )
             return self._lamp(table), "\n\n".join(lines), histogram_svg(histogram(rule.scores, seen, at), at)
 
@@ -164,14 +166,14 @@ class OperatorPage:
             try:
                 said, replaced = save_threshold(view, number, _named(name), at)
             except UserError as error:
-                return printable(str(error)), versions, gr.Button(interactive=bool(versions))
+                return _plain(str(error)), versions, gr.Button(interactive=bool(versions))
             return said, [*versions, replaced], gr.Button(interactive=True)
 
         def undo(versions: list[int]) -> tuple[str, list[int], Any]:
             try:
                 said = choose_version(view, versions[-1])
             except UserError as error:
-                return printable(str(error)), versions, gr.Button(interactive=True)
+                return _plain(str(error)), versions, gr.Button(interactive=True)
             return said, versions[:-1], gr.Button(interactive=len(versions) > 1)
 
         changes = (
@@ -222,7 +224,7 @@ class OperatorPage:
 
         def choose(images: list[ScoredFile], event: gr.SelectData) -> tuple[Any, ...]:
             image = images[event.index]
-            words = f"{printable(image.path)}: {image.decision}, {p_value_text(image.p_value)}"
+            words = f"{_plain(image.path)}: {image.decision}, {p_value_text(image.p_value)}"
             drawn = str(image.heatmap) if image.heatmap and image.heatmap.is_file() else None
             if drawn is None:
                 words += "; its heatmap is gone: reload the page"
@@ -242,7 +244,7 @@ class OperatorPage:
                 return "Choose an image first."
             image = images[index]
             add_review(self.reviews, image, what, str(self.view.path))
-            return f"{printable(image.path)}: {what}. {self._reviewed()} ({self.reviews})"
+            return f"{_plain(image.path)}: {what}. {self._reviewed()} ({self.reviews})"
 
         def show(table: str, how: str) -> tuple[Any, ...]:
             images = self._pictured(table, how)
@@ -274,7 +276,7 @@ class OperatorPage:
                 try:
                     image, drawn, said = self.attempt(Path(path).read_bytes(), Path(path).name)
                 except UserError as error:
-                    said = printable(str(error))
+                    said = _plain(str(error))
             return _filled(image), _filled(drawn), said
 
         file.change(score, file, [original, heatmap, words])
@@ -314,6 +316,17 @@ class OperatorPage:
         psi = f"PSI {found['psi']:.2f}, below {found['psi_limit']:.2f} without drift"
         watched_images = f"{found['images']:g} images watched"
         return _light(*lamp, f"{watched_images}; {psi}; KS p-value {found['ks_p_value']:.2g}.")
+
+
+def _plain(text: str) -> str:
+    """Escapes a text for Markdown, which else loads pictures from anywhere: names in a run may be a stranger's."""
+    return escaped(printable(text))
+
+
+def _code(text: str) -> str:
+    """Writes a text as Markdown's code, whatever it holds."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}"
 
 
 def _named(product: str) -> str | None:
