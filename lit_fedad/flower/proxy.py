@@ -31,8 +31,8 @@ _PREFIX = "/v1/fleet/"
 _POLL = f"{_PREFIX}pull-messages"
 _ACTIVATE, _DEACTIVATE = f"{_PREFIX}activate-node", f"{_PREFIX}deactivate-node"
 _LARGEST = 8 << 20  # bytes of a request; Flower sends messages in chunks of five
-_SENDS = (f"{_PREFIX}push-messages", f"{_PREFIX}push-object")
-_SHORT = 64 << 10  # bytes of one that brings no part of a reply
+_SENDS = f"{_PREFIX}push-object"
+_SHORT = 64 << 10  # bytes of any other, such as of one that lists a reply's parts: each takes a millisecond
 _BODY_S = 60.0  # longest time that a request may take to arrive
 _AT_ONCE = 32  # requests of one site at one time
 _HOP = {"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "te", "trailer"}
@@ -114,7 +114,7 @@ class FleetProxy:
         path = request.url.path
         if not path.startswith(_PREFIX) or ".." in path or "%" in request.scope["raw_path"].decode():
             return _stranger()
-        if (body := await _body(request, _LARGEST if path in _SENDS else _SHORT)) is None:
+        if (body := await _body(request, _LARGEST if path == _SENDS else _SHORT)) is None:
             return PlainTextResponse("too large\n", status_code=413)
         told = sum(len(name) + len(value) for name, value in request.headers.raw)  # Flower's log repeats some
         account, cost = (key, path in _FREE), told + len(body) + _EACH

@@ -117,7 +117,10 @@ def test_nobody_else_does(send, path):
     assert "x-path" not in found.headers
 
 
-@pytest.mark.parametrize(("path", "bound"), [("/v1/fleet/push-object", "_LARGEST"), (POLL, "_SHORT")])
+@pytest.mark.parametrize(
+    ("path", "bound"),
+    [("/v1/fleet/push-object", "_LARGEST"), ("/v1/fleet/push-messages", "_SHORT"), (POLL, "_SHORT")],
+)
 def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch, path, bound):
     monkeypatch.setattr(proxy, bound, 10)
     assert send(path, b"x" * 11).status_code == 413
