@@ -74,9 +74,15 @@ class _Recorder:
         self.blobs[client], self.sizes[client] = blob, num_samples
         return self.receiver.open(exchange, client, blob, num_samples)
 
+    def note(self):
+        """Notes the personal states after the last moment: they are kept once its messages are merged."""
+        pool = self.recording.federation.pool
+        for last in self.recording.moments[-1:]:
+            last.personal.update({client: pool.get(client) for client in last.blobs})
+
     def merge(self, exchange, updates, clients, exchanges, context):
-        server, pool = self.receiver.server, self.recording.federation.pool
-        personal = {client: pool.get(client) for client in self.blobs}
+        server = self.receiver.server
+        self.note()
         self.recording.moments.append(
             Moment(
                 exchange,
@@ -84,7 +90,7 @@ class _Recorder:
                 deepcopy(state_of(server)),
                 dict(sorted(self.blobs.items())),
                 self.sizes,
-                personal,
+                {},
                 list(clients),
             )
         )
@@ -126,6 +132,7 @@ def record(name: str, given: list[str]) -> Recording:
             report = federation.play(round)
             recording.refused += [f"{name}: {line}" for line in report.refused.values()]
             federation.history.append(report)
+        federation.receiver.note()
         federation.receiver, federation.collecting = receiver, collecting
         found.append(recording)
 
