@@ -180,6 +180,10 @@ def works_with(here: str, there: str) -> bool:
     return major == other and minor - less in (0, 1)
 
 
+_MOST_SHARE = 0.9
+"""Share of all images above which a site is named: the number is its own word, and what it sends weighs as much."""
+
+
 def enrol(
     sites: Sites,
     config: Config,
@@ -244,6 +248,13 @@ def enrol(
             ("lit_fedad", own.version, lit_fedad.__version__),
         )
         if theirs != ours
+    ]
+    total = sum(own.size for own in facts.values())
+    warnings += [
+        f"site {names[client]} says that it has {own.size} of all {total} images: the merged model is nearly its own;"
+        " ask its operator"
+        for client, own in sorted(facts.items())
+        if _MOST_SHARE * total < own.size < total
     ]
     held = list(dict.fromkeys(product for own in facts.values() for product in own.held))
     if tells_products(config):

@@ -68,6 +68,15 @@ def test_a_site_of_the_minor_version_before_takes_part(tmp_path, model, monkeypa
     assert warnings == ["site north has lit_fedad 0.3.1, here is 0.4.2: last digits may differ"]
 
 
+def test_a_site_that_says_to_have_nearly_all_images_is_named(tmp_path, model):
+    """What it sends weighs as much, and it alone knows whether that is true."""
+    given = FACTS | {1: replace(FACTS[1], stages=[{"bolt": 1e8}])}
+    assert call(tmp_path, model, facts=given)[2] == [
+        "site east says that it has 100000000 of all 100000006 images: the merged model is nearly its own; ask its"
+        " operator"
+    ]
+
+
 def test_a_run_begins_without_a_site_that_may_join_later(tmp_path, model):
     _, facts, warnings = call(tmp_path, model, away=[0])
     assert facts == {0: ABSENT, 1: FACTS[1]}
