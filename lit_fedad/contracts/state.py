@@ -1,6 +1,8 @@
 """State that a class declares by the names of its attributes."""
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -37,19 +39,34 @@ def load_state(holder: object, state: Mapping[str, Any]) -> None:
 
 
 def mapped(state: Any, function: Callable[[Any], Any]) -> Any:
-    """Applies a function to all values in nested dictionaries, lists and tuples, and builds these anew."""
+    """Applies a function to all values in nested dictionaries, lists, tuples and dataclasses; builds these anew."""
     if isinstance(state, Mapping):
         return {key: mapped(value, function) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
         values = [mapped(value, function) for value in state]
         return type(state)(*values) if hasattr(state, "_fields") else type(state)(values)
+    if is_dataclass(state):
+        anew = copy(state)
+        for name, value in _parts(state):
+            object.__setattr__(anew, name, mapped(value, function))  # a frozen one refuses setattr
+        return anew
     return function(state)
+
+
+def _parts(state: Any) -> list[tuple[Any, Any]]:
+    """Lists the keys of a container with their values; of any other value nothing."""
+    if isinstance(state, Mapping):
+        return list(state.items())
+    if isinstance(state, (list, tuple)):
+        return list(enumerate(state))
+    return (
+        [(field.name, getattr(state, field.name)) for field in fields(state)] if is_dataclass(state) else []
+    )
 
 
 def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values in nested containers with their dotted names; an empty container is a value."""
-    if isinstance(state, (Mapping, list, tuple)) and state:
-        parts = state.items() if isinstance(state, Mapping) else enumerate(state)
+    if parts := _parts(state):
         for key, value in parts:
             yield from leaves(value, f"{name}.{key}" if name else str(key))
     else:

@@ -5,9 +5,11 @@ import errno
 import pytest
 import torch
 
+from lit_fedad.contracts.state import same, size_of
 from lit_fedad.federation import client_pool as module
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.memory.prototypes import Prototypes
 
 
 def test_personal_states_that_do_not_fit_go_to_disk(toy, tmp_path):
@@ -39,6 +41,19 @@ def test_unchanged_states_are_linked_not_written(toy, tmp_path):
     changed = [(f / "client_00001.pt").stat().st_ino for f in folders]
     assert same[0] == same[1]
     assert changed[0] != changed[1]
+
+
+def test_classes_of_tensors_are_compared_counted_and_copied(tmp_path):
+    """GLDP's clients keep prototypes: one that never trained has equal ones, built anew."""
+    initial, number = Prototypes.none(3, 2), 4 * 3 * 2 + 3
+    pool = ClientPool({"old": initial}, tmp_path)
+    assert size_of({"old": initial}) == number
+    pool.put(0, {"old": Prototypes.none(3, 2)})
+    live = Prototypes(torch.ones(3, 2), initial.known)
+    pool.put(1, {"old": live})
+    live.vectors.zero_()
+    assert same(pool.get(0), {"old": initial})
+    assert torch.equal(pool.get(1)["old"].vectors, torch.ones(3, 2))
 
 
 def test_unchanged_states_are_copied_where_files_cannot_be_linked(tmp_path, monkeypatch):
