@@ -181,6 +181,9 @@ class Link:
             spec: The declared form.
             sender: Name of the sender in errors.
 
+        Returns:
+            The message, in the order of its form: vectors of all entries of two messages are alike.
+
         Raises:
             UserError: If the bytes are more than the declared form can hold, hold no message, or one that differs from
                 the declared form.
@@ -193,7 +196,9 @@ class Link:
         if self._accepted != [(blob, spec)]:  # a process receives equal bytes for each of its clients
             check(message, spec, sender)
             self._accepted[:] = [(blob, spec)]
-        return message
+        return {
+            name: message[name] for name in spec
+        }  # safetensors returns them in an order that is drawn anew
 
     def largest(self, spec: MessageSpec) -> int:
         """Computes how many bytes a message of a declared form has at most, so that more need not be read.

@@ -26,6 +26,15 @@ def test_plain_returns_the_same_numbers():
     assert all(torch.equal(arrived[name], tensor) for name, tensor in message().items())
 
 
+@pytest.mark.parametrize("codec", [Plain(), Byte()])
+def test_entries_arrive_in_the_order_of_their_form(codec):
+    """Who joins a message's entries to one vector compares like with like."""
+    link, names = Link(codec), [f"w{number}" for number in (3, 1, 4, 0, 5, 9, 2, 6)]
+    sent = {name: torch.zeros(2, 2) for name in reversed(names)}
+    spec = {name: TensorSpec((2, 2)) for name in names}
+    assert [*link.unpack(link.pack(sent, spec, CONTEXT, "client 2"), spec, "client 2")] == names
+
+
 def test_the_papers_memory_is_22_48_megabytes():
     memory = {"memory": torch.zeros(56 * 56, 1792)}
     blob = Channel().up.pack(memory, {"memory": TensorSpec((3136, 1792))}, CONTEXT, "client 0")
