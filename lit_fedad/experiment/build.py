@@ -183,7 +183,7 @@ def build_images(config: Config) -> Images:
     """Reads the image set.
 
     Raises:
-        UserError: If the method does not support the task, or the task these images.
+        UserError: If the method does not support the task, or the task these images; or the reader returns none.
     """
     # Checked first: a method's settings for its own task and data do not fit others.
     task = _class_of(config["task"], "task", Task)
@@ -196,7 +196,11 @@ def build_images(config: Config) -> Images:
     check_geometry(config)
     if "_target_" not in config["data"]:
         raise UserError("the images of this run are at its sites, and none are here: this needs them")
-    images: Images = build(config["data"])
+    images = build(config["data"])
+    if not isinstance(images, Images):
+        raise UserError(
+            f"data._target_={config['data']['_target_']} returns a {type(images).__name__}, no ImageSet or LabelledSet"
+        )
     if images.kind != task.kind:
         raise UserError(
             f"task {task.__name__} learns labels, and data {images.name} has none; give data=cifar10"

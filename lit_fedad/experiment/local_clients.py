@@ -39,6 +39,11 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     """
     transport = workers(config, fabric)  # what Ray does not play is refused before features are computed
     images = build_images(config)
+    if not len(images.test):
+        raise UserError(
+            f"data: {images.name} has no test images, by which a run is judged; give some (of data=folders: test_normal"
+            " and test_anomalous, or a train_share below 1)"
+        )
     partition = build_partition(config, images)
     public = build_public(config, images)
     server_labelled = build_server_labelled(config, images, partition)

@@ -240,7 +240,9 @@ def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None,
             if any_size := dynamic_size(name):
                 return TransformerBlocks(timm.create_model(name, **options, **any_size), layers)
             options |= {"features_only": True, "feature_cls": "getter", "out_indices": layers}
-            return timm.create_model(name, **options)
+            features = timm.create_model(name, **options)
+            _ = features.model.forward_intermediates  # a model registered by a user may lack it
+            return features
         except safetensors.SafetensorError as error:
             hint = f"({_line(error)}): delete it, or {_INSTEAD}"
             raise UserError(f"weights file {hub_file} is damaged {hint}") from error

@@ -104,6 +104,23 @@ def test_what_is_no_task_or_client_is_refused(override, said):
         build_images(compose(["method=fedavg", override]))
 
 
+def test_what_is_no_reader_of_images_is_refused():
+    config = compose(["method=fedavg"]) | {"data": {"_target_": "os.getcwd"}}
+    with pytest.raises(UserError, match=r"data\._target_=os\.getcwd returns a str, no ImageSet"):
+        build_images(config)
+
+
+def test_a_run_without_test_images_is_refused_before_anything_is_sent(photographs, tmp_path):
+    given = [
+        f"data.root={tmp_path}",
+        "data.train_normal=[private]",
+        "data.test_normal=[]",
+        "data.test_anomalous=[]",
+    ]
+    with pytest.raises(UserError, match="has no test images, by which a run is judged; give some"):
+        train(compose(["method=fedavg", "data=folders", *given, "debug=seconds", f"out={tmp_path / 'run'}"]))
+
+
 @pytest.mark.parametrize(
     ("overrides", "processes", "message"),
     [

@@ -198,6 +198,13 @@ def test_a_packed_file_is_refused_before_it_is_unpacked(tmp_path):
         create_backbone(TINY, weights=path)
 
 
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_a_registered_model_that_gives_no_maps_is_refused(monkeypatch):
+    monkeypatch.delattr(timm.models.ResNet, "forward_intermediates")
+    with pytest.raises(UserError, match=r"gives no features .* has no attribute 'forward_intermediates'"):
+        create_backbone(TINY, (1,), "random")
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "weights", "message"),
     [
