@@ -17,6 +17,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.evaluation.state_messages import MOST_IMAGES
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.metrics.classification import CONSTANTS, ClassificationMetrics, constant_accuracies
 from lit_fedad.metrics.federated import Summary, summarise
 
@@ -117,7 +118,7 @@ class AccuracyEvaluator(Evaluator):
         assert self.loader is not None
         return test_images(self.loader, self.counts.shape[1])
 
-    def constants(self, round: int) -> dict[str, dict[str, float]]:
+    def constants(self, report: RoundReport) -> dict[str, dict[str, float]]:
         """Computes the accuracies of constant predictions, which are the same after every round."""
         present = (self.tested > 0).long()
         weights = {

@@ -120,15 +120,25 @@ class StreamAccuracyEvaluator(Evaluator):
         """Number of test images of each class, int64 [K]."""
         return test_images(self.loader, self.weights[0].shape[1])
 
-    def constants(self, round: int) -> dict[str, dict[str, float]]:
-        """Computes the accuracies of constant predictions on the stages so far, means over all clients."""
-        stages = self.module.at(round).stages
+    def constants(self, report: RoundReport) -> dict[str, dict[str, float]]:
+        """Computes the accuracies of constant predictions on the stages so far.
+
+        They are means over the clients that have the metric: A_sel is of the participants alone. Of a metric that no
+        client has they are those of all.
+        """
+        stages = self.module.at(report.round).stages
 
         def so_far(counts: Sequence[Tensor]) -> Tensor:
             return torch.stack([counts[client][: stage + 1].sum(0) for client, stage in stages.items()])
 
-        found = constant_accuracies(so_far(self.images), so_far(self.weights) * (self.test_images > 0))
-        return by_predictor(dict.fromkeys(("selection_accuracy", "global_accuracy", "local_accuracy"), found))
+        images, weights = so_far(self.images), so_far(self.weights) * (self.test_images > 0)
+
+        def judged(name: str) -> dict[str, float]:
+            values = (report.metrics or {})[name]["per_client"]
+            defined = torch.tensor([[values.get(client, math.nan)] for client in stages]).isfinite()
+            return constant_accuracies(images, weights * (defined if defined.any() else 1))
+
+        return by_predictor({name: judged(name) for name in _NAMES[:3]})
 
     def _score(self, client: Client, stages: Mapping[int, int]) -> dict[int, Scores]:
         """Scores one model as it predicts for clients at their stages."""

@@ -160,7 +160,7 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
     def metrics_of(report: RoundReport) -> dict[str, Any]:
         return {"round": report.round} | {name: (report.metrics or {}).get(name, undefined) for name in names}
 
-    constants = {report.round: federation.evaluator.constants(report.round) for report in evaluated}
+    constants = {report.round: federation.evaluator.constants(report) for report in evaluated}
     return {
         "first": metrics_of(evaluated[0]),
         "last": {**metrics_of(evaluated[-1]), **rates},

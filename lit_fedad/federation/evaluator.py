@@ -164,7 +164,7 @@ class Evaluator(ClientQuery[Any]):
         """Returns the metric states of clients that all predict with the scored client's model; by default that one."""
         return dict.fromkeys(clients, state)
 
-    def constants(self, round: int) -> dict[str, dict[str, float]]:
+    def constants(self, report: RoundReport) -> dict[str, dict[str, float]]:
         """Computes what predictions that look at no image reach after a round: by name of the predictor, then metric.
 
         Empty where there are none, as for scores.

@@ -30,12 +30,13 @@ def constant_accuracies(counts: Tensor, weights: Tensor) -> dict[str, float]:
         {'client_largest': 0.875, 'global_largest': 0.375, 'random': 0.75}
     """
     held = (counts.sum(1) > 0) & (weights.sum(1) > 0)
+    largest = counts.sum(0).argmax()  # of all clients, also where some are not judged
     counts, shares = counts[held].double(), weights[held].double()
     shares = shares / shares.sum(1, keepdim=True)
     present = (counts > 0).double()
     chances = {
         "client_largest": _one_hot(counts.argmax(1), counts),
-        "global_largest": _one_hot(counts.sum(0).argmax(), counts),
+        "global_largest": _one_hot(largest, counts),
         "random": present / present.sum(1, keepdim=True),
     }
     return {name: float((chance * shares).sum(1).mean()) for name, chance in chances.items()}

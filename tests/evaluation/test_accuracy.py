@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Prediction
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
+from lit_fedad.federation.round_report import RoundReport
 
 LABELS = [0, 0, 0, 0, 1, 2, 2]
 COUNTS = np.array([[1, 5, 2], [4, 0, 3]])
@@ -27,7 +28,7 @@ class Constant:
 def test_they_are_what_a_model_of_one_class_has():
     loader = DataLoader([{"label": label} for label in LABELS], batch_size=3)
     evaluator = AccuracyEvaluator(loader, torch.from_numpy(COUNTS), Fabric(accelerator="cpu", devices=1))
-    found = evaluator.constants(1)
+    found = evaluator.constants(RoundReport(1, "train", [0, 1]))
     for name, guesses in (("client_largest", (1, 0)), ("global_largest", (0, 0))):  # of 5, 5 and 5 the first
         judged = evaluator.summarise({c: evaluator.score(Constant(k), c) for c, k in enumerate(guesses)})
         assert found[name].keys() == judged.keys() - {"predicted_classes"}

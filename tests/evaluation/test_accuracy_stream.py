@@ -322,9 +322,9 @@ def test_unknown_test_classes_are_refused_in_one_line(play):
 @pytest.mark.parametrize("client_test", ["own", "balanced"])
 def test_constant_predictions_are_judged_as_models_are(play, client_test):
     """As an oracle that gives the client's largest class so far to every image, in the metric that judges models."""
-    federation = play(client_test=client_test)
+    federation = play(fraction=1.0, client_test=client_test)
     for report in federation.history:
-        found = federation.evaluator.constants(report.round)
+        found = federation.evaluator.constants(report)
         largest, common = [], []
         held = [COUNTS[c][: federation.data.stage(c, report.round) + 1].sum(0) for c in range(3)]
         for client, own in enumerate(held):
@@ -335,3 +335,18 @@ def test_constant_predictions_are_judged_as_models_are(play, client_test):
         assert found["client_largest"]["global_accuracy"] == pytest.approx(np.mean(largest))
         assert found["global_largest"]["local_accuracy"] == pytest.approx(np.mean(common))
         assert all(len(set(values.values())) == 1 for values in found.values())
+
+
+def test_constant_predictions_are_judged_on_the_clients_that_a_metric_is_of(play):
+    """A_sel is of the round's one participant, A_glo of all; the largest class of all is that of all in either."""
+    federation = play(fraction=0.34)
+    for report in federation.history:
+        found = federation.evaluator.constants(report)
+        held = [COUNTS[c][: federation.data.stage(c, report.round) + 1].sum(0) for c in range(3)]
+        (client,) = report.participants
+        own, common = held[client], sum(held).argmax()
+        assert found["client_largest"]["selection_accuracy"] == pytest.approx(own.max() / own.sum())
+        assert found["global_largest"]["selection_accuracy"] == pytest.approx(own[common] / own.sum())
+        assert found["client_largest"]["global_accuracy"] == pytest.approx(
+            np.mean([one.max() / one.sum() for one in held])
+        )
