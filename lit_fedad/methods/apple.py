@@ -53,7 +53,8 @@ class AppleClient(FedAvgClient):
         schedule: Literal["exponential", "cosine"] = "exponential",
     ) -> None:
         super().__init__(task, local_epochs, aggregate_buffers="local")
-        at_least("method.client", 0, relation_learning_rate=relation_learning_rate, mu=mu, early=early)
+        at_least("method.client", 0, rounds=rounds, mu=mu, early=early)
+        at_least("method.client", 0, relation_learning_rate=relation_learning_rate)
         within("method.client", 0, 1, relation_momentum=relation_momentum)
         self.relation_learning_rate, self.relation_momentum = relation_learning_rate, relation_momentum
         self.mu, self.early_rounds, self.schedule = mu, int(early * rounds), schedule

@@ -40,7 +40,7 @@ class FedPHPClient(FedAvgClient):
     ) -> None:
         super().__init__(task, local_epochs)
         within("method.client", 0, 1, mu=mu, fraction=fraction)
-        at_least("method.client", 0, weight=weight)
+        at_least("method.client", 0, rounds=rounds, weight=weight)
         self.mu, self.weight = mu, weight
         self.expected = max(int(fraction * rounds), 1)
         self.participations = 0

@@ -82,7 +82,7 @@ class Contrastive(Representation):
         at_least(
             "task", 0, warmup=warmup, learning_rate=learning_rate, final_learning_rate=final_learning_rate
         )
-        at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
+        at_least("task", 0, rounds=rounds, momentum=momentum, weight_decay=weight_decay)
         if loss.needs_pixels and frozen:
             raise UserError(
                 "contrastive_loss=reconstruction decodes pixels, and features are no images: give features=train"

@@ -102,7 +102,7 @@ class CSI(Representation):
                 f"task.samples={samples}: frozen features are of whole images; give task.samples=0"
             )
         samples = (0 if frozen else 10) if samples is None else samples
-        at_least("task", 0, samples=samples, ramp=ramp, learning_rate=learning_rate)
+        at_least("task", 0, rounds=rounds, samples=samples, ramp=ramp, learning_rate=learning_rate)
         within("task", 0, 1, mirror=mirror)
         at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
         self.shift = nn.Linear(self.num_features, _TURNS)

@@ -150,7 +150,7 @@ class DeepSVDD(Bottleneck):
         super().__init__(encoder, **bottleneck)
         if not 0 < nu <= 1 or not 0 <= drop <= 1:
             raise UserError(f"task.nu={nu}, task.drop={drop}: give shares of one, nu above 0")
-        at_least("task", 0, radius_rounds=radius_rounds, margin=margin)
+        at_least("task", 0, rounds=rounds, radius_rounds=radius_rounds, margin=margin)
         self.soft, self.nu, self.radius_rounds = objective == "soft-boundary", nu, radius_rounds
         self.margin, self.drop, self.rounds = margin, drop, rounds
         self.pretrains = False

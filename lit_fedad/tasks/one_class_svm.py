@@ -54,7 +54,7 @@ class OneClassSVM(Bottleneck):
         **bottleneck: Any,
     ) -> None:
         super().__init__(encoder, **bottleneck)
-        at_least("task", 0, alpha=alpha, svm_learning_rate=svm_learning_rate)
+        at_least("task", 0, rounds=rounds, alpha=alpha, svm_learning_rate=svm_learning_rate)
         at_least("task", 1, fourier=fourier)
         above("task", 0, sigma=sigma, nu=nu)
         within("task", 0, 1, nu=nu, svm_share=svm_share)

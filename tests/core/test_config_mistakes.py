@@ -187,6 +187,15 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["method=fedprox", "method.client.mu=-1"], "method.client.mu=-1 must be at least 0"),
         (["method=fedphp", "method.client.mu=2"], "method.client.mu=2 must be in [0, 1]"),
         (["method=apple", "method.client.early=-1"], "method.client.early=-1 must be at least 0"),
+        *(
+            ([f"method={method}", f"{section}.rounds=-1"], f"{section}.rounds=-1 must be at least 0")
+            for method, section in (
+                ("fedphp", "method.client"),
+                ("apple", "method.client"),
+                ("fadngs", "task"),
+                ("deep_svdd", "task"),
+            )
+        ),
         (["method=dbe", "method.client.momentum=2"], "method.client.momentum=2 must be in [0, 1]"),
         (["method=moon", "method.client.temperature=0"], "method.client.temperature=0 must be above 0"),
         (
