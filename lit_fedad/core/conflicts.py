@@ -50,8 +50,12 @@ def _check_presets(config: Config, overrides: Sequence[str]) -> None:
         method = _file(folder / "method" / f"{files['method']}.yaml")
         setter = "method" if wrong.keys() & method.get(group, {}).keys() else "experiment"
         others = {file.stem: _file(file) for file in sorted((folder / group).glob("*.yaml"))}
-        fit = [stem for stem, one in others.items() if all(_takes(one, *item) for item in wrong.items())]
-        ways = [f"{group}={' or '.join(fit)}"] if len(fit) < 5 else []
+        fit = [
+            stem
+            for stem, one in others.items()  # some files set keys of other groups too, and so name their own
+            if all(_takes(one.get(group, one), *item) for item in wrong.items())
+        ]
+        ways = [f"{group}={' or '.join(fit)}"] if 0 < len(fit) < 5 else []
         if not wrong.keys() & own.keys():
             ways.append(" ".join(f"~{group}.{key}" for key in wrong))
         raise UserError(

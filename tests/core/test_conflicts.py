@@ -33,6 +33,11 @@ from lit_fedad.core.errors import UserError
             " task=memory_bank or memory_bank_means",
         ),
         (
+            ["method=prototype_statistics", "experiment=gldp_small"],
+            "method=prototype_statistics sets features.hidden, which features=train does not take; give"
+            " features=frozen, or ~features.hidden",
+        ),
+        (
             ["method=feddymem", "task=classifier"],
             "FedDyMemClient works with task MemoryBank, not with Classifier",
         ),
