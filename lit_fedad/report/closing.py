@@ -97,12 +97,23 @@ def _listed(last: Mapping[str, Any]) -> Sequence[str]:
 def _words(name: str, result: Mapping[str, Any]) -> str:
     better = "lower is better" if name in _LOWER else "higher is better"
     words = _WORDS.get(name, better)
-    if name == "false_alarm_rate" and (promised := _shipped(result).get("promised")):
+    if name != "false_alarm_rate":
+        return words
+    shipped = _shipped(result)
+    if _promises_nothing(shipped):
+        return f"{words}; nothing is promised, and no image called anomalous"
+    if promised := shipped.get("promised"):
         by_client = promised_text([promised["lowest"], promised["highest"]])
         return f"{words}, at most {promised['mean']:.3g} promised" + f" ({by_client})" * (
             "client" in by_client
         )
     return words
+
+
+def _promises_nothing(shipped: Mapping[str, Any]) -> bool:
+    """Tells whether no client has the calibration images to promise anything of any product."""
+    clients = shipped.get("clients", {}).values()
+    return bool(clients) and all(0 < len(own["products"]) == len(own["without_promise"]) for own in clients)
 
 
 def _shipped(result: Mapping[str, Any]) -> Mapping[str, Any]:

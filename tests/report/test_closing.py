@@ -51,6 +51,17 @@ def test_the_promise_has_the_same_digits_in_the_table_and_the_sentence():
     assert in_words(result)[0].endswith("at most 11.2 promised")
 
 
+def test_without_calibration_images_nothing_is_said_to_be_promised():
+    silent, half = (
+        {"products": {"nut": {}, "bolt": {}}, "without_promise": names}
+        for names in (["nut", "bolt"], ["nut"])
+    )
+    promised = {"mean": 0.01, "lowest": 0.01, "highest": 0.01}
+    for clients, said in ([silent, silent], "nothing is promised"), ([silent, half], "at most 0.01 promised"):
+        shipped = {"promised": promised, "clients": dict(enumerate(clients))}
+        assert said in closing_rows({"last": LAST, "decisions": {"auto": shipped}})[2]["what it tells"]
+
+
 def test_what_finds_nothing_but_for_rounding_is_not_said_to_find():
     assert in_words({"last": {**LAST, "miss_rate": metric(1 - 2e-16)}}) == []
 
