@@ -11,6 +11,8 @@ from lightning.fabric import Fabric
 from lit_fedad.core.building import call
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.labelled import Images
+from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.alone import alone, check_alone
 from lit_fedad.experiment.build import (
@@ -39,11 +41,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     """
     transport = workers(config, fabric)  # what Ray does not play is refused before features are computed
     images = build_images(config)
-    if not len(images.test):
-        raise UserError(
-            f"data: {images.name} has no test images, by which a run is judged; give some (of data=folders: test_normal"
-            " and test_anomalous, or a train_share below 1)"
-        )
+    _check_test_images(images)
     partition = build_partition(config, images)
     public = build_public(config, images)
     server_labelled = build_server_labelled(config, images, partition)
@@ -64,6 +62,19 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
         key=shared_key(folder.path, config, data.digest, fabric),
     )
     return Run(config, folder, model, data, federation, fabric, display)
+
+
+def _check_test_images(images: Images) -> None:
+    """Refuses images by which a run cannot be judged: none, or some that it trains on."""
+    if not len(images.test):
+        raise UserError(
+            f"data: {images.name} has no test images, by which a run is judged; give some (of data=folders: test_normal"
+            " and test_anomalous, or a train_share below 1)"
+        )
+    if isinstance(images, ImageSet):
+        both = {sample.path for sample in images.train} & {sample.path for sample in images.test}
+        if both:
+            raise UserError(f"{min(both)}: is given for training and for testing; remove it from one")
 
 
 def workers(config: Config, fabric: Fabric) -> Callable[[LocalTransport], Transport] | None:

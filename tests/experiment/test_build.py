@@ -7,6 +7,7 @@ import pytest
 from lightning.fabric import Fabric
 from PIL import Image
 
+import lit_fedad
 from lit_fedad.contracts import Context
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
@@ -119,6 +120,12 @@ def test_a_run_without_test_images_is_refused_before_anything_is_sent(photograph
     ]
     with pytest.raises(UserError, match="has no test images, by which a run is judged; give some"):
         train(compose(["method=fedavg", "data=folders", *given, "debug=seconds", f"out={tmp_path / 'run'}"]))
+
+
+def test_an_image_is_not_trained_on_and_tested(photographs, tmp_path):
+    both = {"mine": photographs}
+    with pytest.raises(UserError, match=r"0\.png: is given for training and for testing; remove it from one"):
+        lit_fedad.train("fedavg", normal=both, test={"mine": {"good": photographs[:1]}}, out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
