@@ -31,11 +31,13 @@ class SumSpec:
         shape: Its sizes.
         bound: Largest magnitude of an element of the sum over all clients; no client's own exceeds it.
         whole: Whether elements are whole numbers, such as counts.
+        exact: Whether differences of nearly equal elements are taken, as in a covariance: they have 64 bits.
     """
 
     shape: tuple[int, ...]
     bound: float
     whole: bool = False
+    exact: bool = False
 
 
 class MessageSums(Protocol):

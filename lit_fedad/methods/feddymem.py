@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
+    SUM,
     Client,
     Evidence,
     Exchange,
@@ -271,7 +272,7 @@ class FedDyMemServer(MomentsServer):
         images = update.num_samples
         if not self.task.reduce.adds_up:
             return images, images
-        if self.task.measures:
+        if self.task.measures and client_id != SUM:  # nobody knows whose images in a sum were measured
             new = images if len(update.message.get("count", ())) else 0
             summed = max(images, self.measured.get(client_id, 0) + new)
             return summed, summed

@@ -43,13 +43,14 @@ class FixedPoint:
     def of(cls, name: str, form: SumSpec) -> FixedPoint:
         """Chooses bits and step: the finest that leaves room for the bound, and `HEADROOM`.
 
-        Numbers have 32 bits where these hold every whole number, or leave `_FINE` places after the point.
+        Numbers have 32 bits where these hold every whole number, or leave `_FINE` places after the point of those that
+        need not be exact.
 
         Raises:
             UserError: If whole numbers are too large for 64 bits.
         """
         places = [bits - 1 - HEADROOM - max(0, math.ceil(math.log2(form.bound))) for bits in (32, 64)]
-        enough = 0 if form.whole else _FINE
+        enough = 0 if form.whole else math.inf if form.exact else _FINE
         bits, exponent = (32, places[0]) if places[0] >= enough else (64, places[1])
         if form.whole and exponent < 0:
             raise UserError(f"'{name}': sums of up to {form.bound:g} have no room in 64 bits")

@@ -6,6 +6,7 @@ from helpers.methods import exchanges_of
 from helpers.summed_bank import summed_bank
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import PositionReduce, SlotReduce
 from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer
@@ -36,6 +37,23 @@ def test_the_bank_of_summed_messages_is_that_of_single_ones(federate, make_loade
         torch.testing.assert_close(summed.known[name], plain.known[name], rtol=tolerance, atol=tolerance)
     assert summed.slots_of["sum_counts"].equal(plain.slots_of["sum_counts"])
     assert summed.counted_clients == plain.counted_clients == [0, 1, 2]
+
+
+def test_a_sum_without_a_client_that_dropped_out_is_merged(federate, make_loader, monkeypatch):
+    """Its images were measured before round 1; more slots than the others have patches tell whose are counted."""
+    data = {client: make_loader(size, client) for client, size in enumerate((6, 5, 4))}
+    send = FederatedBankClient.send
+
+    def fail_once(client, loader):
+        if (client.context.round, client.context.client) == (2, 1):
+            raise RuntimeError("out of memory")
+        return send(client, loader)
+
+    monkeypatch.setattr(FederatedBankClient, "send", fail_once)
+    sampler = ClientSampler(on_failure="skip")
+    federation = play(federate, summed_bank(slots=200), data, secure_sum=SecureSum(), sampler=sampler)
+    assert [report.participants for report in federation.history[-2:]] == [[0, 2], [0, 1, 2]]
+    assert federation.server.slots_of["sum_counts"].sum() == 15 * 16
 
 
 def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_loader):

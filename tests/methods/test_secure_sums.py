@@ -7,7 +7,7 @@ from lit_fedad.contracts import SUM, Cohort, Free, TensorSpec, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
 from lit_fedad.memory.merge import LloydAggregation
-from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
+from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.apple import AppleServer
 from lit_fedad.methods.creff import CReFFServer
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -182,6 +182,30 @@ def test_prototypes(with_some):
         assert found["count"].equal(expected["count"])
         torch.testing.assert_close(found["mean"], expected["mean"], rtol=0, atol=1e-6)
         torch.testing.assert_close(found["within"], expected["within"], rtol=0, atol=1e-6)
+
+
+def test_a_covariance_of_fewer_images_than_channels_stays_one():
+    """Most of its directions have no variance: what rounding leaves there must not look like a negative one."""
+    wide = 64
+    spec = {
+        "count": TensorSpec((Free("stages", 1), 1), torch.int64, low=0),
+        "mean": TensorSpec((Free("stages", 1), 1, wide), low=-1, high=1),
+        "within": TensorSpec((Free("stages", 1), wide * (wide + 1) // 2), low=-1, high=1),
+    }
+    messages = {}
+    for client, images in IMAGES.items():
+        draw = torch.Generator().manual_seed(client)
+        own = 1 + 0.02 * torch.randn(images, wide, generator=draw, dtype=torch.float64)  # images much alike
+        own = torch.nn.functional.normalize(own, dim=1)
+        mean = own.mean(0)
+        within = upper_triangle((own - mean).T @ (own - mean) / images)
+        messages[client] = {
+            "count": torch.tensor([[images]]),
+            "mean": mean.float()[None, None],
+            "within": within.float()[None],
+        }
+    found = summed(PrototypeSums(), spec, messages)
+    check_covariance(symmetric(found["within"][0].double(), wide))
 
 
 def test_features_that_sums_have_no_room_for_are_refused():

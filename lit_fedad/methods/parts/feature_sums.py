@@ -178,8 +178,8 @@ class PrototypeSums:
         count, mean, within = (_sizes(spec[name]) for name in ("count", "mean", "within"))
         return {
             "count": SumSpec(count, asked.images, whole=True),
-            "total": SumSpec(mean, 1.0),
-            "product": SumSpec(within, 1.0),
+            "total": SumSpec(mean, 1.0, exact=True),
+            "product": SumSpec(within, 1.0, exact=True),
         }
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
