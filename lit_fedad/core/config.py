@@ -323,10 +323,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         key = match[1]
         if key == "experiment":
             return _NO_PRESET
-        # A preset may choose another file of the group after this key was looked up: not suggested again.
-        keys = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
-        leaf = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-        return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
+        return f"unknown key '{key}'{_instead(key, overrides)}"
     if match := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
         return f"{match[2]} is that of '{match[1]}', which this configuration lacks; give one, or {match[2]}"
     if match := re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", text):
@@ -340,6 +337,22 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         override = str(error.override)
         return f"{override} cannot be read; {advice(override)}"
     return text
+
+
+def _instead(key: str, overrides: list[str]) -> str:
+    """Returns the end of a message: what may be meant by a key that there is not."""
+    # A preset may choose another file of the group after this key was looked up: not suggested again.
+    known = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
+    section, _, name = key.rpartition(".")
+    beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
+    beside.pop("_target_", None)
+    if not beside and (files := choices(section.replace(".", "/"))):
+        return f"; choose {section.replace('.', '/')}= first: {', '.join(files)}"
+    elsewhere = sorted(other for other in known if other.endswith(f".{name}"))
+    near = [beside[close] for close in difflib.get_close_matches(name.lower(), beside, n=1, cutoff=0.6)]
+    if meant := elsewhere[:3] or near:
+        return f"; did you mean {' or '.join(map(repr, meant))}?"
+    return f"; {section} has {', '.join(sorted(beside))}" if section and beside else ""
 
 
 def _no_choice(group: str, name: str) -> str:

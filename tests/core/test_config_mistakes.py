@@ -41,6 +41,13 @@ def composed_with(overrides):
     [
         (["task.learning_rat=1"], "unknown key 'task.learning_rat'; did you mean 'task.learning_rate'"),
         (["metod=feddymem"], "did you mean 'method'"),
+        (["METHOD=feddymem"], "unknown key 'METHOD'; did you mean 'method'?"),
+        (["alpha=0.1"], "unknown key 'alpha'; did you mean 'evaluation.alpha' or 'partition.alpha'?"),
+        (["method=fedbn", "method.client.mu=1"], "unknown key 'method.client.mu'; method.client has "),
+        (
+            ["federation.privacy.epsilon=1"],
+            "unknown key 'federation.privacy.epsilon'; choose federation/privacy= first: central, distributed, dp_sgd",
+        ),
         (["partition.alfa=1"], "did you mean 'partition.alpha'"),
         (["method=5"], "method has no option '5'"),
         (
