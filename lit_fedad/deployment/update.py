@@ -130,7 +130,9 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         if not (options.force or options.reviews):
             refuse_foreign(before)
         with home.new_version() as (number, made):
-            run = _play(folder, made, config, model, images, partition, [*additions, new], display)
+            run = _play(
+                folder, made, config, model, images, partition, [*additions, new], display, options.force
+            )
             run.extras["version"] = number
             conclude(run)
         version = home.version_folder(number)
@@ -174,12 +176,18 @@ def _play(
     partition: Partition,
     additions: Sequence[Addition],
     display: Display,
+    forced: bool,
 ) -> Run:
     """Plays the round that follows a version's last one, with the last of the additions; returns the run after it."""
     stored = folder.config()
     # All clients, and none that fails: what a client does not send now would be missing from the detector.
     sampler = {**stored["federation"]["sampler"], "fraction": 1.0, "on_failure": "fail"}
-    stored |= {"rounds": stored["rounds"] + 1, "federation": {**stored["federation"], "sampler": sampler}}
+    # Whoever forces an update has looked at the images; a new product lies far from all others.
+    robust = None if forced else stored["federation"].get("robust")
+    stored |= {
+        "rounds": stored["rounds"] + 1,
+        "federation": {**stored["federation"], "sampler": sampler, "robust": robust},
+    }
     claim(made.path, stored)
     memo = hashes_file(config)
     digest = grown_digest(data_digest(images, partition, memo), additions[:-1], memo)
@@ -199,7 +207,12 @@ def _play(
     taken = sum(measured.values()) - sum(state["server"]["measured"].values())
     if report.refused or taken != additions[-1].total:
         cause = next(iter(report.lines(federation.names)), "a client sent nothing")
-        raise UserError(f"{folder.path}: not updated, for a client was left out: {cause}")
+        cure = (
+            ""
+            if report.refused or forced
+            else "; look at its new images, then force=true adds them all the same"
+        )
+        raise UserError(f"{folder.path}: not updated, for a client was left out: {cause}{cure}")
     made.save_additions(additions)
     data.partition.save(made.path / "partition.json")
     return Run(stored, made, model, data, federation, fabric, display)

@@ -199,7 +199,7 @@ class RunFolder:
         if number is None:
             number = self.default_version()
         if number not in known:
-            raise UserError(f"version={number}: {self.path} has {', '.join(map(str, known))}")
+            raise UserError(f"{self.path} has no version {number}, only {', '.join(map(str, known))}")
         found = self.version_folder(number)
         check_folders(found.path, *[found.path] * (number > 0))
         return found
