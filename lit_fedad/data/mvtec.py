@@ -125,7 +125,8 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
     defects = [path for path in entries(folder / "test") if path.is_dir()]
     if not defects:
         raise UserError(
-            f"{folder}: no folder test/good or test/<defect>; put the test images there (MVTec layout)"
+            f"{folder}: no folder test/good or test/<defect>; put the test images there (MVTec layout),"
+            " or give data=auto, which keeps a share of train/good for tests"
         )
     skipped.add(
         "beside the folders of test", [path for path in entries(folder / "test") if not path.is_dir()]

@@ -175,7 +175,7 @@ def register(
     client: int | str | None = None,
     version: int | None = None,
 ) -> None:
-    """Registers an exported detector, with its sheet and card, as a version of a model in MLflow.
+    """Registers an exported detector, with its decision rule and model card, as a version of a model in MLflow.
 
     Args:
         run: MLflow run id, folder of a run, or folder that ``lit-fedad export`` wrote.

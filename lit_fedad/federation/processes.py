@@ -69,7 +69,10 @@ def make_fabric(
     try:
         return Fabric(accelerator=accelerator, precision=precision, callbacks=list(callbacks), **settings)
     except (ValueError, TypeError, RuntimeError, MisconfigurationException, ImportError) as error:
-        raise UserError(f"fabric: {' '.join(str(error).split())}") from error
+        cure = (
+            "" if accelerator in ("auto", "cpu") else "; fabric.accelerator=auto takes what this machine has"
+        )
+        raise UserError(f"fabric: {' '.join(str(error).split())}{cure}") from error
 
 
 def of_this_process(fabric: Fabric, precision: Any) -> Fabric:

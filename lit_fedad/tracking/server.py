@@ -7,6 +7,7 @@ answer, or refuses, MLflow's exceptions are raised as they are.
 import json
 import logging
 import os
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -288,7 +289,11 @@ def is_database(uri: str) -> bool:
 
 def one_line(cause: Exception, uri: str) -> str:
     """Returns the first line of an exception's message, or its name if it has none, without the user of the URI."""
-    return redact((f"{cause}".strip() or repr(cause)).splitlines()[0], uri)
+    line = (f"{cause}".strip() or repr(cause)).splitlines()[0]
+    # A connection that fails is told layer by layer, and last what is wrong with it.
+    if "Max retries exceeded" in line and (found := re.findall(r"\[Errno -?\d+\] ([^\"')]+)", line)):
+        line = f"cannot be reached: {found[-1]}"
+    return redact(line, uri)
 
 
 def _database(uri: str) -> Path | None:

@@ -310,7 +310,12 @@ def test_mistake_in_a_section_is_refused(section, overrides, said):
         (ImageTransform, "image", ["+image.sise=3"], "image has no key 'sise'; did you mean 'size'"),
         (ImageTransform, "image", ["image.size=big"], "image.size='big' must be int or list"),
         (make_fabric, "fabric", ["fabric.accelerator=cup"], "cup"),
-        (make_fabric, "fabric", ["fabric.accelerator=tpu"], "fabric: "),
+        (
+            make_fabric,
+            "fabric",
+            ["fabric.accelerator=tpu"],
+            "fabric.accelerator=auto takes what this machine has",
+        ),
         (make_fabric, "fabric", ["fabric.accelerator=cpu", "fabric.devices=two"], "devices"),
         (make_fabric, "fabric", ["fabric.precision=12"], "12"),
         (
