@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from lit_fedad.contracts import Client, Exchanges
 from lit_fedad.contracts.exchange import disclosed_by
 from lit_fedad.core.sizes import size_in_words
 from lit_fedad.experiment.run import Run, RunCallback
@@ -133,16 +134,13 @@ def describe(run: Run) -> dict[str, str]:
         "rounds": f"{config['rounds']} (seed {config['seed']})",
         **private,
         "files": str(run.folder.path),
-        **_sent(run),
+        **sent_in_words(run.federation.exchanges, run.model.client),
     }
 
 
-def _sent(run: Run) -> dict[str, str]:
+def sent_in_words(exchanges: Exchanges, client: Client) -> dict[str, str]:
     """Says what clients send in each exchange before round 1, and in every round."""
-    client, steps = run.model.client, run.federation.exchanges
-    titled = [
-        *((f"set-up {one.name}", one) for one in steps.setup),
-        *(("each round", one) for one in steps.rounds),
-    ]
-    told = {title: " and ".join(part.what for part in disclosed_by(one, client)) for title, one in titled}
+    parts = {f"set-up {one.name}": disclosed_by(one, client) for one in exchanges.setup}
+    parts["each round"] = tuple(part for one in exchanges.rounds for part in disclosed_by(one, client))
+    told = {title: "; ".join(part.what for part in disclosed) for title, disclosed in parts.items()}
     return {title: f"clients send {words}" for title, words in told.items() if words}

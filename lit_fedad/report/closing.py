@@ -18,9 +18,16 @@ _WORDS = {
     "pro": "outlines defects: higher is better",
     "false_alarm_rate": "of normal images: lower is better",
     "miss_rate": "of defective images: lower is better",
-    "accuracy": "of classes: higher is better",
+    "fe": "1 - precision: lower is better",
+    "me": "1 - recall: lower is better",
+    "accuracy": "images whose class is right: higher is better",
     "own_accuracy": "the same for classes as frequent as a client's own",
-    "predicted_classes": "at all: 1 is a constant prediction",
+    "balanced_accuracy": "the same, mean over classes",
+    "predicted_classes": "of all test images: 1 is a constant prediction",
+    "selection_accuracy": "of the round's clients, classes met so far: higher is better",
+    "global_accuracy": "of the server's model: higher is better",
+    "local_accuracy": "of each client's model: higher is better",
+    "incremental_accuracy": "mean over the stages so far: higher is better",
 }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from lit_fedad.contracts import Exchanges
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, summed
 from lit_fedad.core.client_names import NUMBERS
-from lit_fedad.experiment.console import Console
+from lit_fedad.experiment.console import Console, sent_in_words
 from lit_fedad.federation.round_report import RoundReport
 
 
@@ -32,3 +34,18 @@ def test_a_failure_after_the_last_round_is_printed_once_at_the_end():
     report.leave_unscored({1: "broken image"})
     console.on_run_end(SimpleNamespace(), {})
     assert display.warned[1:] == ["round 2: client 1 left out of the evaluation: broken image"]
+
+
+def test_all_that_clients_send_in_a_round_is_said_whatever_the_number_of_exchanges():
+    def exchange(name, disclosed):
+        return SimpleNamespace(name=name, upload_spec=lambda client: {"a": None}, discloses=(disclosed,))
+
+    densities = summed("mean of the features")
+    steps = Exchanges(
+        (exchange("densities", densities),),
+        (exchange("train", TRAINED_WEIGHTS), exchange("densities", densities)),
+    )
+    assert sent_in_words(steps, SimpleNamespace()) == {
+        "set-up densities": "clients send mean of the features",
+        "each round": f"clients send {TRAINED_WEIGHTS.what}; mean of the features",
+    }

@@ -80,7 +80,7 @@ def test_of_errors_less_is_better_and_more_predicted_classes_are_not_said_to_be(
     words = {row["last round"]: row["what it tells"] for row in rows}
     assert words == {
         "FE calibrated": "lower is better",
-        "classes predicted": "at all: 1 is a constant prediction",
+        "classes predicted": "of all test images: 1 is a constant prediction",
     }
 
 
