@@ -290,7 +290,7 @@ def show(study: Study, plan: Plan, display: Display) -> None:
     display.table(rows)
     if default and len(plan.objectives) == 1:
         away = abs(study.best_value - complete[default[0]].values[0])
-        display.note(f"the default is {away:.4g} from the best")
+        display.note(f"the best is better than the default by {away:.4g}")
 
 
 def best_so_far(study: Study, plan: Plan) -> dict[int, float]:

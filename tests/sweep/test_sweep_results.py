@@ -76,7 +76,7 @@ def test_table_and_curve_of_one_objective(tmp_path, capsys):
     show(study, plan, Display())
     text = capsys.readouterr().out
     assert "4 trials: 3 complete, 1 fail" in text
-    assert "the default is 0.25 from the best" in text
+    assert "the best is better than the default by 0.25" in text
 
 
 def test_the_curve_ends_before_a_trial_that_may_still_be_better():

@@ -70,7 +70,7 @@ def test_one_worker_plays_the_default_first_and_shows_the_best(
     assert sum(trial.user_attrs.get("default", False) for trial in trials) == 1
     best = max(trial.values[0] for trial in trials)
     said = capsys.readouterr()
-    assert f"the default is {best - 3:.4g} from the best" in said.out
+    assert f"the best is better than the default by {best - 3:.4g}" in said.out
     assert said.err.count("few images") == 1, "trials have the warning in common"
     table = pd.read_csv(tmp_path / "study" / "trials.csv")
     assert table["pro"].tolist() == [trial.values[0] for trial in trials]
