@@ -194,7 +194,8 @@ def start(site: str) -> None:
     from lit_fedad.flower import site_folder
 
     folder = site_folder.SiteFolder.open(Path(site))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the coordinator hears of a clean stop
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # so that the coordinator hears of a clean stop
     site_folder.start(folder, Display())
 
 

@@ -9,7 +9,7 @@ import socket
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +289,7 @@ def serve(
             timeout_keep_alive=_IDLE_S,
         )
     )
-    with listener:
+    with listener, suppress(KeyboardInterrupt):  # a signal is its only end, and no fault
         server.run(sockets=[listener])
 
 

@@ -1,12 +1,15 @@
 """What a site's operator does beside starting it: the log, old states, and what was offered."""
 
+import signal
+
 import pytest
 
 pytest.importorskip("flwr")
 
-from lit_fedad.cli.sites import clean, log, review
+from lit_fedad.cli.sites import clean, log, review, start
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.claim import locked
+from lit_fedad.flower import site_folder
 from lit_fedad.flower.site_folder import SiteFolder
 
 
@@ -46,6 +49,19 @@ def test_old_states_are_listed_and_removed(folder, capsys):
     assert list(folder.runs()) == ["b" * 16]
     with pytest.raises(UserError, match="the site has no states of it"):
         clean(str(folder.path), ("../../keys",))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_site_ends_cleanly_by_either_signal(folder, monkeypatch, number):
+    monkeypatch.setattr(site_folder, "start", lambda *_: signal.raise_signal(number))
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            start(str(folder.path))
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert ended.value.code == 0
 
 
 def test_nothing_to_review_is_one_line(folder):
