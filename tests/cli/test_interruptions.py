@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from helpers.tiny_detector import tiny_detector
 
 from lit_fedad.cli import main as cli
 from lit_fedad.deployment import predict as prediction
@@ -81,3 +82,12 @@ def test_termination_ends_as_an_interruption_does(say, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     assert say("train")[::2] == (143, ["error: terminated; the same command continues"])
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.usefixtures("hears_sigint")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_the_end_of_a_served_detector_and_no_error(say, tmp_path, monkeypatch, number):
+    pytest.importorskip("fastapi")
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **given: signal.raise_signal(number))
+    status, _, err = say("serve", f"run={tiny_detector(tmp_path / 'tiny')}", "port=0")
+    assert (status, err) == (0, [])

@@ -7,7 +7,6 @@ import hashlib
 import http.client
 import json
 import re
-import signal
 import socket
 import struct
 import threading
@@ -321,18 +320,6 @@ def test_a_file_of_any_size_is_not_read(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(UserError, match="detector.onnx: has 1099511627776 bytes"):
         ServedDetector(folder)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_the_commands_end_and_no_error(tmp_path, monkeypatch, capsys, number):
-    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **given: signal.raise_signal(number))
-    folder = tiny_detector(tmp_path / "tiny")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert cli.main(["serve", f"run={folder}", "port=0"]) == 0
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().err == ""
 
 
 def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
