@@ -30,7 +30,7 @@ from lit_fedad.evaluation.decisions import EvaluatedImages, decide, summarise_ra
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
-from lit_fedad.metrics.conformal import Alpha, Calibration
+from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.report.html import markdown_table
 
@@ -95,9 +95,9 @@ class BestThresholds:
     scores: Mapping[int, Tensor]
     images: EvaluatedImages
 
-    def rate(self, client: int, alpha: Alpha) -> float:
-        """Returns NaN: they promise nothing."""
-        return math.nan
+    def rule(self, client: int, alpha: Alpha, product: str | None = None) -> DecisionRule:
+        """Returns a rule of no calibration scores: these thresholds promise nothing."""
+        return DecisionRule("test images", ScoreCounts.union([]), 1.0)
 
     def threshold(self, client: int, alpha: Alpha, product: str | None = None) -> float:
         """Chooses the best of the scores of a product's images, or of all where no product is known."""
