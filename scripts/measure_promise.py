@@ -12,7 +12,6 @@ Beside a promised rate stand the misses at the *best threshold with labels*: tha
 score on the test images themselves, which nobody has in use. What the promise misses beyond it is the cost of honesty.
 """
 
-import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
