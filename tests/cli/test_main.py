@@ -198,11 +198,10 @@ def test_training_and_showing_it_again(say, tmp_path):
     assert err == [
         "warning: backbone 'test_resnet' has RANDOM weights (seed 0): its scores mean nothing",
     ]
-    # 20 images calibrate: 1 / 21.
-    assert ("evaluation.alpha=auto promises 0.0477: what 20 calibration images allow; 0.01 needs 99") in out
+    assert ("evaluation.alpha=auto promises 0.05: what 20 calibration images allow; 0.01 needs 99") in out
     result = RunFolder(tmp_path / "run").result()
     judged = result["decisions"]["auto"]["clients"].values()
-    assert [(own["promised"], own["without_promise"]) for own in judged] == [(0.0477, []), (0.0477, [])]
+    assert [(own["promised"], own["without_promise"]) for own in judged] == [(0.05, []), (0.05, [])]
     assert any(line.startswith("round  1/1") for line in out)
     status, out, err = say(*arguments)
     assert (status, err) == (0, [])
