@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,7 @@ from typing import Any
 import optuna
 import pandas as pd
 from filelock import FileLock
-from matplotlib import pyplot
-from matplotlib.figure import Figure
+from matplotlib import pyplot, rc_context
 from optuna import Study
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage
@@ -261,9 +260,10 @@ def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
     for name, draw in _figures(study, plan).items():
         file = out / "figures" / f"{name}.png"
         # Importance needs two trials and values that differ; few figures take lists, and none a formula that is none.
-        with warnings.catch_warnings(), suppress(RuntimeError, ValueError, TypeError):
+        with _left_as_found(), warnings.catch_warnings(), suppress(RuntimeError, ValueError, TypeError):
             warnings.simplefilter("ignore")
-            figure = _whole(draw())
+            axes = draw()
+            figure = (axes.flat[0] if hasattr(axes, "flat") else axes).figure
             with atomic(file) as part:  # cut to what is drawn: names of keys are longer than the margins
                 figure.savefig(part, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
             files.append(file)
@@ -335,8 +335,13 @@ def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
     return figures
 
 
-def _whole(axes: Any) -> Figure:
-    """Finds the figure of one or several axes, and closes it in pyplot, where Optuna leaves it open."""
-    figure = (axes.flat[0] if hasattr(axes, "flat") else axes).figure
-    pyplot.close(figure)
-    return figure
+@contextmanager
+def _left_as_found() -> Iterator[None]:
+    """Takes back what Optuna leaves in pyplot, also where it fails: a style, and open figures."""
+    before = set(pyplot.get_fignums())
+    try:
+        with rc_context():
+            yield
+    finally:
+        for number in set(pyplot.get_fignums()) - before:
+            pyplot.close(number)

@@ -1,8 +1,10 @@
 """What a study came to, against trials whose values are given."""
 
+import matplotlib
 import optuna
 import pandas as pd
 import pytest
+from matplotlib import pyplot
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
@@ -97,7 +99,9 @@ def test_values_that_no_figure_takes_cost_its_figure_alone(tmp_path, choices):
         distributions = {"layers": CategoricalDistribution(choices)}
         trial = create_trial(value=number / 4, params={"layers": choice}, distributions=distributions)
         study.add_trial(trial)
+    already, style = pyplot.get_fignums(), dict(matplotlib.rcParams)
     names = {path.name for path in write_results(study, plan, tmp_path)}
+    assert (pyplot.get_fignums(), dict(matplotlib.rcParams)) == (already, style)
     assert {"trials.csv", "history.png"} <= names
     assert "slices.png" not in names
     assert {path.name for path in (tmp_path / "figures").iterdir()} == names - {"trials.csv"}
