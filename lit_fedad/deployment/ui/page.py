@@ -33,7 +33,7 @@ from lit_fedad.deployment.ui.reading import (
 )
 from lit_fedad.metrics.conformal import rounded_up
 from lit_fedad.report.html import escaped
-from lit_fedad.report.naming import p_value_text, promised_text
+from lit_fedad.report.naming import p_value_text
 
 Try = Callable[[bytes, str], tuple[Any, Any, str]]
 """Scores the content of a file of a name: the image as it was scored, its heatmap, and what is said of it."""
@@ -91,11 +91,13 @@ class OperatorPage:
         )
         rules = view.rules()
         silent = [view.names.title(n) for n, rule in rules.items() if not math.isfinite(rule.threshold)]
-        promised = promised_text(rule.alpha for rule in rules.values()) if rules else ""
+        products = (None, *view.products())  # a product of few images may promise more than all together
+        rates = sorted({view.shipped(client, product).alpha for client in rules for product in products})
+        promised = " to ".join(f"{rate:g}" for rate in dict.fromkeys([*rates[:1], *rates[-1:]]))
         decides = (
             ("#D55E00", "Without decisions", f"{', '.join(silent)}: too few calibration images")
             if silent
-            else ("#009E73", "Decides", f"at most {promised} of normal images are called anomalous")
+            else ("#009E73", "Decides", f"false alarms: at most {promised}, by client and product")
         )
         command = f"lit-fedad watch {shell_word(f'run={view.path}')} images=FOLDER"
         drifts = self._lamp(_NONE) or f"Drift is not watched; this does: <code>{escape(command)}</code>"
