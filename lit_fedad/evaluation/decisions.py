@@ -264,7 +264,8 @@ def _promise(
         weights = dict(held.items())
     rules = {name: calibration.rule(client, alpha, name) for name in weights}
     mean = sum(weights[name] * rule.alpha for name, rule in rules.items()) / sum(weights.values())
-    return {"promised": rounded_up(mean), "deciding": [rule.scores.total for rule in rules.values()]}
+    promised = rounded_up(mean) if isinstance(alpha, str) else alpha
+    return {"promised": promised, "deciding": [rule.scores.total for rule in rules.values()]}
 
 
 def limits_of(
@@ -289,12 +290,14 @@ def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summar
 def promised_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
     """Returns mean, lowest and highest of the rates that clients promise, of those that false alarms are averaged over.
 
-    These are the clients with normal test images of their own products; all where none has one. The mean is rounded up,
-    so that it is never less than what clients promise.
+    These are the clients with normal test images of their own products; all where none has one. The mean of rates that
+    differ is rounded up, so that it is never less than what clients promise.
     """
     measured = [own["promised"] for own in judged.values() if own["own"].normal]
     rates = measured or [own["promised"] for own in judged.values()]
-    return {"mean": rounded_up(sum(rates) / len(rates)), "lowest": min(rates), "highest": max(rates)}
+    low, high = min(rates), max(rates)
+    mean = low if low == high else rounded_up(sum(rates) / len(rates))
+    return {"mean": mean, "lowest": low, "highest": high}
 
 
 def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:

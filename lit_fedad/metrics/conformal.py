@@ -30,7 +30,7 @@ The smallest that they could promise has the highest score for its threshold: on
 """
 
 Alpha = float | Literal["auto"]
-"""Promised rate of false alarms, in (0, 1); ``auto`` is for each client what its scores allow (`Calibration.rate`)."""
+"""Promised rate of false alarms, in (0, 1); ``auto`` is what the scores that decide allow (`Calibration.rule`)."""
 
 _ROUNDING = 1e-9
 """Tolerance of ranks: (n + 1) alpha is a whole number more often than its floating-point product."""

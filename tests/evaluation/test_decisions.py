@@ -65,6 +65,11 @@ def test_false_alarms_stand_beside_the_mean_of_what_the_same_clients_promise():
     assert promised == {"mean": 0.117, "lowest": 0.091, "highest": 0.167}
 
 
+def test_a_rate_that_is_given_is_what_is_promised():
+    judged = decide({0: SCORES, 1: SCORES}, images(), CALIBRATION, alpha=0.123456)
+    assert promised_rates(judged) == dict.fromkeys(("mean", "lowest", "highest"), 0.123456)
+
+
 def test_what_cannot_be_promised_is_not_called_anomalous():
     judged = decide({0: SCORES}, images(), CALIBRATION, alpha=0.01)
     assert judged[0]["without_promise"] == ["nut", "leaf"]
