@@ -214,10 +214,6 @@ class Calibration:
         enough = (choice for choice in choices if choice[1].total >= needed_images(rate))
         return DecisionRule(*next(enough, choices[-1]), rate)
 
-    def rate(self, client: int, alpha: Alpha, product: str | None = None) -> float:
-        """Returns the rate of false alarms that a client promises of images of a product, or of any: its `rule`'s."""
-        return self.rule(client, alpha, product).alpha
-
     def threshold(self, client: int, alpha: Alpha, product: str | None = None) -> float:
         """Computes the score above which a client calls an image anomalous; infinity where it cannot promise alpha."""
         return self.rule(client, alpha, product).threshold

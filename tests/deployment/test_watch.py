@@ -199,7 +199,7 @@ def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camer
 def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
     images, out = camera(2), tmp_path / "out"
     look(tiny_run, images, out)
-    own = RunFolder(tiny_run).calibration().rate(1, "auto")
+    own = RunFolder(tiny_run).calibration().rule(1, "auto").alpha
     for settings, message in (
         ({"run_length": 5}, r"holds a watch with run_length=10000, not run_length=5; give another"),
         (

@@ -40,7 +40,7 @@ def test_a_score_is_above_the_threshold_exactly_where_its_p_value_is_at_most_alp
 def test_the_automatic_rate_of_few_scores_is_the_smallest_at_which_the_largest_score_can_be_called(n):
     smallest = 1 / (n + 1)  # p-value of a score above all n
     scores = {"nut": ScoreCounts.of(COARSE.repeat(3)[:n])}
-    rate = Calibration({0: scores}, shared=False).rate(0, "auto")
+    rate = Calibration({0: scores}, shared=False).rule(0, "auto").alpha
     assert smallest <= rate < 1.01 * smallest  # three digits
     assert math.isfinite(scores["nut"].threshold(rate))
     assert math.isinf(scores["nut"].threshold(0.99 * smallest))
@@ -72,13 +72,13 @@ def test_the_automatic_rate_is_what_each_client_can_promise():
     few, many = (ScoreCounts.of(COARSE.repeat(5)[:n]) for n in (4, 120))
     clients = {0: {"nut": few, "bolt": few}, 1: {"nut": many}, 2: {}}
     own, shared = (Calibration(clients, shared=shared) for shared in (False, True))
-    assert [own.rate(client, "auto") for client in clients] == [
+    assert [own.rule(client, "auto").alpha for client in clients] == [
         0.112,
         0.01,
         0.01,
     ]  # 1 / (8 + 1), up to three digits
-    assert [shared.rate(client, "auto") for client in clients] == [0.01] * 3  # 128 scores
-    assert [own.rate(client, 0.3) for client in clients] == [0.3] * 3
+    assert [shared.rule(client, "auto").alpha for client in clients] == [0.01] * 3  # 128 scores
+    assert [own.rule(client, 0.3).alpha for client in clients] == [0.3] * 3
     # Of a product with too few scores those of all products decide, at the same rate; who has none decides nothing.
     assert own.rule(0, "auto", "nut").scores.total == 8
     assert math.isinf(own.threshold(2, "auto"))

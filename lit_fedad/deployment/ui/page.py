@@ -91,13 +91,14 @@ class OperatorPage:
         )
         rules = view.rules()
         silent = [view.names.title(n) for n, rule in rules.items() if not math.isfinite(rule.threshold)]
-        products = (None, *view.products())  # a product of few images may promise more than all together
+        products = (None, *view.products())  # images of one may promise another rate than all together
         rates = sorted({view.shipped(client, product).alpha for client in rules for product in products})
-        promised = " to ".join(f"{rate:g}" for rate in dict.fromkeys([*rates[:1], *rates[-1:]]))
+        promised = "".join(f"{rate:g}" for rate in rates[:1])
+        promised += "".join(f" to {rate:g}, by client and product" for rate in rates[1:][-1:])
         decides = (
             ("#D55E00", "Without decisions", f"{', '.join(silent)}: too few calibration images")
             if silent
-            else ("#009E73", "Decides", f"false alarms: at most {promised}, by client and product")
+            else ("#009E73", "Decides", f"false alarms: at most {promised}")
         )
         command = f"lit-fedad watch {shell_word(f'run={view.path}')} images=FOLDER"
         drifts = self._lamp(_NONE) or f"Drift is not watched; this does: <code>{escape(command)}</code>"
