@@ -15,6 +15,10 @@ from lit_fedad.core.extras import require
 from lit_fedad.core.files import check_regular
 from lit_fedad.data.input_files import check_pixels, chosen_page
 
+FLAT = "flat"
+"""Word of an image's ``info``: without a window, and of little of the range that its stored bits have."""
+
+_LITTLE = 0.25  # share of this range: twelve bits of fourteen
 _DEFLATED = "1.2.840.10008.1.2.1.99"  # would be inflated as a whole before anything can be checked
 _NATIVE = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")
 _MOST_WORDS = 1_000_000  # bytes, of a file that came from anywhere
@@ -27,7 +31,7 @@ _WORDS = (
 )
 
 
-def read_dicom(path: Path, page: int | None = None) -> Image.Image:
+def read_dicom(path: Path, page: int | None = None, alone: bool = False) -> Image.Image:
     """Reads a DICOM file of grey images.
 
     A file's first window is applied; one without a window is scaled by the whole range of its stored bits, so that the
@@ -36,9 +40,10 @@ def read_dicom(path: Path, page: int | None = None) -> Image.Image:
     Args:
         path: The file.
         page: Which of its frames, from 0; None where it may hold one alone.
+        alone: Whether a file of one frame is read whatever ``page`` says, as masks are.
 
     Returns:
-        Grey image of eight bits; bright is what the file shows bright.
+        Grey image of eight bits; bright is what the file shows bright. Its ``info`` has `FLAT` where that is little.
 
     Raises:
         UserError: pydicom is missing, or it is no regular file.
@@ -53,7 +58,7 @@ def read_dicom(path: Path, page: int | None = None) -> Image.Image:
     if str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
         raise ValueError("is a deflated DICOM file; save it with another transfer syntax")
     file = pydicom.dcmread(path)
-    return Image.fromarray(_eight_bits(file, _checked_frame(file, page)))
+    return _eight_bits(file, _checked_frame(file, page, alone))
 
 
 def read_native_dicom(content: bytes, most_pixels: int | None, page: int | None = None) -> Image.Image:
@@ -90,16 +95,16 @@ def read_native_dicom(content: bytes, most_pixels: int | None, page: int | None 
     if content[head.tell() : head.tell() + 4] not in _PIXELS:
         raise ValueError(f"holds no pixels behind its words, of {_MOST_WORDS} bytes at most")
     file: Any = read_partial(BytesIO(content), lambda tag, vr, length: tag > _PIXEL_DATA)
-    return Image.fromarray(_eight_bits(file, _checked_frame(file, page)))
+    return _eight_bits(file, _checked_frame(file, page))
 
 
-def _checked_frame(file: Any, page: int | None) -> int:
+def _checked_frame(file: Any, page: int | None, alone: bool = False) -> int:
     """Returns which frame is read of a file, from 0, after all checks that come before its pixels are decoded."""
     if "PixelData" not in file:
         raise ValueError("holds no pixels")
     if not (frames := int(file.get("NumberOfFrames") or 0)):
         frames = file.NumberOfFrames = 1  # pydicom warns of an empty one
-    frame = chosen_page(frames, page)
+    frame = chosen_page(frames, page, alone)
     if int(file.get("SamplesPerPixel") or 1) != 1 or file.get("PhotometricInterpretation") not in _GREY:
         raise ValueError("is no grey image (MONOCHROME1 or MONOCHROME2)")
     check_pixels(int(file.Columns), int(file.Rows))
@@ -145,13 +150,13 @@ def _stored(file: Any, page: int) -> np.ndarray:
     return values
 
 
-def _eight_bits(file: Any, page: int) -> np.ndarray:
-    """A frame's pixels by the file's window, uint8 [Rows, Columns]."""
+def _eight_bits(file: Any, page: int) -> Image.Image:
+    """A frame by the file's window."""
     from pydicom.pixels import apply_modality_lut, apply_voi
 
     stored = _stored(file, page)
     _prepare(file, page)
-    values = apply_modality_lut(stored, file)
+    values, flat = apply_modality_lut(stored, file), False
     if "WindowCenter" in file and "WindowWidth" in file:
         shares = _windowed(np.asarray(values, np.float64), file)
     elif "VOILUTSequence" in file:
@@ -165,10 +170,13 @@ def _eight_bits(file: Any, page: int) -> np.ndarray:
         if low == high:
             raise ValueError("its rescaling makes all values the same")
         shares = (values - low) / (high - low)
+        flat = bits > 8 and 0 < np.ptp(shares) < _LITTLE
     shares = np.clip(shares, 0, 1)
     if file.PhotometricInterpretation == "MONOCHROME1":  # its least value is white
         shares = 1 - shares
-    return np.rint(shares * 255).astype(np.uint8)
+    image = Image.fromarray(np.rint(shares * 255).astype(np.uint8))
+    image.info = {FLAT: True} if flat else {}
+    return image
 
 
 def _windowed(values: np.ndarray, file: Any) -> np.ndarray:

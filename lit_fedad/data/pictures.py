@@ -17,8 +17,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_regular
-from lit_fedad.data.dicom import read_dicom, read_native_dicom
+from lit_fedad.data.dicom import FLAT, read_dicom, read_native_dicom
 from lit_fedad.data.input_files import check_pixels, chosen_page
+from lit_fedad.data.misread import file_bytes, refuse_misread
 from lit_fedad.data.sample import DICOM_SUFFIXES
 from lit_fedad.data.tiff_codecs import NO_PICTURE, check_pieces, other_compression, uncompressed
 
@@ -48,16 +49,18 @@ _FOREIGN = {
     b"<": "is text, a web page or SVG",
 }
 """What files are that are often called images, by their first bytes."""
-_BITS, _PHOTOMETRIC, _SUBFILE, _SAMPLE_FORMAT, _ORIENTATION = 258, 262, 254, 339, 274  # tags of TIFF
+_BITS, _PHOTOMETRIC, _SUBFILE, _ORIENTATION = 258, 262, 254, 274  # tags of TIFF
 _SIZE = (256, 257)
 _HEAD = 132  # bytes by which formats are told
-_RAW = frozenset({33422, 50706, 50752})  # colour filter, DNG, Canon
-_SIGNED = 2
 _MOST_SCANS = 500  # of JPEG files, and of the small pictures in them; a progressive one has ten
 _DARK = 16383  # the highest value of 14 bits
 _DARK_WORDS = (
     "has images of 16 bits that are nearly black or dark, with no value above 16383 of 65535; if they hold 8 to 14"
     " bits, save them with 8, or scaled to 16"
+)
+_FLAT_WORDS = (
+    "has DICOM images without a window that use less than a quarter of the values of their stored bits, and come out"
+    " nearly flat; save them with a window (WindowCenter, WindowWidth)"
 )
 _told: set[str] = set()
 
@@ -131,7 +134,7 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
         # Of a path, Pillow maps turned TIFF files into memory by their upright size, which shuffles the pixels.
         with path.open("rb") as file:
             if (form := _sniff(head := file.read(_HEAD), path)) == "DICOM":
-                return Picture(read_dicom(path, page))
+                return Picture(read_dicom(path, page, alone))
             if form is None:
                 raise ValueError(_foreign(head))
             if form == "TIFF" and other_compression(path) is not None:
@@ -246,17 +249,12 @@ def decode_upload(content: bytes, form: str, most_pixels: int | None, page: int 
 def _decoded(image: Any) -> Picture:
     """Decodes the pixels of an opened file, and notes what its header alone says."""
     tags = getattr(image, "tag_v2", {})
-    if _RAW.intersection(tags):
-        raise ValueError("is a camera's raw file, whose picture must be developed; convert it first")
+    refuse_misread(image)
     bits = tags.get(_BITS, (8,))[0]
-    if _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and bits <= 16:
-        raise ValueError(
-            f"its {bits}-bit values are signed, of no fixed white; save it with unsigned 8 or 16 bits"
-        )
     stored = str(image.tile[0][3]) if image.tile else ""
     cut = ";16" in stored and image.mode in ("RGB", "RGBA", "LA", "CMYK")
     negative = tags.get(_PHOTOMETRIC) == 0 and image.mode.startswith(("I;16", "F"))
-    if image.format in ("JPEG", "MPO") and _whole(image).count(b"\xff\xda") > _MOST_SCANS:
+    if image.format in ("JPEG", "MPO") and file_bytes(image).count(b"\xff\xda") > _MOST_SCANS:
         raise ValueError(f"is drawn in more than {_MOST_SCANS} scans, each over all pixels; save it anew")
     lossy = _lossy(image)
     turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
@@ -309,18 +307,9 @@ def _lossy(image: Any) -> bool:
     if image.format == "TIFF":
         return image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp")
     if image.format == "WEBP":
-        head = _whole(image, 65536)
+        head = file_bytes(image, 65536)
         return b"VP8L" not in head[:64] and b"VP8 " in head
     return image.format in ("JPEG", "MPO", "JPEG2000", "AVIF")
-
-
-def _whole(image: Any, most: int = -1) -> bytes:
-    """The bytes of an opened file from its beginning, as many as are asked for."""
-    position = image.fp.tell()
-    image.fp.seek(0)
-    content: bytes = image.fp.read(most)
-    image.fp.seek(position)
-    return content
 
 
 def to_rgb(picture: Picture, path: Path) -> Image.Image:
@@ -360,6 +349,8 @@ def _eight_bits(full: int) -> np.ndarray:
 def caution(picture: Picture) -> str | None:
     """Says what may be wrong with a picture that can be read; None for nothing."""
     image = picture.image
+    if FLAT in image.info:
+        return _FLAT_WORDS
     if picture.full == 65535 and image.mode.startswith("I"):
         brightest, darkest_told = int(np.asarray(image).max()), 1
     elif picture.cut:

@@ -7,6 +7,7 @@ from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.dicom import read_dicom, read_native_dicom
 from lit_fedad.data.image_files import images_in
+from lit_fedad.data.pictures import caution, open_picture
 from lit_fedad.data.transform import ImageTransform
 
 pydicom = pytest.importorskip("pydicom")
@@ -47,6 +48,21 @@ def test_without_a_window_the_stored_bits_are_the_range(tmp_path):
     assert inverted == np.rint((1 - STORED / 4095) * 255).astype(int).tolist()
     signed = write(tmp_path / "c.dcm", np.array([[-2048, 0, 2047]], np.int16))
     assert shown(signed) == [[0, 128, 255]]
+
+
+def test_sixteen_bits_without_a_window_that_come_out_flat_are_told(tmp_path):
+    hounsfield = np.array([[-1000, 0, 3000]], np.int16)
+    words = caution(open_picture(write(tmp_path / "a.dcm", hounsfield, bits=16)))
+    assert "without a window" in words
+    windowed = write(tmp_path / "b.dcm", hounsfield, bits=16, WindowCenter=40, WindowWidth=400)
+    assert caution(open_picture(windowed)) is None
+    assert caution(open_picture(write(tmp_path / "c.dcm"))) is None
+
+
+def test_a_mask_of_one_frame_is_read_whatever_frame_of_its_image_is(tmp_path):
+    write(tmp_path / "mask.dcm", 4095 * (STORED > 200).astype(np.uint16))
+    mask = open_picture(tmp_path / "mask.dcm", 1, alone=True)
+    assert np.array_equal(np.asarray(mask.image) > 0, STORED > 200)
 
 
 def test_the_first_window_is_applied_after_rescaling(tmp_path):

@@ -38,6 +38,14 @@ def tiff(pixels, **options):
     return file.getvalue()
 
 
+def black_and_white():
+    """A BMP file with a byte a pixel and a palette of two colours."""
+    file, image = BytesIO(), Image.frombytes("P", GREY.shape[::-1], (GREY > 99).tobytes())
+    image.putpalette([0, 0, 0, 255, 255, 255])
+    image.save(file, "BMP")
+    return file.getvalue()
+
+
 @pytest.mark.parametrize("page", [None, 0, 1])
 @pytest.mark.parametrize("colour", [False, True], ids=["grey", "colour"])
 def test_one_picture_is_read_alike_from_every_file_and_upload(tmp_path, colour, page):
@@ -113,6 +121,8 @@ def test_twelve_bits_that_the_file_declares_are_the_whole_range(tmp_path):
         (tiff(GREY.astype(np.int16)), "16-bit values are signed"),
         (tiff(GREY.astype(np.int8)), "8-bit values are signed"),
         (tiff(WIDE.astype(np.uint32) * 257), "float or 32-bit"),
+        (tiff(np.moveaxis(WIDE_COLOUR, 2, 0), photometric="rgb"), "16 bits lie in one plane after the other"),
+        (black_and_white(), "BMP of two colours with 8 bits a pixel"),
         (pillow(np.dstack([COLOUR, 0 * GREY]), "PNG"), "all its pixels are transparent"),
         (b"<html>", "is text, a web page or SVG"),
         (b"", "is empty"),
