@@ -1,6 +1,7 @@
 """Words of the command line, taken as they are typed where Hydra's grammar would read something else in them."""
 
 import re
+from collections.abc import Iterable
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -62,6 +63,16 @@ def as_typed(override: str) -> str:
         return override if read == value else f"{key}={_quoted(value)}"
     # A list or section that is not closed is a mistake.
     return override if read is not None or value[0] in "[{" else f"{key}={_quoted(value)}"
+
+
+def as_list(names: Iterable[str]) -> str:
+    """Writes names as the value of a key of `data` that takes a list, for `as_typed`.
+
+    Example:
+        >>> as_list(["good", "ok, but old"])
+        "[good,'ok, but old']"
+    """
+    return f"[{','.join(_quoted(name) if ',' in name or _settled(name) else name for name in names)}]"
 
 
 def advice(override: str) -> str:

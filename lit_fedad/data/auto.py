@@ -12,7 +12,7 @@ from typing import Any
 from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
-from lit_fedad.core.typed_words import as_typed
+from lit_fedad.core.typed_words import as_list, as_typed
 from lit_fedad.data.image_files import (
     LeftOut,
     entries,
@@ -22,14 +22,13 @@ from lit_fedad.data.image_files import (
     require_folder,
 )
 from lit_fedad.data.input_files import read_json, read_table
-from lit_fedad.data.labelled_csv import matches
-from lit_fedad.data.layout_names import LABELS, MASKS, NORMAL, ONE, TEST, TRAIN, ZERO, bare
+from lit_fedad.data.labelled_csv import label_column, matches
+from lit_fedad.data.layout_names import MASKS, NORMAL, TEST, TRAIN, bare
 from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.sample import ImageSet
 
 _Rows = list[dict[str, str]]
-_MOST_CLASSES = 20
 _KEPT = "no normal test images, so a share is kept"
 _READERS = {
     "mvtec_mixture": "lit_fedad.data.mvtec.mvtec_mixture",
@@ -63,7 +62,7 @@ class Layout:
     def command(self) -> str:
         """The words of a command line that it stands for."""
         keys = {"root": self.root, **self.settings}
-        lists = {key: f"[{','.join(value)}]" for key, value in keys.items() if isinstance(value, list)}
+        lists = {key: as_list(value) for key, value in keys.items() if isinstance(value, list)}
         words = [f"data={self.data}", *(f"data.{key}={value}" for key, value in {**keys, **lists}.items())]
         return " ".join(shell_word(as_typed(word)) for word in words)
 
@@ -137,7 +136,8 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
     if any(_images(path) for path in folders):
         raise UserError(
             f"{root}: has folders of images ({names}), and none is called as normal images are (good, normal, ok);"
-            f" give data=folders data.train_normal=[{folders[0].name}], or rename it"
+            " rename the normal one, or give it: data=folders"
+            f" data.train_normal={as_list([folders[0].name])}, if it is that"
         )
     try:
         images_in(root, LeftOut())  # names what else lies there
@@ -210,7 +210,7 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
     if image is None:
         warnings.warn(f"{file}: is not read: no column names images (nine of ten rows must)", stacklevel=2)
         return None
-    label, normal = _label_column(file, [column for column in columns if column != image], rows)
+    label, normal = label_column(file, [column for column in columns if column != image], rows)
     settings = {"labels": file.name, "images": where, "id_column": image, "label_column": label}
     seen = f"labels in {file.name}: column {image} names images, {label}={' or '.join(normal)} is normal"
     return Layout(seen, "labelled_csv", root, {**settings, "normal": normal, **split})
@@ -231,23 +231,6 @@ def _image_column(root: Path, where: str, file: Path, columns: list[str], rows: 
     if image is not None and matches([image], images, root, where):
         raise UserError(f"{file}: its first line names an image; put a line of column names above it")
     return image
-
-
-def _label_column(file: Path, columns: list[str], rows: _Rows) -> tuple[str, list[str]]:
-    """The column that says which images are normal, and its values that say so."""
-    values = {column: {str(row[column]).strip() for row in rows} - {""} for column in columns}
-    likely = sorted(values, key=lambda name: ([*LABELS, name.lower()].index(name.lower()), len(values[name])))
-    for column in likely:
-        nothing = ONE if bare(column) in NORMAL else ZERO  # a column "good" says 1 of normal images
-        few = values[column] if len(values[column]) <= _MOST_CLASSES else ()
-        normal = [value for value in sorted(values[column]) if bare(value) in NORMAL]
-        normal = normal or [value for value in sorted(few) if value.lower() in nothing]
-        if normal:
-            return column, normal
-    raise UserError(
-        f"{file}: no value of its columns {', '.join(likely) or '(none)'} is called as normal images are; give"
-        " data=labelled_csv data.label_column=... data.normal=[...]"
-    )
 
 
 def _refuse_tables(root: Path) -> None:

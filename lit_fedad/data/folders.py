@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.image_files import LeftOut, images_in
+from lit_fedad.data.image_files import LeftOut, find_images, images_in
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample, defect_name
 from lit_fedad.data.subset import resplit, split_normals
@@ -52,7 +52,6 @@ def folders(
         for folder in test_anomalous
         for path, mask in _masked(root / folder, root / masks if masks is not None else None, skipped)
     ]
-    skipped.warn(root)
     images_of: dict[Path, Path] = {}
     for sample in anomalous:
         if sample.mask and (other := images_of.setdefault(sample.mask, sample.path)) != sample.path:
@@ -60,6 +59,10 @@ def folders(
                 f"{sample.mask}: is the mask of {other} and of {sample.path}; sort masks into a folder for each of"
                 " data.test_anomalous, of the same names"
             )
+    if masks is not None and test_anomalous:
+        found = find_images(root / masks, skipped, masks=True)
+        skipped.add("masks of no image", [path for path in found if path not in images_of])
+    skipped.warn(root)
     images = ImageSet(product, tuple(train), (*normal, *anomalous))
     if not test_normal and train_share is not None:
         return split_normals(images, train_share, split_seed or 0)
@@ -71,6 +74,5 @@ def _masked(folder: Path, masks: Path | None, skipped: LeftOut) -> Iterator[tupl
     images = images_in(folder, skipped)
     if masks is None:
         return zip(images, [None] * len(images), strict=True)
-    if (nested := masks / folder.name).is_dir():
-        return zip(images, find_masks(nested, images, skipped, folder), strict=True)
-    return zip(images, find_masks(masks, images, LeftOut(), folder), strict=True)
+    place = nested if (nested := masks / folder.name).is_dir() else masks
+    return zip(images, find_masks(place, images, LeftOut(), folder), strict=True)

@@ -4,16 +4,18 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from unicodedata import normalize
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import image_suffixes, images_in
 from lit_fedad.data.input_files import read_table
+from lit_fedad.data.layout_names import LABELS, NORMAL, ONE, ZERO, bare
 from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample, defect_name
 from lit_fedad.data.subset import require_known, split_normals
 
+_MOST_CLASSES = 20
 _NO_LABEL = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null", "-"})
 
 
@@ -156,6 +158,41 @@ def matches(ids: Sequence[str], files: Sequence[Path], root: Path, images: str) 
     except UserError:
         return False
     return bool(ids) and 10 * fitting >= 9 * len(ids)
+
+
+def label_column(
+    file: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]
+) -> tuple[str, list[str]]:
+    """Finds the column of a table that says which images are normal, and its values that say so.
+
+    Columns with a usual name come first, then those that say it in words, then those of 0 and 1, which may be a sex; of
+    these, columns of fewer values.
+
+    Args:
+        file: The table, for messages.
+        columns: Names of its columns.
+        rows: Cells by column.
+
+    Raises:
+        UserError: None does, or several may.
+    """
+    found: dict[tuple[int, int], dict[str, list[str]]] = {}
+    for column in columns:
+        values = {row[column].strip() for row in rows} - {""}
+        nothing = ONE if bare(column) in NORMAL else ZERO  # a column "good" says 1 of normal images
+        called = sorted(value for value in values if bare(value) in NORMAL)
+        few = values if len(values) <= _MOST_CLASSES else ()
+        if normal := called or sorted(value for value in few if value.lower() in nothing):
+            usual = [*LABELS, column.lower()].index(column.lower())
+            number = usual == len(LABELS) and not called and nothing is ZERO
+            found.setdefault((usual + number, len(values)), {})[column] = normal
+    likeliest = found[min(found)] if found else {}
+    if len(likeliest) == 1:
+        return next(iter(likeliest.items()))
+    said = f"no value of its columns {', '.join(columns) or '(none)'} is called as normal images are"
+    if likeliest:
+        said = f"each of its columns {', '.join(likeliest)} may say which images are normal"
+    raise UserError(f"{file}: {said}; give data=labelled_csv data.label_column=... data.normal=[...]")
 
 
 _Names = list[dict[str, list[Path]]]

@@ -113,6 +113,21 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         "class=Good is normal",
         (3, 1, 2, 0),
     ),
+    "csv with a sex": (
+        lambda root: table(root, "id,sex,result", lambda i: f"{i % 2},{'crack' if i < 2 else 'ok'}"),
+        "result=ok is normal",
+        (3, 1, 2, 0),
+    ),
+    "csv with a sex and a column of good images": (
+        lambda root: table(root, "id,sex,good", lambda i: f"{i % 2},{int(i > 1)}"),
+        "good=1 is normal",
+        (3, 1, 2, 0),
+    ),
+    "names with commas": (
+        lambda root: images(root, "ok/a", "crack, deep", "'it', 1"),
+        "anomalous ones in 'it', 1, crack, deep",
+        (4, 1, 10, 0),
+    ),
     "coco": (lambda root: coco(root, "annotations.json", "images"), "annotations in annotations.json", (3, 1, 1, 1)),
     "coco in parts": (
         lambda root: [coco(root, f"{p}/_annotations.coco.json", p) for p in ("train", "valid")],
@@ -156,6 +171,7 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: note(root / "x.npz", ""), r"read by data=packed data\.train=x\.npz"),
         (lambda root: None, "no such folder"),
         (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),
+        (lambda root: table(root, "id,sex,finding", lambda i: f"{i % 2},{i // 3}"), "columns sex, finding may say"),
         (lambda root: latin_table(root), r"labels\.csv: cannot be read as CSV: .*; save it as CSV in UTF-8"),
         (lambda root: table(root, "id,label", lambda i: i % 2, ".jpg?"), r"labels\.csv: names no images"),
         (lambda root: table(root, "0.png,0", lambda i: i % 2), "its first line names an image"),

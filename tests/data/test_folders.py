@@ -119,6 +119,15 @@ def test_images_of_one_name_in_two_folders_do_not_share_a_mask(tmp_path):
     assert len({sample.mask for sample in folders(*given, masks="own").test}) == 2
 
 
+@pytest.mark.parametrize("place", ["masks", "masks/dent"])
+def test_masks_of_no_image_are_counted(tmp_path, place):
+    touch(tmp_path / "good", "a.png")
+    touch(tmp_path / "dent", "0.png")
+    touch(tmp_path / place, "0.png", "7.png")
+    with pytest.warns(UserWarning, match=r"skipped masks of no image \(1, first .*/7\.png\)"):
+        folders(tmp_path, ["good"], [], ["dent"], masks="masks")
+
+
 def test_anomalous_images_of_a_folder_called_good_are_anomalous(tmp_path):
     for folder in ("ours/good", "theirs/good"):
         touch(tmp_path / folder, "0.png")
