@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -187,7 +188,9 @@ class Calibration:
         """Chooses a client's rule for a decision: by the most specific calibration scores that are enough for alpha.
 
         Of an image whose product is known these are that product's, over all clients where they share a model, and
-        else those of all products; of another image the client's own, and else those of all clients.
+        else those of all products that have too few; of another image the client's own, and else those of all clients.
+        Products with enough lend none: by their scores others might raise more false alarms than promised, they
+        themselves would raise no fewer, and all together would break the promise.
 
         Args:
             client: The client that decides.
@@ -199,18 +202,18 @@ class Calibration:
             The rule; where no scores are enough, that of the last choice, whose threshold is infinite.
         """
         own, everyone = [self.clients.get(client, {})], list(self.clients.values())
+        least = needed_images(SECOND_RATE if isinstance(alpha, str) else alpha)
         choices = []
         if product is not None:
             holders, whose = (everyone, "all clients") if self.shared else (own, self.names.title(client))
             choices.append((f"{product}, {whose}", _of_product(holders, product)))
-            choices.append((whose, _of_all(holders)))
+            choices.append(_of_few(holders, product, least, whose))
         else:
             choices.append((self.names.title(client), _of_all(own)))
             if self.shared:
                 choices.append(("all clients", _of_all(everyone)))
         numbers = [scores.total for _, scores in choices]
-        specific = numbers[0] >= needed_images(SECOND_RATE)
-        rate = automatic_rate(numbers[0 if specific else -1]) if isinstance(alpha, str) else alpha
+        rate = automatic_rate(numbers[0 if numbers[0] >= least else -1]) if isinstance(alpha, str) else alpha
         enough = (choice for choice in choices if choice[1].total >= needed_images(rate))
         return DecisionRule(*next(enough, choices[-1]), rate)
 
@@ -292,3 +295,16 @@ def _of_product(holders: Sequence[Mapping[str, ScoreCounts]], product: str) -> S
 
 def _of_all(holders: Sequence[Mapping[str, ScoreCounts]]) -> ScoreCounts:
     return ScoreCounts.union(counts for own in holders for counts in own.values())
+
+
+def _of_few(
+    holders: Sequence[Mapping[str, ScoreCounts]], product: str, least: int, whose: str
+) -> tuple[str, ScoreCounts]:
+    """Names, and adds up, the scores of all products that have fewer than ``least``; of all where this one has none."""
+    totals = Counter[str]()
+    for own in holders:
+        totals.update({name: counts.total for name, counts in own.items()})
+    few = [name for name, total in totals.items() if total < least or not totals[product]]
+    named = f"{product}, {whose}" if few == [product] else f"{len(few)} products, {whose}"
+    words = whose if len(few) == len(totals) else named
+    return words, ScoreCounts.union(_of_product(holders, name) for name in few)

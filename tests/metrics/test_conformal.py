@@ -63,7 +63,7 @@ def test_where_a_products_own_scores_can_promise_they_decide_though_all_could_pr
     decided = {name: shared.rule(1, "auto", name) for name in counts}
     assert {name: (rule.alpha, rule.scores.total) for name, rule in decided.items()} == {
         "nut": (0.05, 19),
-        "bolt": (0.01, 136),
+        "bolt": (0.0527, 18),
         "gear": (0.01, 99),
     }
 
@@ -94,6 +94,23 @@ def test_the_promise_holds_on_average_and_hardly_gives_any_away():
     assert alpha - 0.01 - 4 * error < float(rates.mean()) < alpha + 4 * error
 
 
+@pytest.mark.parametrize("alpha", [0.05, "auto"])
+@pytest.mark.parametrize("sizes", [(22, 18), (99, 2, 3), (10, 9)])
+def test_the_promise_holds_on_the_mean_of_products_with_many_and_with_few_scores(sizes, alpha):
+    runs, excess = 300, []
+    for run in range(runs):  # scores of a later product lie above those of the ones before
+        drawn_scores = [drawn(size + 50, 7 * run + place) + 100 * place for place, size in enumerate(sizes)]
+        counts = {str(place): ScoreCounts.of(scores[50:]) for place, scores in enumerate(drawn_scores)}
+        rules = [Calibration({0: counts}, shared=True).rule(0, alpha, product) for product in counts]
+        alarms = [
+            float((scores[:50].double() > rule.threshold).double().mean()) - rule.alpha
+            for scores, rule in zip(drawn_scores, rules, strict=True)
+        ]
+        excess.append(sum(size * alarm for size, alarm in zip(sizes, alarms, strict=True)) / sum(sizes))
+    excess = torch.tensor(excess)
+    assert float(excess.mean()) < 4 * float(excess.std()) / math.sqrt(runs)
+
+
 def test_counts_add_up_over_clients_in_any_order():
     parts = [ScoreCounts.of(drawn(20, seed)) for seed in range(3)]
     whole = ScoreCounts.of(torch.cat([drawn(20, seed) for seed in range(3)]))
@@ -118,15 +135,20 @@ def test_a_bin_ends_at_its_largest_score(bins):
 
 def test_the_most_specific_scores_that_suffice_decide():
     few, many = ScoreCounts.of(COARSE[:5]), ScoreCounts.of(COARSE[:20])
-    shared = Calibration({0: {"nut": few}, 1: {"nut": many, "leaf": few}}, shared=True)
+    shared = Calibration({0: {"nut": few}, 1: {"nut": many, "leaf": few, "bud": few}}, shared=True)
     assert shared.rule(0, 0.1, "nut").of == "nut, all clients"
     assert shared.rule(0, 0.1, "nut").scores.total == 25
-    assert shared.rule(0, 0.1, "leaf").of == "all clients"
+    assert shared.rule(0, 0.1, "leaf").of == "2 products, all clients"
+    assert shared.rule(0, 0.1, "leaf").scores.total == 10
+    assert shared.rule(0, 0.03, "leaf").of == "all clients"
+    assert shared.rule(0, 0.1, "unseen").of == "all clients"
     assert shared.rule(0, 0.2).of == "client 0"
     assert shared.rule(0, 0.1).of == "all clients"
     own = Calibration(shared.clients, shared=False)
     assert own.rule(1, 0.1, "nut").of == "nut, client 1"
-    assert own.rule(1, 0.1, "leaf").of == "client 1"
+    assert own.rule(1, 0.1, "leaf").of == "2 products, client 1"
+    assert own.rule(1, 0.04, "leaf").of == "client 1"
+    assert own.rule(0, 0.1, "nut").of == "client 0"
     assert own.threshold(0, 0.1, "nut") == math.inf
     assert own.threshold(7, 0.5) == math.inf
 
