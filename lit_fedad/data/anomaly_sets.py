@@ -52,7 +52,7 @@ def kolektor_sdd2(
 
 
 def _samples(folder: Path, skipped: LeftOut) -> list[Sample]:
-    files = images_in(folder, skipped)
+    files = images_in(folder, skipped, masks=True)
     masks = {
         path.with_name(path.stem.removesuffix(_MASK)): path for path in files if path.stem.endswith(_MASK)
     }

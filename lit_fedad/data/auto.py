@@ -247,10 +247,16 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     def whole(product: Path) -> bool:
         return (product / "train" / "good").is_dir() and _images(product / "test" / "good")
 
+    below = products_below(root)
+    if any((path / "defects_config.json").is_file() for path in (root, *below)):
+        raise UserError(
+            f"{root}: is MVTec LOCO AD, with a folder of masks for each image; give data=mvtec_loco, and the folder of"
+            " its products as data.root"
+        )
     if whole(root):
         seen = "one product in the layout of MVTec AD"
         return None if _misnamed(root) else Layout(seen, "mvtec_mixture", root)
-    products = [path for path in products_below(root) if "/." not in f"/{path.relative_to(root).as_posix()}"]
+    products = [path for path in below if "/." not in f"/{path.relative_to(root).as_posix()}"]
     if not products or not all(whole(path) and not _misnamed(path) for path in products):
         return None
     others = [path for path in _folders(root) if not any(one.is_relative_to(path) for one in products)]
@@ -288,6 +294,9 @@ def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
         parts.append(f"and leaves out {_names(others, root)}, for it trains on normal images alone")
     if test and not tested and _images(test):
         parts.append(f"and leaves out {test.name}, whose images have no labels")
+    rest = [path for path in _folders(root) if path not in (train, test) and bare(path.name) not in MASKS]
+    if rest := [path for path in rest if _images(path)]:
+        parts.append(f"and leaves out {_names(rest, root)}, for it is called neither train nor test")
     return _by_folder(", ".join(parts), root, (normal or [train], good, bad), masks, split)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,12 @@ _SYSTEM = frozenset(
 )
 _HEIC = (".heic", ".heif")
 _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
+
+MASK_NAMES = ("ground_truth", "groundtruth", "gt", "mask", "masks")
+"""What folders of masks are called, in lower case; in the layout of MVTec AD the first alone."""
+
+_MASKS_BESIDE = frozenset({*MASK_NAMES, "label", "labels"})
+_MASK_ENDINGS = ("_mask", "_gt")
 
 SOME = ".bmp, .gif, .jpg, .png, .tif, .webp and others, DICOM too"
 """Suffixes of images, for messages."""
@@ -93,7 +99,8 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
     Args:
         folder: The folder; or one file, which is taken whatever it is.
         left_out: Takes what is no image.
-        masks: Whether these are masks: else ``<image>_mask`` beside its image is left out.
+        masks: Whether masks are taken: else ``<image>_mask`` or ``_gt`` beside its image is left out, and what lies in
+            a folder of masks under the name of an image.
 
     Returns:
         Their paths, in alphabetical order.
@@ -120,13 +127,9 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
             else:
                 (dicom if form == "DICOM" else images).append(path)
     if not masks:
-        beside = {path.with_suffix("") for path in images}
-        marked = [path for path in images if path.stem.endswith("_mask")]
-        beside_images = {path for path in marked if path.parent / path.stem.removesuffix("_mask") in beside}
-        left_out.add(
-            "masks beside images, which need a folder of their own to be used", sorted(beside_images)
-        )
-        images = [path for path in images if path not in beside_images]
+        beside = _masks_beside(images, folder)
+        left_out.add("masks beside images, which need a folder of their own to be used", sorted(beside))
+        images = [path for path in images if path not in beside]
     if not dicom:
         return images
     names = {path.with_suffix("") for path in images}
@@ -138,18 +141,39 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
     return sorted([*images, *originals], key=lambda path: path.parts)
 
 
-def images_in(folder: Path, left_out: LeftOut | None = None) -> list[Path]:
+def _masks_beside(images: Sequence[Path], folder: Path) -> set[Path]:
+    """Those of the images in a folder that are masks of others."""
+    apart = {
+        path
+        for path in images
+        if not _MASKS_BESIDE.isdisjoint(part.lower() for part in path.parent.relative_to(folder).parts)
+    }
+    places, names = (
+        {path.with_suffix("") for path in images},
+        {path.stem for path in images if path not in apart},
+    )
+    found = set()
+    for path in images:
+        ending = next((end for end in _MASK_ENDINGS if path.stem.lower().endswith(end)), "")
+        name = path.stem[: len(path.stem) - len(ending)]
+        if (ending and path.parent / name in places) or (path in apart and name in names):
+            found.add(path)
+    return found
+
+
+def images_in(folder: Path, left_out: LeftOut | None = None, masks: bool = False) -> list[Path]:
     """Lists the images in a folder, as `find_images`; there is at least one.
 
     Args:
         folder: The folder.
         left_out: Takes what is no image; None to warn of it here.
+        masks: As there.
 
     Raises:
         UserError: There is no such folder, or no image in it, or pydicom is missing for DICOM files.
     """
     skipped = LeftOut() if left_out is None else left_out
-    images = find_images(folder, skipped)
+    images = find_images(folder, skipped, masks)
     if not images:
         rest = skipped.line(folder)
         raise UserError(f"{folder}: holds no image ({SOME})" + (rest or "").replace(f"{folder}:", ";", 1))

@@ -1,6 +1,6 @@
 """What people call the folders, columns and labels of their images."""
 
-from lit_fedad.data.mvtec import MASK_NAMES
+from lit_fedad.data.image_files import MASK_NAMES
 
 NORMAL = frozenset(
     (

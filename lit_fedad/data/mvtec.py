@@ -12,16 +12,13 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
-from lit_fedad.data.image_files import LeftOut, entries, images_in, require_folder
+from lit_fedad.data.image_files import MASK_NAMES, LeftOut, entries, images_in, require_folder
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import limited, resplit
 
 NORMAL_NAMES = ("good", "normal", "ok")
 """What folders of normal images are called, in lower case; in this layout the first alone."""
-
-MASK_NAMES = ("ground_truth", "groundtruth", "gt", "mask", "masks")
-"""What folders of masks are called, in lower case; in this layout the first alone."""
 
 
 @limited

@@ -123,6 +123,11 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         "good=1 is normal",
         (3, 1, 2, 0),
     ),
+    "folders beside train and test": (
+        lambda root: images(root, "train/ok", "validation/ok", "test_public/ok", "test_public/bad"),
+        "and leaves out test_public, for",
+        (5, 5, 0, 0),
+    ),
     "names with commas": (
         lambda root: images(root, "ok/a", "crack, deep", "'it', 1"),
         "anomalous ones in 'it', 1, crack, deep",
@@ -172,6 +177,7 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: None, "no such folder"),
         (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),
         (lambda root: table(root, "id,sex,finding", lambda i: f"{i % 2},{i // 3}"), "columns sex, finding may say"),
+        (lambda root: (mvtec(root / "can"), note(root / "can" / "defects_config.json", "[]")), "give data=mvtec_loco"),
         (lambda root: latin_table(root), r"labels\.csv: cannot be read as CSV: .*; save it as CSV in UTF-8"),
         (lambda root: table(root, "id,label", lambda i: i % 2, ".jpg?"), r"labels\.csv: names no images"),
         (lambda root: table(root, "0.png,0", lambda i: i % 2), "its first line names an image"),

@@ -76,6 +76,21 @@ def test_masks_beside_images_are_no_images_and_masks_may_be_called_so(root):
     assert root / "b_mask.png" in find_images(root, LeftOut(), masks=True)
 
 
+@pytest.mark.parametrize("mask", ["b_GT.bmp", "deep/er/a_Mask.png", "gt/b.png", "deep/Label/er/a_gt.png"])
+def test_masks_of_other_names_and_in_folders_within_are_no_images(root, mask):
+    (root / mask).parent.mkdir(parents=True, exist_ok=True)
+    (root / mask).touch()
+    taken, line = names(root)
+    assert taken == ["b.png", "deep/er/a.png"]
+    assert f"(1, first {root / mask})" in line
+
+
+def test_images_in_a_folder_called_as_masks_that_are_of_no_image_are_images(root):
+    (root / "label").mkdir()
+    (root / "label" / "c.png").touch()
+    assert names(root) == (["b.png", "deep/er/a.png", "label/c.png"], None)
+
+
 def test_links_are_followed_once_and_circles_left_out(root, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "c.png").touch()
