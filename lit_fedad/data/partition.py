@@ -76,6 +76,18 @@ class Partition:
         """Image indices of every client and stage; one stage a client where all images are there from the start."""
         return tuple((indices,) for indices in self.clients) if self.stages is None else self.stages
 
+    def deals(self, other: "Partition") -> bool:
+        """Tells whether another partition deals the same images, of which clients may keep some for calibration."""
+        kept = other.calibration or ((),) * len(other.clients)
+        if len(self.clients) != len(other.clients) or self.reserved != other.reserved:
+            return False
+        held = all(map(frozenset.issuperset, map(frozenset, self.clients), kept))
+        left = [
+            [tuple(index for index in stage if index not in own) for stage in stages]
+            for own, stages in zip(map(frozenset, kept), self.by_stage, strict=True)
+        ]
+        return held and left == list(map(list, other.by_stage))
+
     def counts(self, image_set: Images) -> np.ndarray:
         """Counts the training images of every client and category.
 

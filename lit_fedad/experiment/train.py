@@ -16,7 +16,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import disk_full_in_one_line
 from lit_fedad.core.identity import judgement
 from lit_fedad.data.partition import Partition
-from lit_fedad.experiment.build import build_images
+from lit_fedad.experiment.build import build_images, build_partition
 from lit_fedad.experiment.claim import begun, launches
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
@@ -48,7 +48,8 @@ def train(
 
     Raises:
         UserError: If the input is invalid, another command is at work in the folder, the disk is full, or a client
-            cannot be reached and the run does not go on without it; also if a complete run's images were exchanged.
+            cannot be reached and the run does not go on without it; also if a complete run's images, or the
+            file of their partition, were exchanged.
         RunStoppedError: If a callback raised it; the tracked run then ends as killed, with the cause as its tag.
     """
     folder, display = RunFolder.of(config), Display(quiet=quiet)
@@ -79,14 +80,19 @@ def train(
 
 
 def _compare_images(config: Config, folder: Path, display: Display) -> None:
-    """Refuses a complete run whose images were exchanged since; where they cannot be read, a line says so."""
+    """Refuses a complete run whose images, or the file of their partition, were exchanged since.
+
+    Where they cannot be read, a line says so.
+    """
     latest = Checkpoints(folder / "checkpoints").latest()
     if latest is None or "_target_" not in config["data"]:  # the images are at their sites
         return
     try:
         with plain_warnings(display):
             images = build_images(config)
-        digest = data_digest(images, Partition.load(folder / "partition.json"), hashes_file(config))
+            given = build_partition(config, images)
+        stored = Partition.load(folder / "partition.json")
+        digest = data_digest(images, stored if given.deals(stored) else given, hashes_file(config))
     except UserError as error:
         display.note(f"its images were not compared with those it was trained on: {error}")
         return

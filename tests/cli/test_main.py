@@ -3,6 +3,7 @@
 import errno
 import functools
 import importlib
+import json
 import logging
 import shutil
 import subprocess
@@ -193,6 +194,9 @@ def test_training_and_showing_it_again(say, tmp_path):
         "cache.enabled=false",
     ]
     arguments += ["data=textures", f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    dealt = tmp_path / "dealt.json"
+    dealt.write_text(json.dumps([[*range(10)], [*range(10, 20)]]))
+    arguments += ["partition=file", f"partition.path={dealt}"]
     status, out, err = say(*arguments)
     assert status == 0
     assert err == [
@@ -206,6 +210,12 @@ def test_training_and_showing_it_again(say, tmp_path):
     status, out, err = say(*arguments)
     assert (status, err) == (0, [])
     assert out[0].startswith("complete already")
+    right = dealt.read_text()
+    dealt.write_text(json.dumps([[*range(9)], [*range(9, 20)]]))
+    status, _, err = say(*arguments)
+    assert status == 2
+    assert "or with another partition of them" in err[-1]
+    dealt.write_text(right)
     first, second, *_ = sorted((tmp_path / "data").rglob("train/good/*.png"))
     first.write_bytes(second.read_bytes())
     status, _, err = say(*arguments)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,6 +39,18 @@ def test_without_stages_a_client_has_a_single_one():
     assert partition.by_stage == (((0, 2),), ((1,),))
     images = image_set(2, 1)
     assert [counts.tolist() for counts in partition.stage_counts(images)] == [[[2, 0]], [[0, 1]]]
+
+
+def test_what_clients_keep_for_calibration_is_dealt_to_them():
+    given = Partition.in_stages([[[0, 3], [1]], [[2], [4, 5]]], reserved=[6])
+    kept = replace(Partition.in_stages([[[0], [1]], [[2], [5]]], reserved=[6]), calibration=((3,), (4,)))
+    assert given.deals(kept)
+    assert given.deals(given)
+    assert not given.deals(replace(kept, calibration=((), (4,))))
+    assert not given.deals(replace(kept, calibration=((3,), (3, 4))))
+    assert not given.deals(replace(kept, reserved=()))
+    assert not given.deals(Partition.in_stages([[[0, 1], [3]], [[2], [4, 5]]], reserved=[6]))
+    assert not given.deals(Partition.of_clients([[0, 1, 3]]))
 
 
 def test_in_stages_orders_images_and_unites_them():
