@@ -33,8 +33,8 @@ class Marks:
 def read_marks(path: Path, image_path: Path, page: int | None = None) -> Marks:
     """Reads the mask of an image.
 
-    Every value above 0 is anomalous. Where the coding smears edges (JPEG, lossy WebP), or values form soft edges, it is
-    every value from half of the full range.
+    Every value above 0 is anomalous. Where the coding smears edges (JPEG, lossy WebP) it is every value from half of
+    the brightest on, and where values form soft edges from half of the full range.
 
     Args:
         path: The mask, or a folder of masks, whose union counts.
@@ -75,7 +75,9 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
         raise UserError(f"{path}: the mask holds values that are no numbers; save it with 0 and 255")
     if values.dtype.kind == "f" and (values != np.rint(values)).any() and len(np.unique(values)) > 2:
         raise UserError(f"{path}: the mask holds fractions, of no fixed white; save it with 0 and 255")
-    lowest, highest, half = values.min(), values.max(), (mask.full + 1) // 2
+    lowest, highest = values.min(), values.max()
+    full = 255 if highest <= 255 and not mask.lossy else mask.full  # eight bits may be kept in more
+    half = (full + 1) // 2
     if lowest < 0:
         raise UserError(f"{path}: the mask holds values below 0; save it with 0 and 255")
     if mask.lossy:
@@ -84,10 +86,10 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
                 f"{path}: the mask is coded with loss, and its brightest value is {highest:g}; save it as PNG, with"
                 " 0 and 255"
             )
-        return np.asarray(values >= half)
+        return np.asarray(2 * values.astype(np.int32) > highest)  # colours are less bright than white
     if 0 < lowest < highest:
         raise UserError(f"{path}: no pixel of the mask is 0 (black), which is normal; save it with 0 and 255")
-    if highest >= half and not coloured and _soft(values, mask.full):
+    if highest >= half and not coloured and _soft(values, full):
         warn_once(
             f"{path.parent}: has masks with soft edges, or made from JPEG, such as {path.name}; what is at least half"
             " bright counts as anomalous"

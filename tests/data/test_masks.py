@@ -67,6 +67,7 @@ READ = {
     "regions by number": pillow(ONE * (1 + np.arange(48) // 2).astype(np.uint8)),
     "many regions": pillow(ONE * (1 + 5 * np.arange(48)).astype(np.uint8)),
     "JPEG": pillow(FULL, "JPEG", quality=60),
+    "JPEG in a colour of VOC": pillow(np.dstack([ONE * 128, 0 * ONE, 0 * ONE]), "JPEG", quality=75),
     "lossy WebP": pillow(FULL, "WEBP", quality=60),
     "lossless WebP": pillow(np.dstack([ONE] * 3), "WEBP", lossless=True),
     "JPEG in TIFF": pillow(FULL, "TIFF", compression="jpeg", quality=60),
@@ -88,6 +89,14 @@ def test_the_same_pixels_are_marked(image, tmp_path, name, called):
     wrong = marks != MARKED
     # What is coded with loss may differ at the edge.
     assert wrong.sum() <= (0.03 * MARKED.sum() if "J" in name or "lossy" in name else 0)
+
+
+@pytest.mark.parametrize("values", [np.uint16, np.int32, np.float32])
+def test_soft_edges_of_eight_bits_in_more_are_cut_at_half(image, tmp_path, values):
+    (tmp_path / "mask.tif").write_bytes(tiff(jpeg_decoded().astype(values)))
+    with pytest.warns(UserWarning, match="has masks with soft edges"):
+        marks = read_marks(tmp_path / "mask.tif", image).pixels
+    assert (marks != MARKED).sum() <= 0.03 * MARKED.sum()
 
 
 @pytest.mark.parametrize("colours", [None, 64])
