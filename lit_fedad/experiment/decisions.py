@@ -127,12 +127,20 @@ def _say(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: Alpha) -> Non
             f" {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
         )
     if silent := [client for client, own in judged.items() if own["without_promise"]]:
-        rate, most = judged[silent[0]]["promised"], max(max(judged[client]["deciding"]) for client in silent)
+        rate, number = judged[silent[0]]["promised"], _number([judged[client] for client in silent])
         run.display.warn(
             f"evaluation.alpha={rate:g} needs {needed_images(rate)} calibration images, and"
-            f" {_have(silent, run.federation.names)} at most {most}: what cannot be promised is"
+            f" {_have(silent, run.federation.names)} {number}: what cannot be promised is"
             " not called anomalous; give a larger evaluation.alpha, or more images"
         )
+
+
+def _number(silent: Sequence[Mapping[str, Any]]) -> str:
+    """Says how many images clients have that cannot promise all: of which products few, where it is not all."""
+    few = list(dict.fromkeys(name for own in silent for name in own["without_promise"]))
+    if all(len(own["without_promise"]) == len(own["products"]) for own in silent):
+        return f"at most {max(max(own['deciding']) for own in silent)}"
+    return f"fewer of {', '.join(few[:3])}{' and others' if len(few) > 3 else ''}"
 
 
 def _have(clients: Sequence[int], names: ClientNames) -> str:

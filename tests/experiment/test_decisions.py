@@ -1,0 +1,30 @@
+"""What a run says of decisions that it cannot promise."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lit_fedad.core.client_names import NUMBERS
+from lit_fedad.experiment.decisions import _say
+
+
+@pytest.mark.parametrize(
+    ("silent", "said"),
+    [
+        (["nut", "bolt"], "needs 19 calibration images, and client 0 has at most 12: "),
+        (["bolt"], "needs 19 calibration images, and client 0 has fewer of bolt: "),
+    ],
+)
+def test_who_cannot_promise_is_told_with_the_products_that_have_too_few_images(silent, said):
+    lines = []
+    run = SimpleNamespace(
+        display=SimpleNamespace(warn=lines.append), federation=SimpleNamespace(names=NUMBERS)
+    )
+    own = {
+        "products": {"nut": 0, "bolt": 0},
+        "without_promise": silent,
+        "promised": 0.05,
+        "deciding": [12, 7],
+    }
+    _say(run, {0: own}, 0.05)
+    assert [said in line for line in lines] == [True]
