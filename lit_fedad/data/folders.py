@@ -61,7 +61,7 @@ def folders(
             )
     if masks is not None and test_anomalous:
         found = find_images(root / masks, skipped, masks=True)
-        skipped.add("masks of no image", [path for path in found if path not in images_of])
+        skipped.add("masks of no anomalous image", [path for path in found if path not in images_of])
     skipped.warn(root)
     images = ImageSet(product, tuple(train), (*normal, *anomalous))
     if not test_normal and train_share is not None:

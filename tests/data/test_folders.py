@@ -120,11 +120,11 @@ def test_images_of_one_name_in_two_folders_do_not_share_a_mask(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["masks", "masks/dent"])
-def test_masks_of_no_image_are_counted(tmp_path, place):
+def test_masks_of_no_anomalous_image_are_counted(tmp_path, place):
     touch(tmp_path / "good", "a.png")
     touch(tmp_path / "dent", "0.png")
     touch(tmp_path / place, "0.png", "7.png")
-    with pytest.warns(UserWarning, match=r"skipped masks of no image \(1, first .*/7\.png\)"):
+    with pytest.warns(UserWarning, match=r"skipped masks of no anomalous image \(1, first .*/7\.png\)"):
         folders(tmp_path, ["good"], [], ["dent"], masks="masks")
 
 
