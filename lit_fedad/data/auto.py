@@ -29,6 +29,7 @@ from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.sample import ImageSet
 
 _Rows = list[dict[str, str]]
+_TABLES, _SPREADSHEETS = (".csv", ".tsv"), (".xlsx", ".xls", ".ods", ".parquet")
 _KEPT = "no normal test images, so a share is kept"
 _READERS = {
     "mvtec_mixture": "lit_fedad.data.mvtec.mvtec_mixture",
@@ -190,10 +191,10 @@ def _is_coco(file: Path) -> bool:
 
 
 def _table(root: Path, split: Mapping[str, Any]) -> Layout | None:
-    """One CSV file that names images and labels them."""
+    """One table that names images and labels them."""
     if (root / "split_csv" / "1cls.csv").is_file():
         return Layout("VisA with its split files", "visa", root)
-    files = [path for path in entries(root) if path.suffix.lower() == ".csv"]
+    files = [path for path in entries(root) if path.suffix.lower() in _TABLES]
     layouts = [layout for file in files if (layout := _labels(root, file, split))]
     if len(layouts) > 1:
         raise UserError(
@@ -234,10 +235,13 @@ def _image_column(root: Path, where: str, file: Path, columns: list[str], rows: 
 
 
 def _refuse_tables(root: Path) -> None:
-    """Refuses a table that names no image where nothing else says which images are normal."""
-    if tables := [path for path in entries(root) if path.suffix.lower() == ".csv"]:
+    """Refuses a table that names no image, or is not read, where nothing else says which images are normal."""
+    if tables := [path for path in entries(root) if path.suffix.lower() in (*_TABLES, *_SPREADSHEETS)]:
+        said, advice = "names no images", "correct it"
+        if tables[0].suffix.lower() in _SPREADSHEETS:
+            said, advice = "is not read", "save it as CSV in UTF-8"
         raise UserError(
-            f"{tables[0]}: names no images, and without it all would count as normal; correct it, or move it away"
+            f"{tables[0]}: {said}, and without it all would count as normal; {advice}, or move it away"
         )
 
 
@@ -284,6 +288,8 @@ def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
         return None
     test = _called(root, TEST)
     tested = [path for path in _folders(test) if _images(path)] if test else []
+    if not normal and not tested:
+        _refuse_tables(root)
     good = [path for path in tested if bare(path.name) in NORMAL]
     bad = [path for path in tested if path not in good and bare(path.name) not in MASKS]
     masks = _masks(root, bad) or (_masks(test, bad) if test else None)
@@ -352,7 +358,7 @@ def _products(root: Path, folders: Sequence[Path], split: Mapping[str, Any]) -> 
     """Folders of products, each of a layout of its own."""
     with_images = [path for path in folders if _images(path)]
     recognisable = (
-        _folders(path) or any(path.glob("*.csv")) or any(path.glob("*.json")) for path in with_images
+        _folders(path) or any(path.glob("*.[ct]sv")) or any(path.glob("*.json")) for path in with_images
     )
     if not with_images or not all(recognisable):
         return None

@@ -113,6 +113,15 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         "class=Good is normal",
         (3, 1, 2, 0),
     ),
+    "tsv": (
+        lambda root: (
+            table(root, "id\tlabel", lambda i: i % 2, ".png\t"),
+            (root / "labels.tsv").write_text((root / "labels.csv").read_text().replace(",", "")),
+            (root / "labels.csv").unlink(),
+        ),
+        "labels in labels.tsv",
+        (2, 1, 3, 0),
+    ),
     "csv with a sex": (
         lambda root: table(root, "id,sex,result", lambda i: f"{i % 2},{'crack' if i < 2 else 'ok'}"),
         "result=ok is normal",
@@ -178,6 +187,9 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),
         (lambda root: table(root, "id,sex,finding", lambda i: f"{i % 2},{i // 3}"), "columns sex, finding may say"),
         (lambda root: (mvtec(root / "can"), note(root / "can" / "defects_config.json", "[]")), "give data=mvtec_loco"),
+        (lambda root: (images(root, "images"), note(root / "a.xlsx", "")), r"a\.xlsx: is not read, .*save it as CSV"),
+        (lambda root: (images(root, "train"), note(root / "a.xls", "")), r"a\.xls: is not read"),
+        (lambda root: (images(root, "."), note(root / "a.ODS", "")), r"a\.ODS: is not read, and without it all"),
         (lambda root: latin_table(root), r"labels\.csv: cannot be read as CSV: .*; save it as CSV in UTF-8"),
         (lambda root: table(root, "id,label", lambda i: i % 2, ".jpg?"), r"labels\.csv: names no images"),
         (lambda root: table(root, "0.png,0", lambda i: i % 2), "its first line names an image"),
