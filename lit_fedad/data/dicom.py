@@ -55,9 +55,12 @@ def read_dicom(path: Path, page: int | None = None, alone: bool = False) -> Imag
     import pydicom
 
     check_regular(path)
-    if str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
-        raise ValueError("is a deflated DICOM file; save it with another transfer syntax")
-    file = pydicom.dcmread(path)
+    try:
+        if str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
+            raise ValueError("is a deflated DICOM file; save it with another transfer syntax")
+        file = pydicom.dcmread(path)
+    except pydicom.errors.InvalidDicomError:
+        raise ValueError("is no DICOM file, or an old one without the letters DICM; export it anew") from None
     return _eight_bits(file, _checked_frame(file, page, alone))
 
 

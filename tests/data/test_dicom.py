@@ -99,7 +99,7 @@ def test_other_files_are_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
     (tmp_path / "text.dcm").write_text("no DICOM")
-    refused("cannot be read as an image", tmp_path / "text.dcm")
+    refused("is no DICOM file, or an old one without the letters DICM", tmp_path / "text.dcm")
     refused("several pages or frames", write(tmp_path / "a.dcm", NumberOfFrames=2))
     refused("is no grey image", write(tmp_path / "b.dcm", PhotometricInterpretation="PALETTE COLOR"))
     refused("pixels, and at most", write(tmp_path / "c.dcm", Rows=60000, Columns=60000))
