@@ -129,8 +129,17 @@ class Client(Discloses, L.LightningModule):
         return self.task.configure_optimizers()
 
     def optimizer_of_round(self) -> torch.optim.Optimizer:
-        """Builds the optimiser of local steps, at this round's learning rates."""
+        """Builds the optimiser of local steps, at this round's learning rates.
+
+        Raises:
+            UserError: If `configure_optimizers` returns anything but one optimiser.
+        """
         optimizer = self.configure_optimizers()
+        if not isinstance(optimizer, torch.optim.Optimizer):  # Lightning takes lists and schedules too
+            raise UserError(
+                f"{type(self.task).__name__}: configure_optimizers gives a {type(optimizer).__name__}: return one"
+                " optimiser; learning rates fall by round with learning_rate_decay=cosine"
+            )
         if self.decay_rounds is not None:
             for group in optimizer.param_groups:
                 group["lr"] *= cosine_decay(self.context.round, self.decay_rounds)

@@ -184,6 +184,14 @@ def test_learning_rates_fall_where_the_configuration_or_the_method_says_so():
         factors("method=fedavg", "learning_rate_decay=linear")
 
 
+def test_a_task_with_schedules_beside_its_optimiser_is_refused_in_one_line(monkeypatch):
+    client = build_model(compose(["method=fedavg", "backbone=own", "image.size=64"]), ["plate"]).client
+    optimiser = client.configure_optimizers()
+    monkeypatch.setattr(client.task, "configure_optimizers", lambda: {"optimizer": optimiser})
+    with pytest.raises(UserError, match="configure_optimizers gives a dict: return one optimiser"):
+        client.optimizer_of_round()
+
+
 def test_images_in_memory_that_are_not_square_are_refused(arrays):
     with pytest.raises(UserError, match=r"have 8 x 12 pixels \(height, width\).*make them square"):
         train(compose(arrays(height=8)), quiet=True)
