@@ -40,9 +40,10 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_runner import ClientData
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.models.convnets import BatchNorm
-from lit_fedad.models.tiles import Backbone
+from lit_fedad.models.scales import Backbone
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
+from lit_fedad.tasks.patches import PatchTask
 
 T = TypeVar("T")
 
@@ -337,9 +338,8 @@ def build_model(
         exchanges = build(config["method"]["exchanges"], client=client)
     client.eval()
     frozen = frozen_encoder(task)
-    return Model(
-        frozen.backbone if frozen else given.get("backbone"), task, Method(client, server, exchanges)
-    )
+    seen = task.backbone if isinstance(task, PatchTask) else given.get("backbone")
+    return Model(frozen.backbone if frozen else seen, task, Method(client, server, exchanges))
 
 
 def start_from(task: Task, run: str) -> None:

@@ -98,10 +98,6 @@ class TiledPyramid(nn.Module):
         return joined
 
 
-Backbone = FeaturePyramid | TiledPyramid
-"""A frozen backbone, whether it sees whole images or tiles."""
-
-
 class _Pieces(nn.Module):
     """One side of an image, as overlapping pieces.
 

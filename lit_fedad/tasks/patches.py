@@ -17,7 +17,7 @@ from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, Tally, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
-from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.models.scales import Backbone, at_scales, most_scales, usual_scales
 
 WIDEST_BLUR = 8192
 """Largest standard deviation of a blur, in pixels: the largest side of an image."""
@@ -91,6 +91,8 @@ class PatchTask(StandardisedTask):
         image_sigma: Standard deviation of the smoothing behind image scores on a grid of `COARSE` patches, as a share
             of what the grid lies along. It grows with the grid: the finer that is, the less of a defect does a patch
             see. None for the smoothing of the map.
+        scales: Number of sizes, whole, half, quarter and so on, over which features that are averaged in all layers are
+            averaged too; None for `usual_scales`.
 
     Attributes:
         whiten: Share of the mean variance that is added to the variance of every direction, before standardised
@@ -111,7 +113,7 @@ class PatchTask(StandardisedTask):
 
     def __init__(
         self,
-        backbone: FeaturePyramid,
+        backbone: Backbone,
         grid: int = 56,
         image_size: int | Sequence[int] = 224,
         standardise: bool = True,
@@ -122,10 +124,12 @@ class PatchTask(StandardisedTask):
         top: float = 0.0,
         tile: int | None = None,
         image_sigma: float | None = None,
+        scales: int | None = 1,
     ) -> None:
         super().__init__()
         at_least("task", 1, grid=grid)
         self.size = size = pair("task.image_size", image_size)
+        within("task", 1, most_scales(size), scales=scales)
         at_least("task", 0, rim=rim, shrinkage=shrinkage)
         within("task", 0, 1, top=top, image_sigma=image_sigma)
         if average_pool not in (True, False, "last"):
@@ -136,7 +140,8 @@ class PatchTask(StandardisedTask):
                 f"task.rim={rim} leaves nothing of a grid of {min(self.grid)} patches a side; give task.rim=0, or a"
                 " larger grid"
             )
-        self.backbone = backbone
+        scales = usual_scales(backbone, self.size, tile) if scales is None else scales
+        self.backbone = at_scales(backbone, scales)
         self.num_features = self.channels = sum(backbone.channels)
         self.vectors_per_image = rows * columns
         self.standardise, self.shrinkage, self.average_pool = standardise, shrinkage, average_pool
@@ -173,16 +178,24 @@ class PatchTask(StandardisedTask):
         """
         pyramid = self.with_pyramid(batch)["pyramid"]
         pooled = self.average_pool if average_pool is None else average_pool
-        layers = []
-        for place, layer in enumerate(pyramid, start=1):
-            # With channels last both steps are several times as fast, and give the same numbers.
-            layer = layer.to(memory_format=torch.channels_last)
-            if pooled is True or (pooled == "last" and place == len(pyramid)):
-                layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
-            if tuple(layer.shape[2:]) != self.grid:
-                layer = F.interpolate(layer, size=self.grid, mode="bilinear", align_corners=False)
-            layers.append(layer.flatten(2))
+        count, layers = len(self.backbone.channels), []
+        for place in range(count):
+            average = pooled is True or (pooled == "last" and place == count - 1)
+            # Smaller sizes of the image tell more of diffuse defects, and blur maps.
+            sizes = pyramid[place::count] if pooled is True else pyramid[place : place + 1]
+            seen = [self._on_grid(layer, average) for layer in sizes]
+            layers.append(seen[0] if len(seen) == 1 else torch.stack(seen).mean(0))
         return torch.cat(layers, dim=1).transpose(1, 2)
+
+    def _on_grid(self, layer: Tensor, average: bool) -> Tensor:
+        """Resizes a layer's features [B, C_l, H_l, W_l] to the grid [B, C_l, H0 * W0]."""
+        # With channels last both steps are several times as fast, and give the same numbers.
+        layer = layer.to(memory_format=torch.channels_last)
+        if average:
+            layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
+        if tuple(layer.shape[2:]) != self.grid:
+            layer = F.interpolate(layer, size=self.grid, mode="bilinear", align_corners=False)
+        return layer.flatten(2)
 
     def standardised(self, patches: Tensor) -> Tensor:
         """Standardises and whitens patch features [..., C] by the statistics that are loaded."""

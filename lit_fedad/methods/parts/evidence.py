@@ -22,6 +22,7 @@ from lit_fedad.contracts.evidence import (
 from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.parts.condensed_images import IMAGES
+from lit_fedad.models.tiles import TiledPyramid
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.patches import PatchTask
@@ -113,12 +114,13 @@ def invertible_bank(client: Client, sent: MessageSpec, ordered: bool = False) ->
     """
     task = client.task
     assert isinstance(task, MemoryBank)
-    if "memory" not in sent:
+    backbone = task.backbone
+    if "memory" not in sent or isinstance(backbone, TiledPyramid):  # tiles are seen without gradients
         return None
 
     def encode(images: Tensor) -> Tensor:
         # The layers themselves: as a whole, the frozen backbone gives no gradients.
-        return task({"pyramid": task.backbone.features(images)})
+        return task({"pyramid": backbone.features(images)})
 
     return SentBank(
         lambda received, sent: own_vectors(task, received, sent, client.context.round),
