@@ -1,7 +1,6 @@
 """One frozen backbone at several sizes of an image: whole objects show in a small one, small defects in a large one."""
 
 import hashlib
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,34 +62,29 @@ Backbone = FeaturePyramid | TiledPyramid | ScaledPyramid
 """A frozen backbone, whether it sees whole images, tiles, or several sizes."""
 
 
-def most_scales(size: tuple[int, int]) -> int:
-    """Returns in how many sizes an image can be seen: the smallest has `SMALLEST` pixels along its short side.
-
-    Example:
-        >>> most_scales((256, 512)), most_scales((28, 28))
-        (4, 1)
-    """
-    return max(1, int(math.log2(max(1, min(size) / SMALLEST))) + 1)
-
-
-def usual_scales(backbone: Backbone, size: tuple[int, int], tile: int | None) -> int:
-    """Returns in how many sizes an image is seen where no number is asked for.
-
-    Three from `LARGE` pixels on. One in tiles, and by transformers, whose layers see the whole image at one stride.
-    """
-    whole = tile is None and min(size) >= LARGE and len(set(backbone.strides)) > 1
-    return USUAL_SCALES if whole else 1
-
-
-def at_scales(backbone: Backbone, scales: int) -> Backbone:
+def at_scales(backbone: Backbone, scales: int | None, size: tuple[int, int]) -> Backbone:
     """Returns a backbone that sees images in so many sizes, of one that sees them in any number.
 
+    Args:
+        backbone: The backbone.
+        scales: Number of sizes; None for `USUAL_SCALES` from `LARGE` pixels on, but one in tiles, and for transformers,
+            whose layers all see the whole image.
+        size: Height and width of the images in pixels.
+
     Raises:
-        UserError: If it sees them in tiles.
+        UserError: If images are too small for so many, or seen in tiles.
     """
     single = backbone.backbone if isinstance(backbone, ScaledPyramid) else backbone
+    if scales is None:
+        whole = not isinstance(single, TiledPyramid) and len(set(single.strides)) > 1
+        scales = USUAL_SCALES if whole and min(size) >= LARGE else 1
     if scales == 1:
         return single
+    if scales < 1 or min(size) < SMALLEST * 2 ** (scales - 1):
+        raise UserError(
+            f"task.scales={scales}: give 1 or more, of which the smallest has {SMALLEST} pixels along its short side"
+            f" (images of {size[0]} x {size[1]})"
+        )
     if isinstance(single, TiledPyramid):
         raise UserError(f"task.scales={scales}: an image in tiles is seen in one size; give task.scales=1")
     return ScaledPyramid(single, scales)

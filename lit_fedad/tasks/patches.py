@@ -17,7 +17,7 @@ from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, Tally, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
-from lit_fedad.models.scales import Backbone, at_scales, most_scales, usual_scales
+from lit_fedad.models.scales import Backbone, at_scales
 
 WIDEST_BLUR = 8192
 """Largest standard deviation of a blur, in pixels: the largest side of an image."""
@@ -92,7 +92,7 @@ class PatchTask(StandardisedTask):
             of what the grid lies along. It grows with the grid: the finer that is, the less of a defect does a patch
             see. None for the smoothing of the map.
         scales: Number of sizes, whole, half, quarter and so on, over which features that are averaged in all layers are
-            averaged too; None for `usual_scales`.
+            averaged too; None for those of `at_scales`.
 
     Attributes:
         whiten: Share of the mean variance that is added to the variance of every direction, before standardised
@@ -129,7 +129,6 @@ class PatchTask(StandardisedTask):
         super().__init__()
         at_least("task", 1, grid=grid)
         self.size = size = pair("task.image_size", image_size)
-        within("task", 1, most_scales(size), scales=scales)
         at_least("task", 0, rim=rim, shrinkage=shrinkage)
         within("task", 0, 1, top=top, image_sigma=image_sigma)
         if average_pool not in (True, False, "last"):
@@ -140,8 +139,7 @@ class PatchTask(StandardisedTask):
                 f"task.rim={rim} leaves nothing of a grid of {min(self.grid)} patches a side; give task.rim=0, or a"
                 " larger grid"
             )
-        scales = usual_scales(backbone, self.size, tile) if scales is None else scales
-        self.backbone = at_scales(backbone, scales)
+        self.backbone = at_scales(backbone, scales, self.size)
         self.num_features = self.channels = sum(backbone.channels)
         self.vectors_per_image = rows * columns
         self.standardise, self.shrinkage, self.average_pool = standardise, shrinkage, average_pool

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.scales import ScaledPyramid, at_scales, usual_scales
+from lit_fedad.models.scales import ScaledPyramid, at_scales
 from lit_fedad.models.tiles import TiledPyramid
 
 
@@ -40,24 +40,28 @@ def test_averaged_features_are_means_over_the_sizes_and_all_others_those_of_the_
 
 
 def test_the_number_of_sizes_may_change_and_cached_features_know_it():
-    three = at_scales(at_scales(Edges(), 2), 3)
+    three = at_scales(at_scales(Edges(), 2, (256, 256)), 3, (256, 256))
     layers = three(torch.rand(1, 3, 64, 64))
     assert [layer.shape[-1] for layer in layers] == [16, 8, 8, 4, 4, 2]
-    assert at_scales(three, 1) is three.backbone
+    assert at_scales(three, 1, (256, 256)) is three.backbone
     assert len({"edges", three.fingerprint, ScaledPyramid(Edges(), 2).fingerprint}) == 3
 
 
 def test_unasked_large_images_that_are_seen_whole_have_three_sizes():
-    assert usual_scales(Edges(), (256, 512), None) == 3
-    assert usual_scales(Edges(), (128, 512), None) == 1
-    assert usual_scales(Edges(), (256, 512), 256) == 1
+    def unasked(backbone, size):
+        return getattr(at_scales(backbone, None, size), "scales", 1)
+
     transformer = Edges()
     transformer.strides = (14, 14)
-    assert usual_scales(transformer, (280, 280), None) == 1
+    assert unasked(Edges(), (256, 512)) == 3
+    assert unasked(Edges(), (128, 512)) == 1
+    assert unasked(TiledPyramid(Edges(), (256, 512), 256), (256, 512)) == 1
+    assert unasked(transformer, (280, 280)) == 1
 
 
 def test_sizes_that_cannot_be_are_refused(make_task):
     with pytest.raises(UserError, match=r"task.scales=2: an image in tiles is seen in one size"):
-        at_scales(TiledPyramid(Edges(), (64, 64), 32), 2)
-    with pytest.raises(UserError, match=r"task.scales=3 must be in \[1, 2\]"):
-        make_task(backbone=Edges(), image_size=64, scales=3)
+        at_scales(TiledPyramid(Edges(), (64, 64), 32), 2, (64, 64))
+    for scales in (0, 3):
+        with pytest.raises(UserError, match=rf"task.scales={scales}: .* 32 pixels .*\(images of 64 x 96\)"):
+            make_task(backbone=Edges(), image_size=(64, 96), scales=scales)
