@@ -14,8 +14,8 @@ from lit_fedad.models.tiles import TiledPyramid
 LARGE = 256
 """Pixels along the short side from which on an image is seen in several sizes, where none are asked for."""
 
-USUAL_SCALES = 3
-"""Sizes of such an image: whole, half and a quarter."""
+USUAL_SCALES = 2
+"""Sizes of such an image: whole and half."""
 
 SMALLEST = 32
 """Pixels along the short side of the smallest size."""
