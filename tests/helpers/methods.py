@@ -2,7 +2,10 @@
 
 import sys
 
+import pytest
+
 from lit_fedad.contracts import Exchanges, Method
+from lit_fedad.contracts.state import state_of
 from lit_fedad.federation.loop import Federation
 from lit_fedad.privacy.protection import protect
 
@@ -23,3 +26,35 @@ def method_of(client, server=None) -> Method:
 def federation_of(client, server, *, secure_sum=None, privacy=None, noise_key=b"", **parts) -> Federation:
     """A federation of a client and a server, with the protection that is asked for."""
     return protect(Federation(method_of(client, server), **parts), secure_sum, privacy, noise_key)
+
+
+def outcome(federation: Federation):
+    """All that a run leaves: the server's state, the clients' states, and what was measured."""
+    personal = {client: federation.pool.get(client) for client in federation.clients}
+    history = [(report.scalars, report.metrics, report.participants) for report in federation.history]
+    return state_of(federation.server), personal, history
+
+
+class Stop(Exception):  # noqa: N818
+    """The end of a process, between a round and its checkpoint."""
+
+
+def stopped(play, round: int) -> None:
+    """Plays a run whose process ends after a round, before its checkpoint; `play` is as `restarted` takes it."""
+
+    def stop(federation, report):
+        if report.round == round:
+            raise Stop
+
+    with pytest.raises(Stop):
+        play(folder="parts", after_round=stop)
+
+
+def restarted(play, *rounds: int) -> Federation:
+    """Plays a run whose process ends after each of these rounds, before its checkpoint, and returns its last part.
+
+    `play` builds the run anew at each call, and takes `folder` and `after_round` as the fixture `federate` does.
+    """
+    for round in rounds:
+        stopped(play, round)
+    return play(folder="parts")

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from helpers.frozen import frozen_encoder
+from helpers.methods import restarted
 from torch.utils.data import DataLoader
 
 from lit_fedad.methods.deep_svdd import CENTRE, DeepSVDDClient, DeepSVDDServer
@@ -108,22 +109,13 @@ def test_radii_are_averaged(play, tap):
     torch.testing.assert_close(played.server.weights["radius"], 0.75 * one + 0.25 * other)
 
 
-class Stop(Exception):  # noqa: N818
-    """The end of a process."""
-
-
 def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
     data = {client: images(4 + client, seed=client) for client in range(3)}
     settings = {"fraction": 0.67, "shuffle": True, "client": {"pretraining": 1}}
-    whole = play(task=task(), data=data, **settings)
-    for last in (-1, 0, 2):
 
-        def stop(federation, report, last=last):
-            if report.round > last:
-                raise Stop
+    def run(**more):
+        return play(task=task(), data=data, **settings, **more)
 
-        with pytest.raises(Stop):
-            play(task=task(), data=data, folder="parts", after_round=stop, **settings)
-    parts = play(task=task(), data=data, folder="parts", **settings)
+    whole, parts = run(), restarted(run, 0, 1, 3)
     exactly(parts.server.weights, whole.server.weights)
     assert torch.equal(parts.server.auxiliary[CENTRE], whole.server.auxiliary[CENTRE])

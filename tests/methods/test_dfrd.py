@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.feddm import loader, make
+from helpers.methods import restarted
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
@@ -95,25 +96,14 @@ def test_different_models_move_it_and_the_moving_average_follows():
     assert set(server.diagnostics()) == {"generator_loss", "distillation_loss"}
 
 
-class Stop(Exception):  # noqa: N818
-    """The end of a process."""
-
-
 @pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(federate, exactly):
-    def stop(federation, report):
-        if report.round > 0:
-            raise Stop
-
     def play(**more):
         return federate(
             DFRDClient, DFRDServer, task=make(), data=data_of(), server=SMALL, shuffle=True, rounds=2, **more
         )
 
-    whole = play()
-    with pytest.raises(Stop):
-        play(folder="parts", after_round=stop)
-    parts = play(folder="parts")
+    whole, parts = play(), restarted(play, 1)
     exactly(parts.server.weights, whole.server.weights)
     exactly(parts.server.average, whole.server.average)
 

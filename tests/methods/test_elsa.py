@@ -1,9 +1,12 @@
 """Federated ELSA: prototypes of all clients, resumed runs, and what it comes down to."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from helpers.frozen import frozen_encoder
+from helpers.methods import restarted
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
@@ -102,23 +105,11 @@ def test_in_the_warm_up_one_client_is_fedavg(play, federate, exactly):
     exactly(ours.server.weights, plain.server.weights)
 
 
-class Stop(Exception):  # noqa: N818
-    """The end of a process."""
-
-
 @pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
     data = {client: images(3 + client, seed=client) for client in range(3)}
-    settings = {"fraction": 0.67, "shuffle": True, "rounds": 3}
-    whole = play(data, **settings)
-
-    def stop(federation, report):
-        if report.round > 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        play(data, folder="parts", after_round=stop, **settings)
-    parts = play(data, folder="parts", **settings)
+    run = partial(play, data, fraction=0.67, shuffle=True, rounds=3)
+    whole, parts = run(), restarted(run, 2)
     exactly(parts.server.weights, whole.server.weights)
     exactly(parts.server.auxiliary[PROTOTYPES], whole.server.auxiliary[PROTOTYPES])
     exactly(parts.history[-1].metrics, whole.history[-1].metrics)

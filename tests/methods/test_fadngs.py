@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.methods import Stop, outcome, stopped
 from safetensors.torch import save
 from torch import nn
 
@@ -43,13 +44,6 @@ def play(federate):
     return play
 
 
-def outcome(federation):
-    """All that a run leaves: the server's state, the clients' states, and what was measured."""
-    personal = {client: federation.pool.get(client) for client in federation.clients}
-    history = [(report.scalars, report.metrics, report.participants) for report in federation.history]
-    return state_of(federation.server), personal, history
-
-
 def density(task, weights, loader, shrinkage=0.1):
     """Mean [D] and shrunk covariance [D, D] of all images of a loader under some weights, by NumPy."""
     task.load_state_dict(weights, strict=False)
@@ -65,10 +59,6 @@ def density(task, weights, loader, shrinkage=0.1):
 def training_letters(tap):
     """What the server sent to be trained, or evaluated, with: its messages of weights and densities, by round."""
     return {at: m for at, client, m in tap.sent if client is None and WEIGHT in m and MEAN in m}
-
-
-class Stop(Exception):  # noqa: N818
-    """The end of a process."""
 
 
 # ------------------------------------------------------------------------------------ what it comes down to
@@ -346,30 +336,20 @@ def test_interrupted_runs_end_as_uninterrupted_ones(
     data = {client: make_images(5 + client, seed=client) for client in range(3)}
     settings = {"sed": True, "fraction": 0.67, "shuffle": True, "settings": {"share_densities": shared}}
 
-    def task():
-        return make_contrastive(warmup=0, clusters=2)
-
-    whole = play(task(), data, **settings)
-
-    def stop_at(round):
-        def stop(federation, report):
-            if report.round == round:
-                raise Stop
-
-        return stop
+    def run(**more):
+        return play(make_contrastive(warmup=0, clusters=2), data, **settings, **more)
 
     def between_exchanges(exchange, server, updates):
         raise Stop
 
-    for round in (0, 1):
-        with pytest.raises(Stop):
-            play(task(), data, folder="parts", after_round=stop_at(round), **settings)
-        if shared and round == 1:
-            with monkeypatch.context() as patch:
-                patch.setattr(ShareDensities, "aggregate", between_exchanges)
-                with pytest.raises(Stop):
-                    play(task(), data, folder="parts", **settings)
-    exactly(outcome(play(task(), data, folder="parts", **settings)), outcome(whole))
+    stopped(run, 0)
+    stopped(run, 1)
+    if shared:
+        with monkeypatch.context() as patch:
+            patch.setattr(ShareDensities, "aggregate", between_exchanges)
+            with pytest.raises(Stop):
+                run(folder="parts")
+    exactly(outcome(run(folder="parts")), outcome(run()))
 
 
 @pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.feddm import loader, make
+from helpers.methods import restarted
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
@@ -143,25 +144,13 @@ def test_the_generator_goes_down_and_counts_go_up(federate, tap):
     }
 
 
-class Stop(Exception):  # noqa: N818
-    """The end of a process."""
-
-
 @pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(federate, exactly):
-    settings = {"task": None, "data": data_of(), "client": SMALL, "shuffle": True, "rounds": 2}
-
-    def stop(federation, report):
-        if report.round > 0:
-            raise Stop
-
     def play(**more):
-        return federate(FedGenClient, FedGenServer, **{**settings, "task": make(), **more})
+        settings = {"client": SMALL, "shuffle": True, "rounds": 2, **more}
+        return federate(FedGenClient, FedGenServer, task=make(), data=data_of(), **settings)
 
-    whole = play()
-    with pytest.raises(Stop):
-        play(folder="parts", after_round=stop)
-    parts = play(folder="parts")
+    whole, parts = play(), restarted(play, 1)
     exactly(parts.server.weights, whole.server.weights)
     exactly(parts.server.generator, whole.server.generator)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.frozen import Colours, frozen_encoder
+from helpers.methods import restarted
 from sklearn.neighbors import NearestNeighbors
 from torch.utils.data import DataLoader
 
@@ -171,23 +172,15 @@ def test_own_banks_are_those_of_fedavg(play, federate, exactly):
     exactly(ours.history[-1].metrics[0], plain.history[-1].metrics[0])
 
 
-class Stop(Exception):  # noqa: N818
-    """The end of a process."""
-
-
 @pytest.mark.parametrize("bank", ["shared", "own"])
 def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly, bank):
     data = {client: images(3 + client, seed=client) for client in range(3)}
     settings = {"fraction": 0.67, "shuffle": True, "client": {"bank": bank}, "rounds": 3}
-    whole = play(data, task(ewc=1.0), **settings)
 
-    def stop(federation, report):
-        if report.round > 1:
-            raise Stop
+    def run(**more):
+        return play(data, task(ewc=1.0), **settings, **more)
 
-    with pytest.raises(Stop):
-        play(data, task(ewc=1.0), folder="parts", after_round=stop, **settings)
-    parts = play(data, task(ewc=1.0), folder="parts", **settings)
+    whole, parts = run(), restarted(run, 2)
     exactly(parts.server.weights, whole.server.weights)
     exactly(parts.history[-1].metrics, whole.history[-1].metrics)
 

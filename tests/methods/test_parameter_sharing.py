@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.methods import outcome, restarted
 
 from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.apfl import APFLClient
@@ -61,28 +62,6 @@ def play(request, federate):
     return play
 
 
-def outcome(federation):
-    """All that a run leaves: the server's state, the clients' states, and what was measured."""
-    server = state_of(federation.server)
-    personal = {client: federation.pool.get(client) for client in federation.clients}
-    history = [(report.scalars, report.metrics, report.participants) for report in federation.history]
-    return server, personal, history
-
-
-class Stop(Exception):  # noqa: N818
-    """The end of a process, between a round and its checkpoint."""
-
-
-def stop_after(last: int):
-    """A callback that ends a run before it saves the round after the last one."""
-
-    def callback(federation, report):
-        if report.round > last:
-            raise Stop
-
-    return callback
-
-
 # -------------------------------------------------------------------------------- going on where it ended
 
 
@@ -90,12 +69,11 @@ def stop_after(last: int):
 def test_interrupted_runs_end_as_uninterrupted_ones(play, make_classifier, make_points, exactly):
     """Shuffled batches, half of the clients a round, every interruption possible."""
     data = {client: make_points(4 + 2 * client, seed=client) for client in range(3)}
-    settings = {"fraction": 0.67, "shuffle": True}
-    whole = play(make_classifier(), data, **settings)
-    for last in (1, 2):
-        with pytest.raises(Stop):
-            play(make_classifier(), data, folder="parts", after_round=stop_after(last), **settings)
-    exactly(outcome(play(make_classifier(), data, folder="parts", **settings)), outcome(whole))
+
+    def run(**more):
+        return play(make_classifier(), data, fraction=0.67, shuffle=True, **more)
+
+    exactly(outcome(restarted(run, 2, 3)), outcome(run()))
 
 
 # --------------------------------------------------------------------------------- measuring is looking
