@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from helpers.methods import method_of
+from helpers.methods import federation_of
 from helpers.stream_oracle import (
     COUNTS,
     KINDS,
@@ -22,13 +22,8 @@ from helpers.stream_oracle import (
 from lightning.fabric import Fabric
 from torch import nn
 
-from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
-from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.tasks.classifier import Classifier
@@ -50,12 +45,17 @@ def play(tmp_path, monkeypatch):
         module = module or make_module(rounds, counts, schedule)
         fabric = Fabric(accelerator="cpu", devices=1)
         judge = StreamAccuracyEvaluator(module.test_dataloader(), module, counts, client, fabric, client_test)
-        home = tmp_path / folder
-        federation = Federation(
-            method_of(client, server or OracleServer()), module, judge, fabric, until or rounds, 0,
-            Checkpoints(home / "checkpoints", "tiny"), ClientPool(state_of(client), home / "personal"),
-            ClientSampler(fraction), Channel(), every,
-        )  # fmt: skip
+        federation = federation_of(
+            client,
+            server or OracleServer(),
+            tmp_path / folder,
+            data=module,
+            evaluator=judge,
+            fabric=fabric,
+            rounds=until or rounds,
+            sampler=ClientSampler(fraction),
+            evaluate_every=every,
+        )
         if folder != "parts":  # else nobody goes on
             monkeypatch.setattr(federation, "save", lambda round: None)
         federation.run()

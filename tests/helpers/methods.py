@@ -1,12 +1,18 @@
 """Methods and protected federations that tests build by hand, without a configuration."""
 
 import sys
+from pathlib import Path
 
 import pytest
+from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Exchanges, Method
 from lit_fedad.contracts.state import state_of
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.protection import protect
 
 
@@ -23,9 +29,20 @@ def method_of(client, server=None) -> Method:
     return Method(client, server, exchanges_of(client))
 
 
-def federation_of(client, server, *, secure_sum=None, privacy=None, noise_key=b"", **parts) -> Federation:
-    """A federation of a client and a server, with the protection that is asked for."""
-    return protect(Federation(method_of(client, server), **parts), secure_sum, privacy, noise_key)
+def federation_of(
+    client, server, folder: Path, *, secure_sum=None, privacy=None, noise_key=b"", **parts
+) -> Federation:
+    """A federation on one CPU with its files in a folder, and with the protection that is asked for."""
+    usual = {
+        "fabric": Fabric(accelerator="cpu", devices=1),
+        "seed": 0,
+        "checkpoints": Checkpoints(folder / "checkpoints", "tiny"),
+        "pool": ClientPool(state_of(client), folder / "personal"),
+        "sampler": ClientSampler(),
+        "channel": Channel(),
+    }
+    federation = Federation(method_of(client, server), **{**usual, **parts})
+    return protect(federation, secure_sum, privacy, noise_key)
 
 
 def outcome(federation: Federation):

@@ -14,15 +14,10 @@ from helpers.client_data import SameEveryRound
 from helpers.methods import federation_of
 from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Sums, Task, TensorSpec
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
-from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.sums import WeightedMeans
-from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.sampling import ClientSampler
 
 
 class Slope(Task):
@@ -147,12 +142,7 @@ def toy(tmp_path: Path):
             "evaluator": ToyEvaluator(),
             "fabric": fabric or Fabric(accelerator="cpu", devices=1, callbacks=callbacks),
             "rounds": 3,
-            "seed": 0,
-            "checkpoints": Checkpoints(folder / "checkpoints", "toy"),
-            "pool": ClientPool(state_of(client), folder / "personal"),
-            "sampler": ClientSampler(),
-            "channel": Channel(),
         }
-        return federation_of(**{**parts, **overrides})
+        return federation_of(folder=folder, **{**parts, **overrides})
 
     return make

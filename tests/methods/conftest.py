@@ -19,10 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Prediction, Task
-from lit_fedad.contracts.state import state_of
 from lit_fedad.federation.channel import Channel, Link, Plain
-from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
@@ -334,12 +331,9 @@ def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             ),
             "rounds": rounds,
             "seed": seed,
-            "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
-            "pool": ClientPool(state_of(live), home / "personal"),
             "sampler": ClientSampler(fraction=fraction),
-            "channel": Channel(),
         }
-        federation = federation_of(**{**parts, **overrides})
+        federation = federation_of(folder=home, **{**parts, **overrides})
         if folder is None:
             monkeypatch.setattr(federation, "save", lambda round: None)
         federation.run()

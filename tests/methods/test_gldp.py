@@ -14,9 +14,6 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import fit
 from lit_fedad.federation.evaluator import Evaluation, Evaluator
 from lit_fedad.federation.sampling import ClientSampler
@@ -114,16 +111,10 @@ def play(tmp_path, monkeypatch):
             "client": client,
             "data": make_stream(rounds),
             "evaluator": Asker(),
-            "fabric": Fabric(accelerator="cpu", devices=1),
             "rounds": rounds,
-            "seed": 0,
-            "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
-            "pool": ClientPool(state_of(client), home / "personal"),
-            "sampler": ClientSampler(),
-            "channel": Channel(),
             "evaluate_every": 100,
         }
-        federation = federation_of(**{**given, **parts})
+        federation = federation_of(folder=home, **{**given, **parts})
         # Tasks last as long in a run that is stopped early.
         federation.rounds = until or rounds
         if folder is None:  # nobody goes on

@@ -7,17 +7,11 @@ import torch
 from helpers.methods import federation_of
 from helpers.summed_bank import summed_bank
 from helpers.tiny_pyramid import TinyPyramid
-from lightning.fabric import Fabric
 from torch.utils.data import Dataset
 
-from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.fedavg import FedAvgServer
@@ -59,18 +53,13 @@ def play(tmp_path, monkeypatch):
 
     def play(client, server, rounds, schedule="stage_major", **protection):
         federation = federation_of(
+            client,
+            server,
+            tmp_path,
             **protection,
-            server=server,
-            client=client,
             data=StreamDataModule(Images(), Images(), STAGES, rounds, schedule, batch_size=4),
             evaluator=Nobody(),
-            fabric=Fabric(accelerator="cpu", devices=1),
             rounds=rounds,
-            seed=0,
-            checkpoints=Checkpoints(tmp_path / "checkpoints", "tiny"),
-            pool=ClientPool(state_of(client), tmp_path / "personal"),
-            sampler=ClientSampler(),
-            channel=Channel(),
             evaluate_every=100,
         )
         federation.run()

@@ -13,9 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedbn import FedBNClient
@@ -245,14 +243,12 @@ class Two(SameEveryRound):
 def test_an_interrupted_run_ends_with_the_noise_of_an_uninterrupted_one(toy, tmp_path):
     def federation(name, key=b"secret"):
         own = client()
-        folder = tmp_path / name
         return toy(
-            folder=folder,
+            folder=tmp_path / name,
             server=FedAvgServer(own),
             client=own,
             data=Two(),
             evaluator=SimpleNamespace(after_fit=False),
-            pool=ClientPool(state_of(own), folder / "personal"),
             privacy=TrainingPrivacy(epsilon=8.0, batch_size=4),
             noise_key=key,
         )
