@@ -169,38 +169,46 @@ def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
 
 def options_of(target: Callable[..., Any], argument: str) -> tuple[str, ...]:
     """Returns the texts that an argument is declared to take (``Literal``); of none where it takes any, or no text."""
-    annotation = _annotations(target).get(argument, Any)
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    parts = typing.get_args(annotation) if union else (annotation,)
+    parts = alternatives(_annotations(target).get(argument, Any))
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
     return tuple(option for part in literals for option in typing.get_args(part) if isinstance(option, str))
 
 
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Returns the types that a union joins; of any other type that one."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
+
+
 def check_type(value: Any, annotation: Any, where: str) -> None:
     """Refuses scalars, paths and lists of the wrong type; everything more complicated is checked by the target."""
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    allowed = typing.get_args(annotation) if union else (annotation,)
     if typing.get_origin(annotation) is typing.Literal:
-        if value not in allowed[0].__args__:
-            known = ["null" if one is None else one for one in allowed[0].__args__]
+        listed = typing.get_args(annotation)
+        if value not in listed:
+            known = ["null" if one is None else one for one in listed]
             raise UserError(f"{where}={value!r} must be one of {known}")
         return
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{where}={value} must be a finite number")
-    kinds = {_CONFIG_TYPES.get(typing.get_origin(a) or a) for a in allowed}
     if isinstance(value, Mapping) and "_target_" in value:
         return
+    taken = [typing.get_origin(one) or one for one in alternatives(annotation)]
+    kinds = {_CONFIG_TYPES.get(one) for one in taken}
     if None in kinds:
-        classes = [typing.get_origin(a) or a for a in allowed]
-        built = all(inspect.isclass(c) and c not in (Any, object) for c in classes)
-        checked = tuple(c for c in classes if not getattr(c, "_is_protocol", False))
-        if built and isinstance(value, _PLAIN) and not isinstance(value, checked):
-            raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")
+        _check_built(value, taken, where)
         return
     kind = _CONFIG_TYPES.get(type(value))
     if kind not in kinds and not (kind == "int" and "float" in kinds):
         example = f"; give [{value}]" if kinds == {"list"} and kind in ("str", "int", "float") else ""
         raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}{example}")
+
+
+def _check_built(value: Any, taken: Sequence[Any], where: str) -> None:
+    """Refuses a plain value where all that is taken are objects of classes, which sections build."""
+    classes = all(inspect.isclass(one) and one not in (Any, object) for one in taken)
+    checked = tuple(one for one in taken if not getattr(one, "_is_protocol", False))
+    if classes and isinstance(value, _PLAIN) and not isinstance(value, checked):
+        raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")
 
 
 def check_keys(mapping: Mapping[str, Any], known: set[str], where: str) -> None:

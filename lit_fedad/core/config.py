@@ -22,7 +22,7 @@ from lit_fedad.core.bounds import RANGES, check_alpha, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.debug_preset import fit_preset
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.nested import flatten
+from lit_fedad.core.nested import flatten, value_at
 from lit_fedad.core.sizes import register_resolvers
 from lit_fedad.core.text import redact
 from lit_fedad.core.typed_words import advice, as_typed
@@ -142,20 +142,10 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
-    overrides = [as_typed(override) for override in overrides]
-    named = {override.lstrip("+") for override in overrides}
-    if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & named]:
-        raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
-    overrides = _removing(overrides)
+    overrides = _removing(map(as_typed, overrides))
+    _check_given(overrides)
     # Without the debug preset: all groups, and what is said of data and images. Other keys may be the preset's own.
     plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
-    for override in overrides:
-        # Hydra looks for a file of the name of every key.
-        if not re.match(r"~|\+{0,2}[^=+][^=]{0,250}=", override):
-            raise UserError(f"'{override:.100}' is not of the form key=value")
-        if re.match(r"[+~]*hydra[./=]", override):
-            raise UserError(f"{override:.100}: Hydra starts nothing here; a run's folder is given by out=DIR")
-        _check_choice(override)
     try:
         register_resolvers()
         with _hydra():
@@ -172,16 +162,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(redact(_explain(error, plain))) from None  # its cause quotes overrides, passwords too
     config = typing.cast("Config", container)
-    if "experiment" not in chosen and not any(o.startswith("~experiment") for o in overrides):
-        raise UserError(_NO_PRESET)
-    asked = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
-    if asked and chosen.get("features") == "frozen":
-        raise UserError(
-            f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
-        )
-    loss = [override for override in overrides if override.startswith("contrastive_loss=")]
-    if loss and "warmup_loss" not in config["task"]:
-        raise UserError(f"{loss[0]}: this task has a loss of its own; give task=contrastive, or leave it out")
+    _check_read(overrides, chosen, config)
     check_root(config)
     _check_complete(config)
     return config
@@ -209,6 +190,34 @@ def unresolved(overrides: Iterable[str]) -> Config:
     with _hydra():
         composed = hydra_compose("config", _removing(map(as_typed, overrides)))
     return typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
+
+
+def _check_given(overrides: Sequence[str]) -> None:
+    """Refuses what Hydra would take for something else, and the removal of what every run has."""
+    named = {override.lstrip("+") for override in overrides}
+    if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & named]:
+        raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
+    for override in overrides:
+        # Hydra looks for a file of the name of every key.
+        if not re.match(r"~|\+{0,2}[^=+][^=]{0,250}=", override):
+            raise UserError(f"'{override:.100}' is not of the form key=value")
+        if re.match(r"[+~]*hydra[./=]", override):
+            raise UserError(f"{override:.100}: Hydra starts nothing here; a run's folder is given by out=DIR")
+        _check_choice(override)
+
+
+def _check_read(overrides: Sequence[str], chosen: Mapping[str, Any], config: Config) -> None:
+    """Refuses a method without a preset, and settings of an encoder or loss that the run does not read."""
+    if "experiment" not in chosen and not any(o.startswith("~experiment") for o in overrides):
+        raise UserError(_NO_PRESET)
+    asked = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
+    if asked and chosen.get("features") == "frozen":
+        raise UserError(
+            f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
+        )
+    loss = [override for override in overrides if override.startswith("contrastive_loss=")]
+    if loss and "warmup_loss" not in config["task"]:
+        raise UserError(f"{loss[0]}: this task has a loss of its own; give task=contrastive, or leave it out")
 
 
 def _check_choice(override: str) -> None:
@@ -271,8 +280,7 @@ def check_root(config: Config) -> None:
     _check_callbacks(config.get("callbacks", {}))
     check_alpha(config.get("evaluation", {}).get("alpha", "auto"))
     for key, (least, most) in RANGES.items():
-        section_name, _, leaf = key.rpartition(".")
-        value = ((config.get(section_name) or {}) if section_name else config).get(leaf)
+        value = value_at(config, key)
         numbers = pair(key, value) if isinstance(value, list) else () if value is None else (value,)
         if not all(isinstance(number, int | float) and least <= number <= most for number in numbers):
             bound = f"at least {least}" if most == math.inf else f"in [{least}, {most}]"

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import yaml
 from lit_fedad.core.building import locate, parameters_of
 from lit_fedad.core.config import Config, chosen, conf_folder, config_groups, given_keys, unresolved
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.nested import value_at
 
 
 def check_conflicts(config: Config, overrides: Sequence[str]) -> None:
@@ -74,10 +74,7 @@ def _check_form_of_images(overrides: Sequence[str]) -> None:
         key, _, value = given.lstrip("+").partition("=")
         if not re.fullmatch(r"(task|method|encoder)\..*(image_size|channels|inputs|mean|std)", key):
             continue
-        config: Any = unresolved([override for override in overrides if override is not given])
-        own = reduce(
-            lambda part, name: part.get(name) if isinstance(part, dict) else None, key.split("."), config
-        )
+        own = value_at(unresolved([override for override in overrides if override is not given]), key)
         if isinstance(own, str) and (said := _OF_IMAGES.search(own)):
             source = said[1] or f"image.{said[2]}"
             raise UserError(f"{given}: it is that of the images everywhere; give {source}={value}")

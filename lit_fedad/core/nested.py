@@ -16,3 +16,15 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
         inner = flatten(value) if isinstance(value, Mapping) else {}
         values |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
     return values
+
+
+def value_at(config: Any, key: str) -> Any:
+    """Returns the value of a dotted key in a nested configuration; None where there is none.
+
+    Example:
+        >>> value_at({"task": {"loss": {"margin": 0.5}}}, "task.loss.margin"), value_at({"task": None}, "task.loss")
+        (0.5, None)
+    """
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config

@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
-from lit_fedad.core.building import check_keys, check_type
+from lit_fedad.core.building import alternatives, check_keys, check_type
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.usage import Key
 
@@ -153,8 +153,7 @@ def _typed(text: str, kind: Any, where: str) -> Any:
         if not all(isinstance(part, element) for part in parts):
             raise UserError(f"{where}={text} must be whole numbers, separated by commas")
         return parts
-    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    kinds = typing.get_args(kind) if union else (kind,)
+    kinds = alternatives(kind)
     if types.NoneType in kinds and text in ("null", ""):
         return None
     for parse in (_PARSERS[kind] for kind in kinds if kind in _PARSERS):

@@ -6,6 +6,7 @@ from typing import Any
 
 from lit_fedad.core.building import takes
 from lit_fedad.core.config import Config, unresolved
+from lit_fedad.core.nested import value_at
 
 _BY_REFERENCE = frozenset(
     ("backbone", "condensation", "distillation", "encoder", "features", "grid", "public", "warmup")
@@ -56,10 +57,7 @@ def _referred(config: Config) -> set[str]:
     while waiting:
         for reference in set(_references(waiting.pop())) - found:
             found.add(reference)
-            section: Any = config
-            for name in reference.split("."):
-                section = section.get(name) if isinstance(section, dict) else None
-            waiting.append(section)
+            waiting.append(value_at(config, reference))
     return found
 
 

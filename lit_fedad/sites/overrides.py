@@ -21,6 +21,7 @@ from lit_fedad.core.config import TYPES, Config, choices, compose, config_groups
 from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
+from lit_fedad.core.nested import value_at
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.data.transform import Fit
 from lit_fedad.evaluation.accuracy_stream import ClientTest
@@ -207,11 +208,8 @@ def packaged(overrides: Sequence[str]) -> Config:
 def _check_text(override: str, config: Config) -> None:
     """Refuses a text that its setting does not list."""
     key = override.split("=")[0]
-    *path, last = key.split(".")
-    section: Any = config
-    for name in path:
-        section = section.get(name) if isinstance(section, Mapping) else None
-    value = section.get(last) if isinstance(section, Mapping) else None
+    above, _, last = key.rpartition(".")
+    section, value = value_at(config, above) if above else config, value_at(config, key)
     if isinstance(value, float) and not math.isfinite(value):
         raise OverrideError(override, "it is no number")
     if not isinstance(value, str) or key in config_groups():
