@@ -30,12 +30,12 @@ from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
+from lit_fedad.privacy.image_privacy import noise_key
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol
 from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.overrides import compose_overrides, of_one_client
-from lit_fedad.sites.own_noise import check_planned, promised
+from lit_fedad.sites.own_noise import check_planned, is_central, promised
 from lit_fedad.sites.remote import Carrier, Sites
 from lit_fedad.sites.status import Contact, Status, flat_status
 
@@ -178,8 +178,7 @@ class SiteClients(Participants, RunCallback):
         for line in warnings:
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
-        privacy = promised(config)  # all noise but central sites draw
-        central = isinstance(privacy, ImagePrivacy) and privacy.where == "central"
+        central = is_central(promised(config))  # all other noise sites draw
         federation = build_federation(
             config,
             folder.path,

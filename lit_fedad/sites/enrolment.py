@@ -220,8 +220,9 @@ def enrol(
     before, settled = _read(file, names)
     outcome = sites.hello([client for client in names if client not in known])
     answered = {client: reply.facts for client, reply in outcome.values.items()}
-    trouble = {client: f"site {names[client]}: {cause}" for client, cause in outcome.failures.items()}
-    differing = differences(config, model, dict(known) | answered, names)
+    said = dict(known) | answered
+    away = {client: f"site {names[client]}: {cause}" for client, cause in outcome.failures.items()}
+    differing = differences(config, model, said, names)
     if not joinable:
         late = "was not in this run from its beginning, and cannot join: another out in federation.yaml is another run"
         differing |= {c: f"site {names[c]} {late}" for c in answered if c not in before}
@@ -230,44 +231,56 @@ def enrol(
         differing |= {
             c: f"site {names[c]} {late}" for c, own in answered.items() if not set(own.held) <= set(settled)
         }
-    good = {client: own for client, own in (dict(known) | answered).items() if client not in differing}
-    if (trouble | differing) and (config["federation"]["sampler"]["on_failure"] != "skip" or not good):
-        raise UserError("; ".join((trouble | differing).values()))
+    good = {client: own for client, own in said.items() if client not in differing}
+    trouble = away | differing
+    if trouble and (config["federation"]["sampler"]["on_failure"] != "skip" or not good):
+        raise UserError("; ".join(trouble.values()))
     sites.left_out = differing
-    away = {client: own for client, own in before.items() if client in trouble}
-    facts = dict.fromkeys(names, ABSENT) | away | good
+    returning = {client: own for client, own in before.items() if client in away}
+    facts = dict.fromkeys(names, ABSENT) | returning | good
     warnings = [
-        f"{line}; the run goes on" + (", and it takes part again when it answers" if client in away else "")
-        for client, line in (trouble | differing).items()
+        f"{line}; the run goes on"
+        + (", and it takes part again when it answers" if client in returning else "")
+        for client, line in trouble.items()
     ]
-    warnings += [
-        f"site {names[client]} has {package} {theirs}, here is {ours}: last digits may differ"
-        for client, own in sorted(good.items())
-        for package, theirs, ours in (
-            ("torch", own.torch, torch.__version__),
-            ("lit_fedad", own.version, lit_fedad.__version__),
-        )
-        if theirs != ours
+    held = list(dict.fromkeys(product for own in facts.values() for product in own.held))
+    if tells_products(config):
+        sites.told_apart = held = settled if begun and settled else held
+        _check_number(held, facts, names)
+    sites.products = list(sites.asked.classes) or held
+    _write(file, before | good, names, sites.told_apart)
+    return facts, warnings + _doubts(good, facts, names)
+
+
+def _check_number(products: Sequence[str], facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
+    """Refuses more products than a model tells apart, naming the site that has most."""
+    if are_products(products):
+        return
+    client = max(facts, key=lambda client: len(facts[client].held))
+    raise UserError(
+        f"sites name {len(products)} products; a model tells at most {MOST_PRODUCTS} apart; site {names[client]}"
+        f" names most, {len(facts[client].held)}"
+    )
+
+
+def _doubts(
+    answering: Mapping[int, Facts], facts: Mapping[int, Facts], names: Mapping[int, str]
+) -> list[str]:
+    """Warns of sites with other versions than here, and of one that says it has nearly all images."""
+    here = {"torch": torch.__version__, "lit_fedad": lit_fedad.__version__}
+    lines = [
+        f"site {names[client]} has {package} {theirs}, here is {here[package]}: last digits may differ"
+        for client, own in sorted(answering.items())
+        for package, theirs in (("torch", own.torch), ("lit_fedad", own.version))
+        if theirs != here[package]
     ]
     total = sum(own.size for own in facts.values())
-    warnings += [
+    return lines + [
         f"site {names[client]} says that it has {own.size} of all {total} images: the merged model is nearly its own;"
         " ask its operator"
         for client, own in sorted(facts.items())
         if _MOST_SHARE * total < own.size < total
     ]
-    held = list(dict.fromkeys(product for own in facts.values() for product in own.held))
-    if tells_products(config):
-        sites.told_apart = held = settled if begun and settled else held
-        if not are_products(held):
-            client = max(facts, key=lambda client: len(facts[client].held))
-            raise UserError(
-                f"sites name {len(held)} products; a model tells at most {MOST_PRODUCTS} apart; site {names[client]}"
-                f" names most, {len(facts[client].held)}"
-            )
-    sites.products = list(sites.asked.classes) or held
-    _write(file, before | good, names, sites.told_apart)
-    return facts, warnings
 
 
 def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str], products: Sequence[str]) -> None:

@@ -75,7 +75,7 @@ class OwnNoise:
     @property
     def drawn_here(self) -> bool:
         """Whether this site draws the noise, and not the coordinator."""
-        return drawn_here(self.plan)
+        return not is_central(self.plan.settings)
 
     @property
     def hides(self) -> bool:
@@ -145,9 +145,9 @@ class OwnNoise:
         self._ledger.spend(run, self.mechanism, epsilon, delta, answer, self._images)
 
 
-def drawn_here(plan: Plan | TrainingPlan | None) -> bool:
-    """Tells whether a site draws the noise of a plan, and not the coordinator."""
-    return plan is not None and not (isinstance(plan, Plan) and plan.settings.where == "central")
+def is_central(privacy: ImagePrivacy | TrainingPrivacy | None) -> bool:
+    """Tells whether the coordinator draws the noise of a run, and not its sites."""
+    return isinstance(privacy, ImagePrivacy) and privacy.where == "central"
 
 
 def planned(config: Config, model: Model, client: int, size: int) -> Plan | TrainingPlan | None:
@@ -202,12 +202,5 @@ def check_promise(config: Config, most: float | None) -> None:
     if most is None:
         return
     privacy = promised(config)
-    own = privacy is not None and getattr(privacy, "where", "own") != "central"
-    if (
-        privacy is None
-        or not own
-        or privacy.epsilon is None
-        or privacy.epsilon > most
-        or privacy.delta > _DELTA
-    ):
+    if privacy is None or is_central(privacy) or (privacy.epsilon or 0) > most or privacy.delta > _DELTA:
         raise RefusalError(Code.PROMISE, most)
