@@ -9,13 +9,12 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from lit_fedad import __version__
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.core.extras import EXTRAS, install
+from lit_fedad.core.extras import EXTRAS, install, lacking
 from lit_fedad.report.console import Display
 
 _PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "hydra-core", "numpy", "mlflow")
@@ -143,7 +142,7 @@ def ports() -> Iterator[Finding]:
 def extras() -> Iterator[Finding]:
     """Finds the extras that are installed."""
     for extra, modules in EXTRAS.items():
-        missing = [module for module in modules if find_spec(module) is None]
+        missing = lacking(extra)
         yield Finding(
             f"extra {extra}",
             "note" if missing else "ok",

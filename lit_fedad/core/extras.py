@@ -26,9 +26,13 @@ def require(extra: str, what: str) -> None:
     Raises:
         UserError: If one is missing.
     """
-    missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
-    if missing:
+    if missing := lacking(extra):
         raise UserError(f"{what} needs {', '.join(missing)}: {install(extra)}")
+
+
+def lacking(extra: str) -> list[str]:
+    """Lists the modules of an extra that are not installed."""
+    return [module for module in EXTRAS[extra] if find_spec(module) is None]
 
 
 def extra_of(module: str) -> str | None:

@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.core.extras import EXTRAS, install
+from lit_fedad.core.extras import install, lacking
 from lit_fedad.deployment.detector import Outputs, output_shapes
 
 
@@ -214,7 +213,7 @@ def check_formats(formats: Sequence[str]) -> list[str]:
         if name not in FORMATS:
             raise UserError(f"format={','.join(formats)}: '{name}' is none of {', '.join(FORMATS)}")
         extra = FORMATS[name].extra
-        if extra and (missing := [package for package in EXTRAS[extra] if find_spec(package) is None]):
+        if extra and (missing := lacking(extra)):
             raise UserError(f"format={name} needs {', '.join(missing)}: {install(extra)}; or give format=pt2")
     return chosen
 

@@ -113,9 +113,7 @@ class Display:
 
     def header(self, pairs: Mapping[str, str]) -> None:
         """Prints what will run, one line a fact."""
-        width = max(map(len, pairs), default=0)
-        for name, value in pairs.items():
-            self._print(Text.assemble((f"{name:<{width}}", "bold"), f"  {_clean(value)}"))
+        self._labelled(list(pairs.items()))
         self._print("")
 
     def round_line(
@@ -236,10 +234,8 @@ class Display:
 
     def where_next(self, lines: Sequence[tuple[str, str]]) -> None:
         """Prints commands and paths to copy, each whole on a line of its own."""
-        width = max((len(label) for label, _ in lines), default=0)
         self._print("")
-        for label, value in lines:
-            self._print(Text.assemble((f"{label:<{width}}", "bold"), f"  {_clean(value)}"))
+        self._labelled(lines)
 
     def note(self, message: str) -> None:
         """Prints a remark as one line."""
@@ -268,6 +264,12 @@ class Display:
     def _print(self, text: Text | str) -> None:
         """Prints a line that rich neither wraps, crops nor reads as markup."""
         self._out.print(text, soft_wrap=True, markup=False, emoji=False)
+
+    def _labelled(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Prints values beside their labels, which are bold and equally wide."""
+        width = max((len(label) for label, _ in lines), default=0)
+        for label, value in lines:
+            self._print(Text.assemble((f"{label:<{width}}", "bold"), f"  {_clean(value)}"))
 
     def _complain(self, kind: str, style: str, message: str) -> None:
         said = _clean(message)

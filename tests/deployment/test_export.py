@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
 
+from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment import export as exporting
-from lit_fedad.deployment import formats as module
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
 from lit_fedad.experiment.claim import LOCK, clear, locked
@@ -170,7 +170,7 @@ def test_an_incomplete_run_is_one_line(tiny_run, tmp_path):
 
 
 def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(
         UserError,
         match=r"needs onnx, onnxscript, onnxruntime: pip install 'lit-fedad\[export\]'; or give format=pt2",

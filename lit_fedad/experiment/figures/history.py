@@ -47,8 +47,8 @@ def draw_partition(data: Data, folder: Path) -> None:
 def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
     """Draws loss and metrics of each client over the rounds."""
     curves: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    names = [name for name in METRIC_TITLES if name not in _NOT_DRAWN]
     for report in history:
-        names = [name for name in METRIC_TITLES if name not in _NOT_DRAWN]
         values = {name: (report.metrics or {}).get(name, {}).get("per_client", {}) for name in names}
         values["loss"] = {c: scalars["loss"] for c, scalars in report.per_client.items() if "loss" in scalars}
         for name, by_client in values.items():
