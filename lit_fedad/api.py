@@ -19,7 +19,7 @@ from lit_fedad.core.config import Config, compose
 from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.core.files import absent, given_path, told_too_long, undone
+from lit_fedad.core.files import absent, given_path, told_too_long, told_unwritable, undone
 from lit_fedad.core.nested import flatten
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
@@ -225,11 +225,9 @@ def _written(listed: _ImageList | None, config: Config) -> Iterator[None]:
         return
     file, text = listed
     made = absent(file)
-    try:
+    with told_unwritable(file, within=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise UserError(f"{error.filename or file}: cannot be written ({error.strerror})") from error
     begun = RunFolder.of(config).path / "config.yaml"
     with undone(
         made, unless=None if begun.exists() else begun

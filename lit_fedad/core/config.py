@@ -21,7 +21,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from lit_fedad.core.bounds import RANGES, check_alpha, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
 from lit_fedad.core.debug_preset import fit_preset
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.nested import flatten, value_at
 from lit_fedad.core.sizes import register_resolvers
 from lit_fedad.core.text import redact
@@ -324,7 +324,7 @@ def _check_callbacks(callbacks: Any) -> None:
 
 def _explain(error: Exception, overrides: list[str]) -> str:
     """Shortens Hydra's message to one line."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if match := re.search(r"UserError raised while resolving interpolation: (.*) full_key:", text):
         return match[1]
     if match := re.search(r"Could not override '([^']+)'", text):

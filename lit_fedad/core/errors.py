@@ -25,6 +25,16 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
+def one_line(error: BaseException) -> str:
+    r"""Returns an error's whole message in one line.
+
+    Example:
+        >>> one_line(ValueError("odd\n  very odd"))
+        'odd very odd'
+    """
+    return " ".join(str(error).split())
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tells whether an error says that memory could not be had; torch has no class for that of the processor."""
     told = ("out of memory", "can't allocate memory")

@@ -104,6 +104,11 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def user_cache() -> Path:
+    """Returns the folder of what is kept for other runs: ``LIT_FEDAD_CACHE``, or ``~/.cache/lit_fedad``."""
+    return Path(os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad").expanduser()
+
+
 def link(source: Path, target: Path) -> None:
     """Gives a file a second name; on a file system without hard links it is copied.
 
@@ -170,6 +175,24 @@ def told_too_long() -> Iterator[None]:
         if error.errno != errno.ENAMETOOLONG:
             raise
         raise UserError(f"{str(error.filename)[:60]}... is too long for a path") from None
+
+
+@contextmanager
+def told_unwritable(place: Path | str, within: bool = False) -> Iterator[None]:
+    """Tells in one line that a block cannot write.
+
+    Args:
+        place: What it writes.
+        within: Whether the one file is named instead that could not be written, where the system tells which.
+
+    Raises:
+        UserError: If it cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        failed = error.filename if within else None
+        raise UserError(f"{failed or place}: cannot be written ({error.strerror})") from error
 
 
 def given_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.data.image_files import LeftOut, images_in
 from lit_fedad.data.input_files import inside, read_json, read_table, require_files
 from lit_fedad.data.masks import marked_pixels
@@ -244,7 +244,7 @@ def _content(table: Path) -> Mapping[str, Any]:
         if not all(isinstance(content[part], list) for part in ("train", "test")):
             raise TypeError
     except (OSError, ValueError) as error:
-        raise UserError(f"{table}: cannot be read as JSON ({' '.join(str(error).split())})") from error
+        raise UserError(f"{table}: cannot be read as JSON ({one_line(error)})") from error
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(
             f"{table}: is no split file of Real-IAD (meta.normal_class, train and test); unpack it again"

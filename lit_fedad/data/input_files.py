@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import given_bytes
 from lit_fedad.data.sample import Sample
 
@@ -78,7 +78,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
             if None in row:
                 raise ValueError(f"row {number} has more fields than the header")
     except (OSError, ValueError, csv.Error) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(f"{path}: cannot be read as CSV: {reason}; save it as CSV in UTF-8") from error
     return columns, rows
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import check_regular
 from lit_fedad.data.dicom import FLAT, read_dicom, read_native_dicom
 from lit_fedad.data.input_files import check_pixels, chosen_page
@@ -148,7 +148,7 @@ def open_picture(path: Path, page: int | None = None, alone: bool = False) -> Pi
         raise UserError(f"{path}: no such image file; was it moved?") from None
     # Pillow reports damage through exceptions of many kinds, a decompression bomb among them.
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(
             f"{path}: cannot be read as an image ({reason}); replace the file or remove it"
         ) from error

@@ -5,7 +5,6 @@ Source of VISION: Bai et al., "VISION Datasets: A Benchmark for Vision-based Ind
 
 import hashlib
 import math
-import os
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from PIL import Image
 from skimage.draw import polygon
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, told_too_long
+from lit_fedad.core.files import atomic, told_too_long, user_cache
 from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.input_files import check_pixels, inside, read_json
 from lit_fedad.data.layout_names import NORMAL, bare
@@ -291,7 +290,7 @@ def _images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
 
 def mask_cache() -> Path:
     """Returns the folder that masks are drawn into."""
-    return Path(os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad").expanduser() / "masks"
+    return user_cache() / "masks"
 
 
 def annotations_key(file: Path) -> str:

@@ -17,19 +17,19 @@ from torch.export import ExportedProgram
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
+from lit_fedad.core.files import atomic, told_unwritable
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.exported import read_sheet, write_sheet
 from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
-from lit_fedad.deployment.live_detector import decision_rule, named_version, open_client
+from lit_fedad.deployment.live_detector import decision_rule, open_client
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import image_files
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.report.console import Display
-from lit_fedad.report.naming import human_bytes
+from lit_fedad.report.naming import human_bytes, named_version
 from lit_fedad.tracking.tracker import amend
 
 TOLERANCE = 1e-4
@@ -223,39 +223,37 @@ def export(
     normal_paths = _normal_images(chosen, normal, destination, display)
     detector = Detector(opened.client, transform, rules.get(number))
     program = trace(detector, transform)
-    try:
-        with locked(destination):  # two calls at once would write into one another's drafts
-            batches = chain(
-                ((pixels, False) for pixels in _random_pixels(transform, config["seed"])),
-                ((pixels, True) for pixels in _pixels(paths, transform, _BATCH)),
-            )
-            compared = (
-                Compared(pixels, _live(detector, pixels, opened.fabric), real) for pixels, real in batches
-            )
-            ranges = list(_pixels(normal_paths, transform, 1))
-            written = write_checked(program, chosen, destination, compared, ranges)
-            facts = Facts(
-                result=result,
-                config=config,
-                client=number,
-                rules=rules,
-                preprocessing=preprocessing(transform),
-                outputs=output_shapes(program),
-                files=written,
-                compared=(sum(_RANDOM_BATCHES), len(paths)),
-                normal=len(normal_paths),
-            )
-            how = save_json(destination, "preprocessing.json", facts.preprocessing)
-            sheet = write_sheet(destination, facts)
-            kept, new = read_sheet(destination).sha256, {file.files[0] for file in written}
-            before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
-            sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
-            facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
-            card = destination / "model_card.md"
-            with atomic(card) as partial:
-                partial.write_text(model_card(facts))
-    except OSError as error:
-        raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
+    # Two calls at once would write into one another's drafts.
+    with told_unwritable(destination, within=True), locked(destination):
+        batches = chain(
+            ((pixels, False) for pixels in _random_pixels(transform, config["seed"])),
+            ((pixels, True) for pixels in _pixels(paths, transform, _BATCH)),
+        )
+        compared = (
+            Compared(pixels, _live(detector, pixels, opened.fabric), real) for pixels, real in batches
+        )
+        ranges = list(_pixels(normal_paths, transform, 1))
+        written = write_checked(program, chosen, destination, compared, ranges)
+        facts = Facts(
+            result=result,
+            config=config,
+            client=number,
+            rules=rules,
+            preprocessing=preprocessing(transform),
+            outputs=output_shapes(program),
+            files=written,
+            compared=(sum(_RANDOM_BATCHES), len(paths)),
+            normal=len(normal_paths),
+        )
+        how = save_json(destination, "preprocessing.json", facts.preprocessing)
+        sheet = write_sheet(destination, facts)
+        kept, new = read_sheet(destination).sha256, {file.files[0] for file in written}
+        before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
+        sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
+        facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
+        card = destination / "model_card.md"
+        with atomic(card) as partial:
+            partial.write_text(model_card(facts))
     files = [*(destination / name for file in written for name in file.files), how, sheet, card]
     place, home = folder.place(f"export/client_{label}"), folder.home.path
     try:

@@ -6,20 +6,20 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, check_stored, stored_text
+from lit_fedad.core.errors import UserError, one_line
+from lit_fedad.core.files import atomic, check_stored, stored_text, user_cache
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
+from lit_fedad.report.naming import named_version
 from lit_fedad.tracking.registry import LARGEST_FILE, SCHEME, fetch_version, register_files
 
 if TYPE_CHECKING:
@@ -93,10 +93,9 @@ def write_sheet(folder: Path, facts: Facts) -> Path:
         The file.
     """
     result, rule = facts.result, facts.rules.get(facts.client)
-    version = f", version {result['version']}" if "version" in result else ""
     files = [*(name for file in facts.files for name in file.files), "preprocessing.json"]
     sheet = DetectorSheet(
-        name=f"{result['method']}, {result['data']}, {facts.title}{version}",
+        name=f"{result['method']}, {result['data']}, {facts.title}{named_version(result)}",
         alpha=rule.alpha if rule else None,
         threshold=rule.threshold if rule and math.isfinite(rule.threshold) else None,
         colour=rule.colour if rule else None,
@@ -155,9 +154,7 @@ def read_sheet(folder: Path) -> DetectorSheet:
     except FileNotFoundError:
         raise UserError(f"{path}: there is none; {_EXPORT_AGAIN}") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({' '.join(str(error).split())}); {_EXPORT_AGAIN}"
-        ) from error
+        raise UserError(f"{path}: cannot be read ({one_line(error)}); {_EXPORT_AGAIN}") from error
     return sheet
 
 
@@ -226,8 +223,7 @@ def find_exported(run: str, client: int | str | None = None, version: int | None
         UserError: If there is none, or several and none is chosen.
     """
     if run.startswith(SCHEME):
-        cache = Path(os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad").expanduser()
-        return fetch_version(run, _FILES, cache / "registered")
+        return fetch_version(run, _FILES, user_cache() / "registered")
     given = Path(run)
     if (given / SHEET).is_file():
         return given

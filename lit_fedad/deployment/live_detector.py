@@ -173,11 +173,6 @@ def decision_rule(
     return calibration.rule(client, alpha, product)
 
 
-def named_version(result: Mapping[str, Any]) -> str:
-    """Names the version that a result is of; empty for the run as it was trained."""
-    return f", version {result['version']}" if "version" in result else ""
-
-
 ImageLike: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 """Path; Pillow image; uint8 array [H, W] or [H, W, 3]; or tensor [3, H, W], uint8 or float in [0, 1]."""
 

@@ -18,10 +18,9 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.core.text import printable_lines
 from lit_fedad.data.cards import CARDS, Source
-from lit_fedad.deployment.live_detector import named_version
 from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.privacy.image_privacy import in_words
-from lit_fedad.report.naming import human_bytes, method_title, metric_title
+from lit_fedad.report.naming import human_bytes, method_title, metric_title, named_version
 
 _PACKAGES = ("torch", "torchvision", "timm", "lightning")
 

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended
+from lit_fedad.core.files import appended, told_unwritable
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.image_files import SOME, LeftOut, find_images, image_suffixes
 from lit_fedad.data.pictures import read_picture
 from lit_fedad.data.sample import DICOM_SUFFIXES
-from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, named_version, open_client
+from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, open_client
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.claim import locked
@@ -31,7 +31,7 @@ from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import DecisionRule
 from lit_fedad.report.console import Display
-from lit_fedad.report.naming import p_value_text, promised_text
+from lit_fedad.report.naming import named_version, p_value_text, promised_text
 from lit_fedad.report.overlay import colour_ends, save_heatmap
 
 UNREADABLE = "unreadable"
@@ -129,22 +129,20 @@ def predict(
         scorer = _Detect(opened, opened.rule(alpha, product), destination, root, display)
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
-    try:
-        with (
-            locked(destination),  # of two calls at once one would write to a file that the other has removed
-            _begun(scores) as file,
-            display.progress(f"Scoring with {opened.title}") as progress,
-        ):
-            writer = csv.DictWriter(file, scorer.columns)
-            writer.writeheader()
-            for start in range(0, len(paths), size := opened.config["evaluation"]["batch_size"]):
-                scored = scorer(paths[start : start + size])
-                writer.writerows({key: csv_cell(text) for key, text in row.items()} for row in scored)
-                file.flush()  # an interruption loses nothing that was computed
-                rows += scored
-                progress(len(rows), len(paths))
-    except OSError as error:
-        raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
+    with (
+        told_unwritable(destination, within=True),
+        locked(destination),  # of two calls at once one would write to a file that the other has removed
+        _begun(scores) as file,
+        display.progress(f"Scoring with {opened.title}") as progress,
+    ):
+        writer = csv.DictWriter(file, scorer.columns)
+        writer.writeheader()
+        for start in range(0, len(paths), size := opened.config["evaluation"]["batch_size"]):
+            scored = scorer(paths[start : start + size])
+            writer.writerows({key: csv_cell(text) for key, text in row.items()} for row in scored)
+            file.flush()  # an interruption loses nothing that was computed
+            rows += scored
+            progress(len(rows), len(paths))
     read = sum(row[scorer.decision_column] != UNREADABLE for row in rows)
     display.note(f"{opened.title}{named_version(opened.result)}: {scorer.summary(rows)}")
     display.where_next([("scores", str(scores)), *scorer.pictures(rows)])

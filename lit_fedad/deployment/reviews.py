@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended
+from lit_fedad.core.errors import UserError, one_line
+from lit_fedad.core.files import appended, told_unwritable
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.input_files import written_rows
 
@@ -46,15 +46,13 @@ def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
         "run": run,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    try:
+    with told_unwritable(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with appended(file) as out:
             writer = csv.DictWriter(out, COLUMNS)
             if not out.tell():
                 writer.writeheader()
             writer.writerow({key: csv_cell(text) for key, text in row.items()})
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror})") from error
 
 
 class Reviews:
@@ -71,9 +69,7 @@ class Reviews:
         try:
             self._said = {row["path"]: row["review"] for row in islice(written_rows(file), _MOST_ROWS)}
         except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-            raise UserError(
-                f"reviews={file}: is no table of reviews ({' '.join(str(error).split())})"
-            ) from error
+            raise UserError(f"reviews={file}: is no table of reviews ({one_line(error)})") from error
         if unknown := set(self._said.values()) - set(get_args(Review)):
             known = ", ".join(get_args(Review))
             raise UserError(f"reviews={file}: review {min(map(str, unknown))!r} is none of {known}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import appended, atomic, stored_bytes, stored_text
+from lit_fedad.core.files import appended, atomic, stored_bytes, stored_text, told_unwritable
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import csv_cell, printable
 
@@ -86,11 +86,8 @@ class WatchLog:
         Raises:
             UserError: If it cannot be written.
         """
-        try:
-            with atomic(self.folder / "watch.json", durable=True) as partial:
-                partial.write_text(json.dumps({**self.settings, "tracked": self.tracked}, indent=1))
-        except OSError as error:
-            raise UserError(f"{self.folder}: cannot be written ({error.strerror})") from error
+        with told_unwritable(self.folder), atomic(self.folder / "watch.json", durable=True) as partial:
+            partial.write_text(json.dumps({**self.settings, "tracked": self.tracked}, indent=1))
 
     def rows(self) -> list[dict[str, str]]:
         """Reads the images so far, and cuts off what a killed call left half written.
@@ -124,11 +121,8 @@ class WatchLog:
         Raises:
             UserError: If it cannot be written.
         """
-        try:
-            with appended(self.images) as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                if not file.tell():
-                    writer.writeheader()
-                writer.writerows(rows)
-        except OSError as error:
-            raise UserError(f"{self.images}: cannot be written ({error.strerror})") from error
+        with told_unwritable(self.images), appended(self.images) as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            if not file.tell():
+                writer.writeheader()
+            writer.writerows(rows)

@@ -21,6 +21,7 @@ from lit_fedad.core.bounds import pair
 from lit_fedad.core.building import call, locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import user_cache
 from lit_fedad.core.identity import TILING
 from lit_fedad.core.pixels import pixel_statistics
 from lit_fedad.data.content import content_hashes
@@ -69,9 +70,9 @@ def frozen_encoder(task: Task) -> FrozenEncoder | None:
 
 
 def cache_folder(config: Config) -> Path:
-    """Returns the folder of frozen features: the configured folder, LIT_FEDAD_CACHE, or the user's cache."""
-    folder = config["cache"]["folder"] or os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad"
-    return Path(folder).expanduser() / "features"
+    """Returns the folder of frozen features: in the configured folder, or else in `user_cache`."""
+    folder = config["cache"]["folder"]
+    return (Path(folder).expanduser() if folder else user_cache()) / "features"
 
 
 def hashes_file(config: Config) -> Path | None:

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from lit_fedad.core.config import Config
-from lit_fedad.core.errors import ANEW, RESTORE, UserError
-from lit_fedad.core.files import atomic, stored_bytes, stored_text
+from lit_fedad.core.errors import ANEW, RESTORE, UserError, one_line
+from lit_fedad.core.files import atomic, stored_bytes, stored_text, told_unwritable
 from lit_fedad.core.plain_values import plain_json, plain_yaml
 from lit_fedad.core.text import redact, redacted
 
@@ -101,7 +101,7 @@ def read_yaml(path: Path) -> tuple[bytes, Any]:
         content = stored_bytes(path)
         return content, plain_yaml(content.decode())
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
 
 
 def there(path: Path) -> bool:
@@ -154,14 +154,12 @@ def write(folder: Path, name: str, text: str) -> Path:
     Raises:
         UserError: If it cannot be written.
     """
-    try:
+    with told_unwritable(folder / name):
         folder.mkdir(parents=True, exist_ok=True)
         if name in _LISTED:
             _announce(folder, name, text.encode())
         with atomic(folder / name, durable=True) as partial:
             partial.write_text(text)
-    except OSError as error:
-        raise UserError(f"{folder / name}: cannot be written ({error.strerror})") from error
     return folder / name
 
 
@@ -171,7 +169,7 @@ def _object(path: Path, advice: str) -> tuple[bytes, dict[str, Any]]:
         content = stored_bytes(path)
         value = plain_json(content)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); {advice}") from error
+        raise UserError(f"{path}: cannot be read ({one_line(error)}); {advice}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: not an object of JSON; {advice}")
     return content, value
@@ -235,7 +233,7 @@ def read_manifest(folder: Path) -> Mapping[str, Sequence[str]] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); {RESTORE}") from error
+        raise UserError(f"{path}: cannot be read ({one_line(error)}); {RESTORE}") from error
     return listed
 
 

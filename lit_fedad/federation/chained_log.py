@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes
+from lit_fedad.core.files import given_bytes, told_unwritable
 
 _BEGIN = "0" * 64
 _GONE = (-1, -1, -1)
@@ -59,7 +59,7 @@ class ChainedLog:
             UserError: If an earlier line was changed, or nothing can be written.
         """
         self.entries()  # a pipe in the place of the file would not open
-        try:
+        with told_unwritable(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
             with os.fdopen(handle, "ab") as file:
@@ -78,8 +78,6 @@ class ChainedLog:
                 file.flush()
                 os.fsync(file.fileno())
                 self._whole, self._seen = file.tell(), _mark(os.fstat(file.fileno()))
-        except OSError as error:
-            raise UserError(f"{self.file}: cannot be written ({error.strerror})") from error
         before.append(line)
         return line
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lit_fedad.core.errors import ANEW, RESTORE, UserError
+from lit_fedad.core.errors import ANEW, RESTORE, UserError, one_line
 from lit_fedad.core.files import check_stored, check_unpacked, link, sha256, stored_text, sync
 from lit_fedad.core.plain_values import check_unfolded, plain_json
 from lit_fedad.federation.round_report import RoundReport
@@ -94,7 +94,7 @@ def _check_tensors(state: Any, size: int) -> None:
 
 def _cause(error: Exception) -> str:
     """Returns the first sentence of an error: torch's own advice is to read the file without protection."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(error) or type(error).__name__
     return text.partition(". ")[0][:160]
 
 

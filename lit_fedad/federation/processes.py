@@ -17,7 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import Module
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, one_line
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def make_fabric(
         cure = (
             "" if accelerator in ("auto", "cpu") else "; fabric.accelerator=auto takes what this machine has"
         )
-        raise UserError(f"fabric: {' '.join(str(error).split())}{cure}") from error
+        raise UserError(f"fabric: {one_line(error)}{cure}") from error
 
 
 def of_this_process(fabric: Fabric, precision: Any) -> Fabric:

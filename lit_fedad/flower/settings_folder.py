@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import given_bytes
+from lit_fedad.core.errors import UserError, one_line
+from lit_fedad.core.files import given_bytes, told_unwritable
 from lit_fedad.core.plain_values import plain_yaml
 
 _FORMS: Mapping[str, tuple[type, str]] = {
@@ -57,7 +57,7 @@ class SettingsFolder:
             except UserError as error:
                 raise UserError(f"{file}: {error}") from error
         except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-            cause = " ".join(str(error).split())
+            cause = one_line(error)
             advice = "mend it" if file.exists() else f"make it: lit-fedad {cls.holds} init"
             raise UserError(f"{file}: cannot be read ({cause}); {advice}") from error
         return folder
@@ -111,13 +111,11 @@ class SettingsFolder:
             self.check()
             if self.file.exists():
                 raise UserError(f"{self.path}: holds a {self.holds} already; give another out=DIR")
-        try:
+        with told_unwritable(self.path, within=True):
             yield
             if new:
                 content = {name: value for name, value in (asdict(self) | more).items() if name != "path"}
                 self.file.write_text(yaml.safe_dump(content, sort_keys=False))
-        except OSError as error:
-            raise UserError(f"{error.filename or self.path}: cannot be written ({error.strerror})") from error
 
 
 def _value(value: Any, declared: str, name: str) -> Any:

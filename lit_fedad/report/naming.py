@@ -66,6 +66,11 @@ def method_title(method: Mapping[str, Any]) -> str:
     return f"{method['name']} ({said})" if said else str(method["name"])
 
 
+def named_version(result: Mapping[str, Any]) -> str:
+    """Names the version that a result is of; empty for the run as it was trained."""
+    return f", version {result['version']}" if "version" in result else ""
+
+
 def human_bytes(count: int) -> str:
     """Formats a number of bytes: whole bytes, or two decimals of the decimal unit that leaves less than 1,000.
 

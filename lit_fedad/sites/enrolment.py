@@ -16,7 +16,7 @@ from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, stored_text
+from lit_fedad.core.files import atomic, stored_text, told_unwritable
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
@@ -285,11 +285,8 @@ def _doubts(
 
 def _write(file: Path, facts: Mapping[int, Facts], names: Mapping[int, str], products: Sequence[str]) -> None:
     said = {names[client]: {"client": client, **asdict(own)} for client, own in sorted(facts.items())}
-    try:
-        with atomic(file) as part:
-            part.write_text(json.dumps({"products": list(products), "sites": said}, indent=1))
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror})") from error
+    with told_unwritable(file), atomic(file) as part:
+        part.write_text(json.dumps({"products": list(products), "sites": said}, indent=1))
 
 
 def _read(file: Path, names: Mapping[int, str]) -> tuple[dict[int, Facts], list[str]]:

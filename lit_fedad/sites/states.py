@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_fedad.contracts.state import detached
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, stored_text
+from lit_fedad.core.files import atomic, stored_text, told_unwritable
 from lit_fedad.experiment.run_files import there
 from lit_fedad.federation.checkpoint import read_state, write_state
 from lit_fedad.federation.client_pool import State
@@ -57,15 +57,13 @@ class States:
         Raises:
             UserError: If the folder cannot be written.
         """
-        try:
+        with told_unwritable(self.folder):
             for left in self.folder.glob(".*.partial"):
                 left.unlink(missing_ok=True)
             for name, mark in self.marks.items():
                 if not (self.folder / name).exists():
                     with atomic(self.folder / name, durable=True) as partial:
                         partial.write_text(mark)
-        except OSError as error:
-            raise UserError(f"{self.folder}: cannot be written ({error.strerror})") from error
 
     def get(self, step: int) -> State:
         """Returns a copy of the state after a step; step 0 is the initial state.

@@ -25,7 +25,7 @@ from optuna.visualization import matplotlib as drawn
 
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, check_own, stored_text
+from lit_fedad.core.files import atomic, check_own, stored_text, told_unwritable
 from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display, each_warning_once
 from lit_fedad.sweep.plan import Plan, read_plan
@@ -98,10 +98,8 @@ def sweep(options: SweepOptions, overrides: Sequence[str], display: Display) -> 
 
 def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
     out, n_trials = options.folder, options.n_trials
-    try:
+    with told_unwritable(f"out={out}"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"out={out}: cannot be written ({error.strerror})") from error
     lock = FileLock(check_own(out / "claim.lock"))
     with lock:
         # Under the lock, because two workers that create a database's tables at once would fail.

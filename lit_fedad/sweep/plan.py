@@ -22,7 +22,7 @@ from optuna.trial import create_trial
 from lit_fedad.core.building import build, call, locate, takes, targets
 from lit_fedad.core.config import Config, choices, compose
 from lit_fedad.core.conflicts import check_conflicts
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import stored_text
 from lit_fedad.core.identity import identity
 from lit_fedad.core.plain_values import plain_yaml
@@ -205,7 +205,7 @@ def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
     try:
         section = plain_yaml(stored_text(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     if not isinstance(section, dict) or not isinstance(section.get("space"), dict):
         raise UserError(f"{path}: a study file needs 'space', a section of searched keys")
     _check_names(section, where)

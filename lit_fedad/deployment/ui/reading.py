@@ -14,7 +14,7 @@ import numpy as np
 from jinja2 import Template
 
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import stored_text
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.data.input_files import written_rows
@@ -242,7 +242,7 @@ def read_scored(table: Path) -> list[ScoredFile]:
             if row["score"]
         ]
     except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-        raise UserError(f"{table}: is no table of scores ({' '.join(str(error).split())})") from error
+        raise UserError(f"{table}: is no table of scores ({one_line(error)})") from error
     return sorted(found, key=lambda image: (image.p_value, -image.score))
 
 
@@ -338,7 +338,7 @@ def drift(table: Path) -> Row | None:
         alarms = [int(number) for number in found["alarms"]]
         row = {name: float(found[name]) for name in ("images", "psi", "psi_limit", "ks_p_value")}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     return {"alarms": alarms, **row}
 
 
