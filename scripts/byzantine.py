@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from _script import script
 from safetensors.torch import save
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
@@ -23,7 +24,6 @@ from torch.nn.functional import adaptive_max_pool2d
 from lit_fedad.contracts import Message
 from lit_fedad.core.building import call
 from lit_fedad.core.config import Config, compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import bind
 from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.experiment.run import Run
@@ -32,7 +32,7 @@ from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import launched, make_fabric
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.console import Display
 
 Lie = Callable[[Run, Message, Message], Message]
 """A lie: from the run, the server's message and the honest message to the one that is sent."""
@@ -255,14 +255,9 @@ def _play(fabric: Any, config: Config, lie: Lie | None, liar: int | None, found:
 
 
 if __name__ == "__main__":
-    screen = Display()
-    with plain_warnings(screen):
-        try:
-            rows = []
-            for row in bind(measure, sys.argv[1:], Path(__file__).stem, screen=screen)():
-                rows.append(row)
-                screen.note("   ".join(row.values()))
-            screen.table(rows)
-        except UserError as error:
-            screen.error(str(error))
-            sys.exit(2)
+    with script() as display:
+        rows = []
+        for row in bind(measure, sys.argv[1:], Path(__file__).stem, screen=display)():
+            rows.append(row)
+            display.note("   ".join(row.values()))
+        display.table(rows)

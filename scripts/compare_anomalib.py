@@ -23,6 +23,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import torch
+from _script import script
 from torch import Tensor
 
 from lit_fedad.contracts import Client
@@ -41,7 +42,6 @@ from lit_fedad.metrics.functional.histograms import (
     image_sizes,
     pixel_histograms,
 )
-from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.report.naming import human_bytes, metric_title
 
 _BATCH = 20
@@ -237,12 +237,7 @@ def _to_one(scores: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    screen = Display()
-    with plain_warnings(screen):
-        try:
-            if importlib.util.find_spec("anomalib") is None:
-                raise UserError("anomalib is not installed: pip install anomalib==2.7.0")
-            screen.table(bind(compare, sys.argv[1:], "compare_anomalib")())
-        except UserError as error:
-            screen.error(str(error))
-            sys.exit(2)
+    with script() as screen:
+        if importlib.util.find_spec("anomalib") is None:
+            raise UserError("anomalib is not installed: pip install anomalib==2.7.0")
+        screen.table(bind(compare, sys.argv[1:], "compare_anomalib")())

@@ -12,11 +12,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from _script import script
+
 from lit_fedad.core.config import compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import bind
 from lit_fedad.experiment.train import train
-from lit_fedad.report.console import Display, plain_warnings
 
 PRODUCTS = (
     "mvtec/bottle",
@@ -94,10 +94,5 @@ def measure(options: Options) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    screen = Display()
-    with plain_warnings(screen):
-        try:
-            screen.table(bind(measure, sys.argv[1:], "measure_backbone")())
-        except UserError as error:
-            screen.error(str(error))
-            sys.exit(2)
+    with script() as screen:
+        screen.table(bind(measure, sys.argv[1:], "measure_backbone")())

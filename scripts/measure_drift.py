@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from _script import script
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import numpy_generator
-from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import bind
 from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.sample import ImageSet
@@ -27,7 +27,7 @@ from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import complete_run, load_client, one_process, same_model
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.drift import DriftTest
-from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.console import Display
 
 from torchvision.transforms.functional import gaussian_blur  # isort: skip  (lit_fedad makes it importable)
 
@@ -188,17 +188,6 @@ def measure(options: Options) -> list[dict[str, str]]:
     return rows
 
 
-def main() -> int:
-    """Runs the script; returns its exit status."""
-    display = Display()
-    with plain_warnings(display):
-        try:
-            display.table(bind(measure, sys.argv[1:], "measure_drift")())
-        except UserError as error:
-            display.error(str(error))
-            return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    with script() as display:
+        display.table(bind(measure, sys.argv[1:], "measure_drift")())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from _script import script
 from torch import Tensor
 
 from lit_fedad.core.config import compose
@@ -30,7 +31,7 @@ from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule, ScoreCounts
-from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.console import Display
 from lit_fedad.report.html import markdown_table
 
 ALPHAS = ("auto", 0.01, 0.05, 0.1)
@@ -199,10 +200,5 @@ def main(options: Options, screen: Display) -> None:
 
 
 if __name__ == "__main__":
-    display = Display()
-    with plain_warnings(display):
-        try:
-            bind(main, sys.argv[1:], "measure_promise", screen=display)()
-        except UserError as problem:
-            display.error(str(problem))
-            sys.exit(2)
+    with script() as display:
+        bind(main, sys.argv[1:], "measure_promise", screen=display)()

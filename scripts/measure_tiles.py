@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import skimage.data
+from _script import script
 from PIL import Image
 from torch.nn.functional import max_pool2d
 
@@ -31,7 +32,6 @@ from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.models.tiles import TiledPyramid
-from lit_fedad.report.console import Display, plain_warnings
 
 FORMS = {"strip": (400, 1200), "square": (2048, 2048)}  # height, width
 NORMAL, FOREIGN = "brick", "gravel"
@@ -196,10 +196,5 @@ def measure(options: Options) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    screen = Display()
-    with plain_warnings(screen):
-        try:
-            screen.table(bind(measure, sys.argv[1:], "measure_tiles")())
-        except UserError as error:
-            screen.error(str(error))
-            sys.exit(2)
+    with script() as screen:
+        screen.table(bind(measure, sys.argv[1:], "measure_tiles")())
