@@ -4,6 +4,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers.trainers import plain_trainer
 from PIL import Image
 from torch import nn
 
@@ -171,15 +172,7 @@ class Mean(L.LightningModule):
 
 
 def test_a_plain_trainer_takes_it(module, tmp_path):
-    trainer = L.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = plain_trainer(2, default_root_dir=tmp_path)
     model = Mean()
     trainer.fit(model, datamodule=module)
     trainer.test(model, datamodule=module, verbose=False)

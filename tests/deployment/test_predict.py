@@ -8,12 +8,12 @@ import os
 import shutil
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 import yaml
 from helpers.damage import forge
+from helpers.trainers import plain_trainer
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
@@ -134,14 +134,7 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     samples = [Sample(photos / row["path"], "new") for row in rows]
     dataset = ImageDataset(samples, image_transform(config, model.task))
     module = FederatedDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    predictions = trainer.predict(model.client, module.test_dataloader())
+    predictions = plain_trainer().predict(model.client, module.test_dataloader())
     found = torch.cat([prediction.image_score for prediction in predictions])
     torch.testing.assert_close(found, torch.tensor([float(row["score"]) for row in rows]), rtol=1e-3, atol=0)
     assert predictions[0].anomaly_map.shape == (3, 32, 32)

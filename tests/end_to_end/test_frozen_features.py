@@ -53,7 +53,7 @@ def test_kept_features_and_such_that_are_computed_anew_give_the_same(lab, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["patches", "whole images", "contrastive, of files", "turned, of files"])
-def test_runs_on_image_files_are_judged_again_and_predict(lab, tmp_path, differences, name):
+def test_runs_on_image_files_are_judged_again_and_predict(lab, tmp_path, name):
     out, result = lab.finished(*RUNS[name])
     evaluate(str(out))
     images = next(lab.shared.rglob("test/good"))

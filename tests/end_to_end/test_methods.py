@@ -283,7 +283,7 @@ def test_partial_participation(lab):
     assert len(result["last"]["i_auroc"]["per_client"]) == 5
 
 
-def test_same_command_shows_what_is_complete(lab, tmp_path, monkeypatch):
+def test_same_command_shows_what_is_complete(lab, monkeypatch):
     out, result = lab.finished("method=local")
     before = (out / "result.json").read_bytes()
     with monkeypatch.context() as patch:

@@ -34,7 +34,7 @@ class Meanwhile(FederationCallback):
         pytest.param(["fresh=true"], id="fresh", marks=pytest.mark.slow),
     ],
 )
-def test_a_second_command_on_a_folder_is_refused(lab, tmp_path, outcome, differences, own, monkeypatch):
+def test_a_second_command_on_a_folder_is_refused(lab, tmp_path, outcome, differences, own):
     refusals = []
 
     def second():

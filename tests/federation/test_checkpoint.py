@@ -50,7 +50,7 @@ def test_a_file_too_many_is_named(toy, saved):
         toy(rounds=3).run()
 
 
-def test_what_is_no_file_is_neither_read_nor_copied(toy, saved, tmp_path):
+def test_what_is_no_file_is_neither_read_nor_copied(saved, tmp_path):
     """A copy of a device would fill the disk."""
     (saved / "client_00001.pt").unlink()
     (saved / "client_00001.pt").symlink_to("/dev/zero")
@@ -174,7 +174,7 @@ def test_reports_of_earlier_rounds_are_written_once_and_those_of_the_set_up_may_
     assert len({found["history_00000.pt"] for found in files if found}) == 1
 
 
-def test_a_run_adopts_the_checkpoint_of_another_one_under_its_own_identity(toy, saved, tmp_path):
+def test_a_run_adopts_the_checkpoint_of_another_one_under_its_own_identity(saved, tmp_path):
     old, new = Checkpoints(saved.parent), Checkpoints(tmp_path / "new", "other", "images")
     folder, state = new.adopt(old)
     assert new.latest() == folder

@@ -12,7 +12,7 @@ from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.memory.prototypes import Prototypes
 
 
-def test_personal_states_that_do_not_fit_go_to_disk(toy, tmp_path):
+def test_personal_states_that_do_not_fit_go_to_disk(tmp_path):
     pool = ClientPool({"x": torch.zeros(0)}, tmp_path / "personal", memory_bytes=100)
     for client in range(5):
         pool.put(client, {"x": torch.full((20,), float(client))})
@@ -27,7 +27,7 @@ def test_personal_states_that_do_not_fit_go_to_disk(toy, tmp_path):
     assert other.get(2) == {}
 
 
-def test_unchanged_states_are_linked_not_written(toy, tmp_path):
+def test_unchanged_states_are_linked_not_written(tmp_path):
     pool = ClientPool({}, tmp_path / "personal")
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:

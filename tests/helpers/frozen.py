@@ -1,8 +1,9 @@
-"""A frozen encoder without files: pooled colours of an image."""
+"""A frozen encoder without files, pooled colours of an image, and noise that it sees."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from lit_fedad.models.encoders import FrozenEncoder
 
@@ -27,3 +28,20 @@ class Colours(nn.Module):
 def frozen_encoder(hidden: int = 0, **settings) -> FrozenEncoder:
     """Eight features of an image of 16 pixels."""
     return FrozenEncoder(Colours(), size=16, hidden=hidden, **settings)
+
+
+def images(count: int, seed: int = 0) -> DataLoader:
+    """Noise of 16 pixels a side, in batches of four."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = [{"image": torch.randn(3, 16, 16, generator=draw), "index": i} for i in range(count)]
+    return DataLoader(rows, batch_size=4)
+
+
+NEW = {"image": torch.randn(7, 3, 16, 16, generator=torch.Generator().manual_seed(9))}
+"""Images that nobody has trained on."""
+
+
+def scores_of(client, number):
+    """A client's scores of the new images."""
+    with torch.no_grad():
+        return client.predict_step(NEW).image_score

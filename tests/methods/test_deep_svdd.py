@@ -4,9 +4,8 @@ import functools
 
 import pytest
 import torch
-from helpers.frozen import frozen_encoder
+from helpers.frozen import frozen_encoder, images
 from helpers.methods import restarted
-from torch.utils.data import DataLoader
 
 from lit_fedad.methods.deep_svdd import CENTRE, DeepSVDDClient, DeepSVDDServer
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -27,11 +26,6 @@ def task(**settings) -> DeepSVDD:
             "margin": 0.01,
         }
         return DeepSVDD(frozen_encoder(), **{**images, **parts, **settings})
-
-
-def images(count: int, seed: int = 0) -> DataLoader:
-    draw = torch.Generator().manual_seed(seed)
-    return DataLoader([{"image": torch.randn(3, 16, 16, generator=draw)} for _ in range(count)], batch_size=4)
 
 
 def z_of(weights, loader) -> torch.Tensor:

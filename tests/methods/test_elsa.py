@@ -5,9 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.frozen import frozen_encoder
+from helpers.frozen import NEW, frozen_encoder, images, scores_of
 from helpers.methods import restarted
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
@@ -16,8 +15,6 @@ from lit_fedad.methods.fedavg import FedAvgClient, LatestMessagesServer
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import SimCLR
 from lit_fedad.tasks.elsa import Elsa
-
-NEW = {"image": torch.randn(7, 3, 16, 16, generator=torch.Generator().manual_seed(9))}
 
 
 def task(**settings) -> Elsa:
@@ -34,23 +31,11 @@ def task(**settings) -> Elsa:
         return Elsa(frozen_encoder(hidden=6), **{**parts, **settings})
 
 
-def images(count: int, seed: int = 0) -> DataLoader:
-    draw = torch.Generator().manual_seed(seed)
-    return DataLoader(
-        [{"image": torch.randn(3, 16, 16, generator=draw), "index": i} for i in range(count)], batch_size=4
-    )
-
-
 def projections(loader, weights=None) -> np.ndarray:
     live = task().eval()
     live.load_state_dict(weights or {}, strict=False)
     with torch.no_grad():
         return torch.cat([live.project(live(batch)) for batch in loader]).numpy()
-
-
-def scores_of(client, number):
-    with torch.no_grad():
-        return client.predict_step(NEW).image_score
 
 
 @pytest.fixture

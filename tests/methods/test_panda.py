@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from helpers.frozen import Colours, frozen_encoder
+from helpers.frozen import NEW, Colours, frozen_encoder, images, scores_of
 from helpers.methods import restarted
 from sklearn.neighbors import NearestNeighbors
 from torch.utils.data import DataLoader
@@ -18,8 +18,6 @@ from lit_fedad.methods.moon import MoonClient
 from lit_fedad.methods.panda import BANK, CENTRE, Banks, PandaClient
 from lit_fedad.tasks.panda import Panda
 
-NEW = {"image": torch.randn(7, 3, 16, 16, generator=torch.Generator().manual_seed(9))}
-
 
 def task(**settings) -> Panda:
     with torch.random.fork_rng(devices=[]):
@@ -27,21 +25,11 @@ def task(**settings) -> Panda:
         return Panda(frozen_encoder(hidden=6), **settings)
 
 
-def images(count: int, seed: int = 0) -> DataLoader:
-    draw = torch.Generator().manual_seed(seed)
-    return DataLoader([{"image": torch.randn(3, 16, 16, generator=draw)} for _ in range(count)], batch_size=4)
-
-
 def features(loader, weights=None) -> np.ndarray:
     live = task()
     live.load_state_dict(weights or {}, strict=False)
     with torch.no_grad():
         return torch.cat([live.eval()(batch) for batch in loader]).numpy()
-
-
-def scores_of(client, number):
-    with torch.no_grad():
-        return client.predict_step(NEW).image_score
 
 
 @pytest.fixture

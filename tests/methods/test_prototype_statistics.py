@@ -165,7 +165,7 @@ def test_under_a_large_budget_it_is_the_same_classifier(federate, play):
         assert found.pool.get(client)["own_counts"].equal(plain.pool.get(client)["own_counts"])
 
 
-def test_every_image_adds_the_same_norm_whatever_it_shows(play):
+def test_every_image_adds_the_same_norm_whatever_it_shows():
     client = PrototypeStatisticsClient(make_task())
     sums = ImagePrototypes(client)
     for parts in sums.per_image(labelled(9)):

@@ -116,7 +116,7 @@ def test_equations_14_to_16(literal, make_loader, round):
     np.testing.assert_allclose(ours.memory.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_algorithm_3_ends_where_lloyd_stands_still(make_task):
+def test_algorithm_3_ends_where_lloyd_stands_still():
     draw = torch.Generator().manual_seed(0)
     vectors = torch.randn(3 * GRID * GRID, CHANNELS, generator=draw)
     merged = KMeansAggregation(max_steps=200)(

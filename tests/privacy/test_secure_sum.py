@@ -130,7 +130,7 @@ def test_what_was_not_masked_by_the_agreed_keys_loses_the_round(summed, monkeypa
         federation.run()
 
 
-def test_what_needs_single_uploads_is_refused_before_anything_runs(toy, summed):
+def test_what_needs_single_uploads_is_refused_before_anything_runs(summed):
     rules = RobustAggregation(weights=NormClipping())
     with pytest.raises(UserError, match="federation.robust judges them: give federation=secure"):
         summed(robust=rules)

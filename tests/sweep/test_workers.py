@@ -112,7 +112,7 @@ def test_worker_asked_to_leave_gives_its_trial_back(options, start, forking, ope
     assert standing(opened())[0].user_attrs["given_back"] == 1
 
 
-def test_trial_that_kills_its_workers_is_given_up(study_file, tmp_path):
+def test_trial_that_kills_its_workers_is_given_up(study_file):
     study = optuna.create_study()
     study.enqueue_trial({"x": 1.0})
     for _ in range(9):

@@ -2,10 +2,10 @@
 
 import functools
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers.trainers import plain_trainer
 from scipy.ndimage import gaussian_filter
 from torch import nn
 from torch.utils.data import DataLoader
@@ -50,17 +50,6 @@ def loader(images: torch.Tensor) -> DataLoader:
     return DataLoader([{"image": image} for image in normalised(images)], batch_size=8)
 
 
-def trainer(epochs: int) -> L.Trainer:
-    return L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-
 def test_scores_are_errors_of_pixels_in_0_to_1():
     task = make(sigma=1.5).eval()
     images = torch.rand(4, 3, 16, 16)
@@ -99,9 +88,9 @@ def test_learns_normal_images_and_ranks_corrupted_ones_above_them():
     normal = smooth_images(12, seed=1)
     corrupted = normal.clone()
     corrupted[:, :, 4:8, 9:13] = 1 - corrupted[:, :, 4:8, 9:13].round()
-    before = torch.cat([p.image_score for p in trainer(1).predict(task, train)]).mean()
-    trainer(12).fit(task, train)
-    predictions = trainer(1).predict(task, train)
+    before = torch.cat([p.image_score for p in plain_trainer(1).predict(task, train)]).mean()
+    plain_trainer(12).fit(task, train)
+    predictions = plain_trainer(1).predict(task, train)
     assert [len(p.image_score) for p in predictions] == [8, 8, 8, 8, 1]
     assert torch.cat([p.image_score for p in predictions]).mean() < before / 2
     task.eval()

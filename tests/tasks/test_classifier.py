@@ -1,8 +1,8 @@
 """The classifier: its step, its scores, its configurations, and its life under a plain Trainer."""
 
-import lightning as L
 import pytest
 import torch
+from helpers.trainers import plain_trainer
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.task import learned_state
@@ -25,17 +25,6 @@ def coloured_images(count: int = 25, size: int = 16) -> DataLoader:
     images[torch.arange(count), labels] += 1
     data = [{"image": image, "label": label} for image, label in zip(images, labels, strict=True)]
     return DataLoader(data, batch_size=8)
-
-
-def trainer(epochs: int) -> L.Trainer:
-    return L.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
 
 
 @torch.no_grad()
@@ -102,14 +91,14 @@ def test_learns_under_a_plain_trainer():
     task, loader = make(augment=False), coloured_images()
 
     def loss_and_accuracy() -> tuple[float, float]:
-        predictions = trainer(1).predict(task, loader)
+        predictions = plain_trainer(1).predict(task, loader)
         logits = torch.cat([prediction.logits for prediction in predictions])
         labels = torch.cat([batch["label"] for batch in loader])
         right = (logits.argmax(1) == labels).float().mean()
         return float(torch.nn.functional.cross_entropy(logits, labels)), float(right)
 
     before, _ = loss_and_accuracy()
-    trainer(8).fit(task, loader)
+    plain_trainer(8).fit(task, loader)
     after, accuracy = loss_and_accuracy()
     assert after < before / 2
     assert accuracy == 1

@@ -2,10 +2,10 @@
 
 import math
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from helpers.trainers import plain_trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -297,22 +297,12 @@ def test_learns_under_a_plain_trainer():
         with torch.no_grad():
             return float(torch.stack([task.training_step(whole(loader))["loss"] for _ in range(8)]).mean())
 
-    def trainer() -> L.Trainer:
-        return L.Trainer(
-            max_epochs=1,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-
     before, weights = loss(), [p.detach().clone() for p in task.encoder.parameters()]
-    trainer().fit(task, loader)
+    plain_trainer().fit(task, loader)
     assert all(not torch.equal(old, new) for old, new in zip(weights, task.encoder.parameters(), strict=True))
     assert loss() < before
     task.refresh(loader, Context(0, 1, 0), first=True)
-    scores = torch.cat([prediction.image_score for prediction in trainer().predict(task, loader)])
+    scores = torch.cat([prediction.image_score for prediction in plain_trainer().predict(task, loader)])
     assert scores.isfinite().all()
 
 

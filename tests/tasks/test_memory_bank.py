@@ -1,8 +1,8 @@
 """The memory-bank task: features, loss, bank, score, and its life under a plain Trainer."""
 
-import lightning as L
 import pytest
 import torch
+from helpers.trainers import plain_trainer
 from lightning.fabric import Fabric
 from torch.nn import functional as F
 
@@ -186,14 +186,7 @@ def test_learned_state_leaves_the_backbone_out(make_task):
 
 def test_trains_and_predicts_under_a_plain_trainer(make_task, make_loader):
     task = make_task(residual=False, learning_rate=1e-2, patches_per_image=8)
-    trainer = L.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = plain_trainer(2)
     before = [p.detach().clone() for p in task.head.parameters()]
     trainer.fit(task, make_loader())
     assert not task.memory.isnan().any()

@@ -52,7 +52,7 @@ def test_images_and_prototypes_go_up_and_weights_come_down(fedvck, data, tap):
     assert federation.history[0].scalars["images"] == 3 + 4 + 3 + 5 + 3
 
 
-def test_means_of_few_images_stay_with_the_client(fedvck, data, tap):
+def test_means_of_few_images_stay_with_the_client(fedvck, tap):
     """Client 1 has 2, 6 and 3 images of three classes."""
     federation = fedvck(channel=tap, rounds=1, client={"prototype_images": 3})
     message = tap.uploads(1)[1]
@@ -147,7 +147,7 @@ def test_another_kernel_gives_other_images(fedvck, tap, kernel):
 # -------------------------------------------------------------------------------------------------------- selection
 
 
-def test_an_image_that_the_model_gets_wrong_is_drawn_more_often(watched, data):
+def test_an_image_that_the_model_gets_wrong_is_drawn_more_often(watched):
     """Class 0's logit grows with brightness: its bright images are right, its dark one is wrong."""
     condensation, seen = watched
     task = make()
