@@ -1,10 +1,9 @@
 """What identifies a run: hashes of the keys that decide what it trains, and of those that decide how it is judged."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from lit_fedad.core.nested import hash_of
 from lit_fedad.core.text import redacted
 
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
@@ -33,15 +32,10 @@ def identity(config: Mapping[str, Any]) -> str:
         decisive["data"] = {key: value for key, value in data.items() if key != "split_seed"}
     aside = _JUDGEMENT if "saturation" in data else (*_JUDGEMENT, "spro_limit")
     evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in aside}
-    return _hash({**decisive, "evaluation": evaluation})
+    return hash_of(redacted({**decisive, "evaluation": evaluation}))
 
 
 def judgement(config: Mapping[str, Any]) -> str:
     """Computes a short hash of the keys that decide, beside those of `identity`, what a complete run's files say."""
     evaluation = config.get("evaluation", {})
-    return _hash({key: evaluation.get(key) for key in _JUDGEMENT if key != "batch_size"})
-
-
-def _hash(values: Mapping[str, Any]) -> str:
-    text = json.dumps(redacted(values), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hash_of(redacted({key: evaluation.get(key) for key in _JUDGEMENT if key != "batch_size"}))

@@ -1,5 +1,7 @@
-"""Nested configurations by dotted key."""
+"""Nested configurations: by dotted key, and as a hash."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,3 +30,9 @@ def value_at(config: Any, key: str) -> Any:
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else None
     return config
+
+
+def hash_of(values: Any, digits: int = 16) -> str:
+    """Computes a hash of nested values, whatever the order of their keys."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]

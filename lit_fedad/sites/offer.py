@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
-from lit_fedad.core.nested import flatten
+from lit_fedad.core.nested import flatten, hash_of
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.noised_sums import Noised
@@ -73,9 +72,8 @@ class Offer:
             for key, value in flatten(config).items()
             if key.split(".")[0] not in _VARIES and key not in policy.vary
         }
-        text = json.dumps([flat, list(self.classes), config.get("data")], sort_keys=True, default=str)
         # Of half as many digits two can be made that agree.
-        return config, hashlib.sha256(text.encode()).hexdigest()[:32]
+        return config, hash_of([flat, list(self.classes), config.get("data")], digits=32)
 
     @classmethod
     def read(cls, file: Path) -> Offer:

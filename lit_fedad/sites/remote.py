@@ -259,18 +259,24 @@ class Sites:
                 self.progress.step()
         for client in sorted(requests):
             found = carried.get(client, NoReply("no reply came"))
-            if isinstance(found, NoReply):
-                outcome.failures[client] = found.cause
-                continue
             try:
-                reply = Reply.from_bytes(found)
+                outcome.values[client] = _reply(found, requests[client].step)
             except UserError as error:
                 outcome.failures[client] = str(error)
-                continue
-            if reply.cause:
-                outcome.failures[client] = reply.cause
-            elif reply.step != requests[client].step:
-                outcome.failures[client] = f"answered request {reply.step} instead of {requests[client].step}"
-            else:
-                outcome.values[client] = reply
         return outcome
+
+
+def _reply(found: bytes | NoReply, step: int) -> Reply:
+    """Reads the reply to the request of a step.
+
+    Raises:
+        UserError: If it is none, or says why the site does not answer.
+    """
+    if isinstance(found, NoReply):
+        raise UserError(found.cause)
+    reply = Reply.from_bytes(found)
+    if reply.cause:
+        raise UserError(reply.cause)
+    if reply.step != step:
+        raise UserError(f"answered request {reply.step} instead of {step}")
+    return reply

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,13 +10,14 @@ import torch
 from torch import Tensor
 
 import lit_fedad
-from lit_fedad.contracts import Client, Context, Exchange, disclosed_by
+from lit_fedad.contracts import Client, Context, Exchange, Message, disclosed_by
 from lit_fedad.contracts.disclosure import Disclosures, Kind, counted
 from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.nested import hash_of
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibration_scores
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predict import Predicted
@@ -117,7 +116,7 @@ class Session:
             return
         config, part, settings = self.config, self.part, self.settings
         self.known = bool(products) or not tells_products(config)
-        self.configuration = _hash([agreed(config), part.form, self.classes, products, self.number])
+        self.configuration = hash_of([agreed(config), part.form, self.classes, products, self.number])
         if self.known:
             self.claims.check_run(self.run, self.configuration)
         part.tell_apart(products)
@@ -134,7 +133,7 @@ class Session:
         kinds = {one.disclosed.kind for one in taken}
         self.trained = Trained(
             part.summed(any(one.disclosed.by_product for one in taken)),
-            _hash([config["seed"], self.number, config["method"], part.summed(by_product=False)])
+            hash_of([config["seed"], self.number, config["method"], part.summed(by_product=False)])
             if Kind.MEAN_IMAGES in kinds
             else "",
         )
@@ -194,7 +193,7 @@ class Session:
         exchange = self._exchange(request, context, asked)
         place = request.round, request.exchange, request.question or request.kind
         said = [asked.message, known, request.numbers, request.names, request.sums]
-        self.claims.answer(self.run, place, _hash(said))
+        self.claims.answer(self.run, place, hash_of(said))
         self.states.settle(request.settled, request.base)
         try:
             self.runner.activate(exchange, context, state, blob)
@@ -214,6 +213,11 @@ class Session:
         if 0 < scored < policy.images and self.approved is None:
             raise RefusalError(Code.FEW, scored, policy.images)
         pose_client(self.client, "own", {}, data)
+        payload = Link(Plain()).pack(self._found(query, request, blob), query.spec(), context, "the client")
+        return Reply(payload=payload), _told(query.discloses)
+
+    def _found(self, query: ClientQuery[Any], request: Request, blob: bytes) -> Message:
+        """Asks the client, and keeps what stays at the site: its detector, predictions and limits."""
         if request.keep:
             state = state_of(self.client)
             self.states.put(request.step, state)
@@ -224,9 +228,7 @@ class Session:
             self.predicted = (request.round, digest(blob)), self.evaluator.predicted(found)
         if request.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
-        message = query.pack(found)
-        payload = Link(Plain()).pack(message, query.spec(), context, "the client")
-        return Reply(payload=payload), _told(query.discloses)
+        return query.pack(found)
 
     def _check(self, disclosed: Disclosures, request: Request) -> None:
         """Refuses what the policy does not let out."""
@@ -358,7 +360,3 @@ class Session:
 
 def _told(disclosed: Disclosures) -> str:
     return ", ".join(f"{part.kind.words}: {part.what}" for part in disclosed)
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
