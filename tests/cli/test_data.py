@@ -6,23 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.cli import main as cli
 from lit_fedad.core.config import choices
 from lit_fedad.data.cards import CARDS, Card, Counts, Source
 from lit_fedad.report.console import Display
 
 
 @pytest.fixture
-def say(capsys):
+def say(say):
     """Runs the data command; returns its exit status, output lines and error lines."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        status = cli.main(["data", *map(str, arguments)])
-        printed = capsys.readouterr()
-        return status, printed.out.splitlines(), printed.err.splitlines()
-
-    return run
+    return lambda *arguments: say("data", *map(str, arguments))
 
 
 def picture(path, pixels):

@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.draws import rows
+from helpers.refusals import refusal
 from helpers.scaled import scaled_fabric
 from lightning.fabric import Fabric
 from torch import nn
@@ -16,10 +18,6 @@ from lit_fedad.models.diff_augment import Draw, diff_augment, draw
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 COUNTS, SIZES = [2, 1, 3], [4, 1, 6]
-
-
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -216,9 +214,8 @@ def test_images_stay_float32_in_mixed_precision():
 
 
 def test_a_loss_that_is_not_finite_is_named_in_one_line():
-    with pytest.raises(UserError, match=r"lower method\.client\.condensation\.learning_rate") as error:
+    with refusal(r"lower method\.client\.condensation\.learning_rate"):
         condense({"steps": 2}, lambda batch, images: images.sum() * torch.inf)
-    assert "\n" not in str(error.value)
 
 
 def test_a_last_step_that_leaves_the_numbers_is_refused():
@@ -241,6 +238,5 @@ def test_a_last_step_that_leaves_the_numbers_is_refused():
     ],
 )
 def test_settings_out_of_range_are_refused(setting, said):
-    with pytest.raises(UserError, match=said) as error:
+    with refusal(said):
         Condensation(**setting)
-    assert "\n" not in str(error.value)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from helpers.refusals import refusal
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from torch import nn
 from torch.nn import functional as F
 
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.core.errors import UserError
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 STILL = 1e-30  # a learning rate at which nothing moves
@@ -213,9 +213,8 @@ def test_the_generator_alone_decides():
 
 
 def test_a_loss_that_is_not_finite_is_named_in_one_line():
-    with pytest.raises(UserError, match=r"lower method\.server\.training\.learning_rate") as error:
+    with refusal(r"lower method\.server\.training\.learning_rate"):
         train({"epochs": 4, "learning_rate": 1e30})
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +228,5 @@ def test_a_loss_that_is_not_finite_is_named_in_one_line():
     ],
 )
 def test_settings_out_of_range_are_refused(setting, said):
-    with pytest.raises(UserError, match=said) as error:
+    with refusal(said):
         CondensedTraining(**setting)
-    assert "\n" not in str(error.value)

@@ -5,11 +5,11 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refused
 from PIL import Image
 from scipy.io import savemat
 from torchvision.datasets import SVHN, Places365
 
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.class_sets import class_set, places365
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.packed import packed
@@ -19,12 +19,6 @@ from lit_fedad.data.semantic import join
 
 def md5(path):
     return hashlib.md5(path.read_bytes()).hexdigest()
-
-
-def refused(match, read, *args, **kwargs):
-    with pytest.raises(UserError, match=match) as caught:
-        read(*args, **kwargs)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
@@ -94,9 +95,8 @@ def test_the_transform_reads_it_as_any_image(tmp_path):
 
 def test_other_files_are_one_line(tmp_path):
     def refused(match, path):
-        with pytest.raises(UserError, match=match) as caught:
+        with refusal(match):
             ImageTransform(4).raw(path)
-        assert "\n" not in str(caught.value)
 
     (tmp_path / "text.dcm").write_text("no DICOM")
     refused("is no DICOM file, or an old one without the letters DICM", tmp_path / "text.dcm")
@@ -169,7 +169,6 @@ def test_it_is_told_by_its_content_and_a_picture_called_dicom_is_a_picture(tmp_p
 
 
 def test_a_compressed_file_without_its_decoder_names_one(tmp_path):
-    from lit_fedad.core.errors import UserError
     from lit_fedad.data.pictures import read_picture
 
     path = write(tmp_path / "a.dcm")
@@ -177,6 +176,5 @@ def test_a_compressed_file_without_its_decoder_names_one(tmp_path):
     file.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
     file.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xd9"])
     file.save_as(path)
-    with pytest.raises(UserError, match="is compressed as JPEG-LS Lossless .* install one") as caught:
+    with refusal("is compressed as JPEG-LS Lossless .* install one"):
         read_picture(path)
-    assert "\n" not in str(caught.value)

@@ -4,11 +4,11 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers.refusals import refused
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.class_sets import IMAGENETTE, class_set
 
 
@@ -25,12 +25,6 @@ def folder(tmp_path):
     (folder / "noisy_imagenette.csv").touch()
     (tmp_path / "imagenette2-160.tgz").touch()
     return folder
-
-
-def refused(match: str, *args, **kwargs) -> None:
-    with pytest.raises(UserError, match=match) as caught:
-        class_set(args[0], "imagenette", *args[1:], **kwargs)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_tree_is_read(folder):
@@ -54,22 +48,22 @@ def test_only_images_that_are_drawn_are_read(folder):
     assert class_set(folder, "imagenette", size=8, train_per_class=1, seed=2).train_images.equal(
         part.train_images
     )
-    refused(f"{left}: cannot be read as an image", folder)
+    refused(f"{left}: cannot be read as an image", class_set, folder, "imagenette")
 
 
 def test_limits_are_checked(folder):
-    refused("train_per_class=0: give at least 1", folder, train_per_class=0)
+    refused("train_per_class=0: give at least 1", class_set, folder, "imagenette", train_per_class=0)
 
 
 def test_wrong_folders_are_one_line(folder):
     root = folder.parent
     shutil.copytree(folder, root / "imagenette2")
-    refused("holds imagenette2, imagenette2-160; unpack", root)
+    refused("holds imagenette2, imagenette2-160; unpack", class_set, root, "imagenette")
     shutil.rmtree(root / "imagenette2")
-    refused("holds no folder imagenette2", folder / "train" / "n01440764")
+    refused("holds no folder imagenette2", class_set, folder / "train" / "n01440764", "imagenette")
     shutil.rmtree(folder / "val" / "n03028079")
-    refused(f"{folder / 'val'}: must hold the ten folders .* see n03028079", root)
+    refused(f"{folder / 'val'}: must hold the ten folders .* see n03028079", class_set, root, "imagenette")
     (folder / "val" / "n03028079").mkdir()
-    refused(f"{folder / 'val'}: is missing or lacks images", root)
+    refused(f"{folder / 'val'}: is missing or lacks images", class_set, root, "imagenette")
     shutil.rmtree(folder / "val")
-    refused(f"{folder / 'val'}: is missing or lacks images", root)
+    refused(f"{folder / 'val'}: is missing or lacks images", class_set, root, "imagenette")

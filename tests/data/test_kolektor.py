@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refused
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.anomaly_sets import kolektor_sdd2
 from lit_fedad.data.check import check
 
@@ -44,20 +44,14 @@ def test_the_configuration_reads_it(root):
     assert build(compose(["data=kolektor_sdd2", f"data.root={root}"])["data"]) == kolektor_sdd2(root)
 
 
-def refused(root, message):
-    with pytest.raises(UserError, match=message) as caught:
-        kolektor_sdd2(root)
-    assert "\n" not in str(caught.value)
-
-
 def test_what_is_missing_or_damaged_is_one_line(root):
     mask = root / "test/20001_GT.png"
     mask.write_bytes(b"\x89PNG no more")
-    refused(root, "cannot be read as an image")
+    refused("cannot be read as an image", kolektor_sdd2, root)
     mask.unlink()
-    refused(root, r"20001\.png: no mask 20001_GT\.png beside it \(1 of 2")
+    refused(r"20001\.png: no mask 20001_GT\.png beside it \(1 of 2", kolektor_sdd2, root)
     (root / "test").rename(root / "tests")
-    refused(root, "test: no such folder")
+    refused("test: no such folder", kolektor_sdd2, root)
 
 
 def test_images_of_one_name_in_two_folders_keep_their_own_masks(root):

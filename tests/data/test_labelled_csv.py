@@ -1,4 +1,5 @@
 import pytest
+from helpers.refusals import refused
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled_csv import labelled_csv
@@ -46,12 +47,6 @@ def table(tmp_path):
 def labels(images):
     """Image -> defect, over both sides."""
     return {sample.path.stem: sample.defect for sample in (*images.train, *images.test)}
-
-
-def refused(match, read, *args, **kwargs):
-    with pytest.raises(UserError, match=match) as caught:
-        read(*args, **kwargs)
-    assert "\n" not in str(caught.value)
 
 
 def test_head_ct_is_split_without_leakage(head_ct):

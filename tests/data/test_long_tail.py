@@ -1,6 +1,7 @@
 from decimal import ROUND_FLOOR, Decimal
 
 import pytest
+from helpers.refusals import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,9 +59,8 @@ def test_no_class_keeps_more_than_it_has():
     ],
 )
 def test_faults_are_one_line(sizes, imbalance, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with refusal(message):
         long_tail(sizes, imbalance)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_advised_imbalance_is_the_largest_that_works():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refused
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
@@ -42,12 +43,6 @@ def written(tmp_path):
     return write
 
 
-def refused(match: str, *args, **kwargs) -> None:
-    with pytest.raises(UserError, match=match) as caught:
-        medmnist(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("name", GREY)
 def test_grey_sets_keep_one_channel(written, name):
     config = compose([f"data={name}", f"data.root={written(name)}"])
@@ -74,7 +69,7 @@ def test_path_is_coloured(written):
     assert config["image"]["channels"] == 3
     assert images.test_labels.tolist() == list(range(9))
     assert np.array_equal(images.test_images.permute(0, 2, 3, 1).numpy(), pixels(9, 28, 28, 3))
-    refused("pathmnist.npz: images of key 'train_images' are coloured.*image.channels=3",
+    refused("pathmnist.npz: images of key 'train_images' are coloured.*image.channels=3", medmnist,
             config["data"]["root"], "pathmnist", channels=1)  # fmt: skip
 
 
@@ -83,7 +78,7 @@ def test_other_sizes_lie_in_other_files(written):
     images = medmnist(root, "organcmnist", size=64, channels=1)
     assert images.test_images.shape == (11, 1, 64, 64)
     missing = re.escape(f"{root / 'organcmnist.npz'}: no such file; get it from https://medmnist.com")
-    refused(missing, root, "organcmnist")
+    refused(missing, medmnist, root, "organcmnist")
 
 
 def test_subsets_and_labels(written):
@@ -93,7 +88,10 @@ def test_subsets_and_labels(written):
     assert images.train_labels.tolist() == list(range(11))
     assert torch.equal(images.train_images, whole.train_images)
     refused(
-        "labels hold 2, but the 2 classes are 0 to 1", written("pneumoniamnist", classes=3), "pneumoniamnist"
+        "labels hold 2, but the 2 classes are 0 to 1",
+        medmnist,
+        written("pneumoniamnist", classes=3),
+        "pneumoniamnist",
     )
 
 
@@ -114,14 +112,20 @@ def test_a_missing_file_is_fetched_by_the_sets_own_package(written, tmp_path, mo
 
 def test_fetching_fails_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "medmnist", None)  # as if it were not installed
-    refused("octmnist.npz: fetching it takes a package, pip install", tmp_path, "octmnist", download=True)
+    refused(
+        "octmnist.npz: fetching it takes a package, pip install",
+        medmnist,
+        tmp_path,
+        "octmnist",
+        download=True,
+    )
 
     def offline(**arguments):
         raise RuntimeError("Something went wrong\nwhen downloading!")
 
     info = {"octmnist": {"python_class": "OCT"}}
     monkeypatch.setitem(sys.modules, "medmnist", SimpleNamespace(INFO=info, OCT=offline))
-    refused("octmnist.npz: cannot be fetched; get it from", tmp_path, "octmnist", download=True)
+    refused("octmnist.npz: cannot be fetched; get it from", medmnist, tmp_path, "octmnist", download=True)
 
 
 def test_names_and_sizes_are_checked(tmp_path):

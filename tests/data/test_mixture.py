@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 from PIL import Image
 
 from lit_fedad.core.building import build
@@ -57,9 +58,8 @@ def test_a_part_without_masks_leaves_the_mixture_without(tmp_path):
 
 
 def test_products_of_one_name_are_refused(tmp_path):
-    with pytest.raises(UserError, match="mix: product 'x' is in both A and B; leave it out") as caught:
+    with refusal("mix: product 'x' is in both A and B; leave it out"):
         mixture(tmp_path, {"A": reader("x"), "B": reader("y", "x")}, "mix")
-    assert "\n" not in str(caught.value)
 
 
 def picture(path: Path) -> None:
@@ -111,6 +111,5 @@ def test_pcb_joins_visa_and_vision(pcb):
 def test_pcb_without_one_part_says_so(pcb):
     (pcb / "VISION").rename(pcb / "elsewhere")
     config = compose(["data=pcb", f"data.root={pcb}"])
-    with pytest.raises(UserError, match="VISION: no folder <set>/train/_annotations.coco.json") as caught:
+    with refusal("VISION: no folder <set>/train/_annotations.coco.json"):
         build(config["data"])
-    assert "\n" not in str(caught.value)

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refused
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
@@ -32,13 +33,6 @@ def _no_surprising_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
-
-
-def refused(match, *args, **kwargs):
-    with pytest.raises(UserError, match=match) as caught:
-        mvtec_mixture(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def relative(samples, root):
@@ -88,7 +82,7 @@ def test_names_that_clash_become_whole_paths(tmp_path):
     images = mvtec_mixture(tmp_path, ["x/cap", "y/cap", "y/tile"])
     assert images.categories == ["x_cap", "y_cap", "tile"]
     assert Counter(sample.category for sample in images.train) == {"x_cap": 3, "y_cap": 3, "tile": 3}
-    refused("y_cap is listed twice", tmp_path, ["y/cap", "y/cap"])
+    refused("y_cap is listed twice", mvtec_mixture, tmp_path, ["y/cap", "y/cap"])
 
 
 def test_a_set_without_ground_truth_has_no_masks(tmp_path):
@@ -105,7 +99,7 @@ def test_masks_may_be_called_like_the_image(tmp_path):
 def test_a_missing_mask_is_named(tmp_path):
     folder = product(tmp_path / "cap", defects={"dent": 3, "hole": 1})
     (folder / "ground_truth" / "dent" / "001_mask.png").unlink()
-    message = refused("1 of 3 missing", folder)
+    message = refused("1 of 3 missing", mvtec_mixture, folder)
     assert str(folder / "test" / "dent" / "001.png") in message
     assert str(folder / "ground_truth" / "dent" / "001_mask.png") in message
 
@@ -113,21 +107,21 @@ def test_a_missing_mask_is_named(tmp_path):
 def test_a_missing_folder_of_masks_is_named(tmp_path):
     folder = product(tmp_path / "cap", defects={"dent": 1})
     picture(folder / "test" / "hole" / "000.png")
-    refused("ground_truth/hole/000_mask.png", folder)
+    refused("ground_truth/hole/000_mask.png", mvtec_mixture, folder)
 
 
 def test_a_missing_root_is_named(tmp_path):
-    assert str(tmp_path / "none") in refused("no such folder", tmp_path / "none")
+    assert str(tmp_path / "none") in refused("no such folder", mvtec_mixture, tmp_path / "none")
     picture(tmp_path / "file.png")
-    refused("is a file", tmp_path / "file.png")
+    refused("is a file", mvtec_mixture, tmp_path / "file.png")
 
 
 def test_a_root_without_products_points_deeper(tmp_path):
     product(tmp_path / "mvtec" / "cap")
-    refused("name them in products, for example mvtec/cap", tmp_path)
+    refused("name them in products, for example mvtec/cap", mvtec_mixture, tmp_path)
     (tmp_path / "empty").mkdir()
-    refused("no product folder with train/good", tmp_path / "empty")
-    refused("the list is empty", tmp_path, [])
+    refused("no product folder with train/good", mvtec_mixture, tmp_path / "empty")
+    refused("the list is empty", mvtec_mixture, tmp_path, [])
 
 
 @pytest.mark.parametrize(
@@ -137,23 +131,25 @@ def test_a_root_without_products_points_deeper(tmp_path):
 def test_an_unknown_product_names_the_nearest(tmp_path, asked, nearest):
     product(tmp_path / "mvtec" / "bottle")
     product(tmp_path / "other" / "tile")
-    refused(f"no product folder '{asked}'; the nearest is '{nearest}'", tmp_path, [asked])
+    refused(f"no product folder '{asked}'; the nearest is '{nearest}'", mvtec_mixture, tmp_path, [asked])
 
 
 def test_an_unknown_product_where_there_is_none(tmp_path):
-    refused("holds no product folder", tmp_path, ["cap"])
+    refused("holds no product folder", mvtec_mixture, tmp_path, ["cap"])
 
 
 def test_missing_parts_of_a_product_are_named(tmp_path):
     no_train = product(tmp_path / "no_train", train=0)
-    refused("no_train: no train/good", no_train)
-    refused("no_train: no train/good", tmp_path, ["no_train"])
+    refused("no_train: no train/good", mvtec_mixture, no_train)
+    refused("no_train: no train/good", mvtec_mixture, tmp_path, ["no_train"])
     (no_train / "train" / "good").mkdir(parents=True)
-    refused("train/good: holds no image", no_train)
-    refused("no folder test/good.*data=auto", product(tmp_path / "no_test", good=0, defects={}))
+    refused("train/good: holds no image", mvtec_mixture, no_train)
+    refused(
+        "no folder test/good.*data=auto", mvtec_mixture, product(tmp_path / "no_test", good=0, defects={})
+    )
     empty = product(tmp_path / "empty_defect")
     (empty / "test" / "crack").mkdir()
-    refused("crack: holds no image", empty)
+    refused("crack: holds no image", mvtec_mixture, empty)
 
 
 def test_stray_files_are_skipped_with_one_warning(tmp_path):
@@ -225,7 +221,7 @@ def test_test_limit_balances_good_and_defects(tmp_path, good, defects, limit, ex
 
 @pytest.mark.parametrize("key", ["train_per_product", "test_per_product"])
 def test_limits_below_one_are_refused(tmp_path, key):
-    refused(f"{key}=0", product(tmp_path / "cap"), **{key: 0})
+    refused(f"{key}=0", mvtec_mixture, product(tmp_path / "cap"), **{key: 0})
 
 
 @pytest.mark.real_data

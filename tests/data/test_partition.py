@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.images import image_set
+from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import FromFile, Partition
@@ -170,9 +171,8 @@ def test_from_file_reads_a_plain_list_and_may_leave_images_out(tmp_path):
 def test_from_file_faults_are_one_line(tmp_path, content, message):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=message) as caught:
+    with refusal(message) as caught:
         FromFile(path)(image_set(5), 0)
-    assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
 

@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refused
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.check import check
 
 
@@ -83,12 +83,6 @@ def read(name, root, *overrides):
     return build(compose([f"data={name}", f"data.root={root}", *overrides])["data"])
 
 
-def refused(match, name, root, *overrides):
-    with pytest.raises(UserError, match=match) as caught:
-        read(name, root, *overrides)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_the_published_layout_is_read_and_whole(tmp_path, name):
     expected = SETS[name](tmp_path)
@@ -108,7 +102,7 @@ def test_masks_are_those_of_the_images(tmp_path):
     bad = [sample for sample in read("mvtec_ad2", tmp_path).test if sample.label]
     assert [sample.mask.name for sample in bad] == [f"{sample.path.stem}_mask.png" for sample in bad]
     (tmp_path / "vial/test_public/ground_truth/bad/001_shift_1_mask.png").unlink()
-    refused(r"001_shift_1\.png: no mask", "mvtec_ad2", tmp_path)
+    refused(r"001_shift_1\.png: no mask", read, "mvtec_ad2", tmp_path)
 
 
 def test_sets_without_masks_have_image_metrics_alone(tmp_path):
@@ -132,9 +126,9 @@ def test_masks_of_loco_are_folders_with_areas_of_saturation(tmp_path):
     (problem,) = [problem.message for problem in check(images)]
     assert "001.png: a region's mask is grey, with 0 and one value more" in problem
     (tmp_path / "screw_bag/defects_config.json").unlink()
-    refused("screw_bag/defects_config.json: is not there", "mvtec_loco", tmp_path)
+    refused("screw_bag/defects_config.json: is not there", read, "mvtec_loco", tmp_path)
     shutil.rmtree(logical.mask)
-    refused("logical_anomalies/001: is not there", "mvtec_loco", tmp_path)
+    refused("logical_anomalies/001: is not there", read, "mvtec_loco", tmp_path)
 
 
 def test_numbers_are_products_too(tmp_path):
@@ -143,12 +137,12 @@ def test_numbers_are_products_too(tmp_path):
 
 
 def test_what_is_missing_is_one_line(tmp_path):
-    refused("no such folder", "btad", tmp_path / "none")
-    refused("no product folder with train/ok directly inside", "btad", tmp_path)
+    refused("no such folder", read, "btad", tmp_path / "none")
+    refused("no product folder with train/ok directly inside", read, "btad", tmp_path)
     btad(tmp_path)
-    refused("no product '04'; the nearest is '0", "btad", tmp_path, "data.products=['04']")
+    refused("no product '04'; the nearest is '0", read, "btad", tmp_path, "data.products=['04']")
     (tmp_path / "01/test/ok").rename(tmp_path / "01/test/others")
-    refused("01: no test/ok; unpack the download again", "btad", tmp_path)
+    refused("01: no test/ok; unpack the download again", read, "btad", tmp_path)
     (tmp_path / "01/test/others").rename(tmp_path / "01/test/ok")
     (tmp_path / "01/test/ko").rename(tmp_path / "01/test/others")
-    refused("01: no test/ko; unpack the download again", "btad", tmp_path)
+    refused("01: no test/ko; unpack the download again", read, "btad", tmp_path)

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from PIL import Image
 
 from lit_fedad.core.building import build
@@ -80,9 +81,8 @@ def test_folders_without_images_are_one_line(photographs, tmp_path):
         (tmp_path / "none", "none: no such folder"),
         (tmp_path / "empty", "holds no image"),
     ):
-        with pytest.raises(UserError, match=message) as caught:
+        with refusal(message):
             natural(path, 6)
-        assert "\n" not in str(caught.value)
     (tmp_path / "empty" / "broken.png").write_bytes(b"rubbish")
     with pytest.raises(UserError, match=r"broken.png: cannot be read"):
         natural(tmp_path / "empty", 6)
@@ -112,9 +112,8 @@ def test_packed_images_of_all_forms_need_no_labels(tmp_path, keys):
 
 def test_packed_files_without_images_are_one_line(tmp_path):
     np.savez(tmp_path / "p.npz", labels=np.zeros(3))
-    with pytest.raises(UserError, match=r"p.npz: no key 'images' or 'jpeg', only labels; pack") as caught:
+    with refusal(r"p.npz: no key 'images' or 'jpeg', only labels; pack"):
         natural(tmp_path / "p.npz", 8)
-    assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"q.npz: no such file"):
         natural(tmp_path / "q.npz", 8)
     np.savez(tmp_path / "p.npz", images=pixels(2))

@@ -2,11 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refused
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.anomaly_sets import real_iad
 from lit_fedad.data.check import check
 
@@ -47,12 +47,6 @@ def root(tmp_path):
     return tmp_path
 
 
-def refused(match, root, *args, **kwargs):
-    with pytest.raises(UserError, match=match) as caught:
-        real_iad(root, *args, **kwargs)
-    assert "\n" not in str(caught.value)
-
-
 def test_the_split_is_that_of_the_files(root):
     images = real_iad(root)
     assert images.categories == ["audiojack", "usb"]
@@ -70,9 +64,14 @@ def test_the_configuration_reads_it(root):
 
 
 def test_what_is_missing_is_one_line(root):
-    refused("holds no JSON file", root, split="realiad_jsons/realiad_jsons_sv")
-    refused("no product 'usb_2'; the nearest is 'usb'", root, products=["usb_2"])
-    refused(r"which is not there \(10 of 10 files missing\); check data.images", root, images="realiad_256")
+    refused("holds no JSON file", real_iad, root, split="realiad_jsons/realiad_jsons_sv")
+    refused("no product 'usb_2'; the nearest is 'usb'", real_iad, root, products=["usb_2"])
+    refused(
+        r"which is not there \(10 of 10 files missing\); check data.images",
+        real_iad,
+        root,
+        images="realiad_256",
+    )
 
 
 def test_other_files_are_refused(root):
@@ -83,15 +82,15 @@ def test_other_files_are_refused(root):
         ('{"meta": {"normal_class": "OK"}, "train": [], "test": {}}', "is no split file of Real-IAD"),
     ):
         table.write_text(text)
-        refused(message, root)
+        refused(message, real_iad, root)
     for path in ("../../secret.jpg", "/etc/secret.jpg", 7):
         write(root, "usb", [{"anomaly_class": "OK", "image_path": path}], [])
-        refused("is no image of the set", root)
+        refused("is no image of the set", real_iad, root)
     write(root, "usb", ["x"], [])
-    refused("is no image of the set", root)
+    refused("is no image of the set", real_iad, root)
 
 
 def test_a_split_that_trains_on_defects_is_refused(root):
     bad = json.loads((root / JSONS / "usb.json").read_text())["test"][1]
     write(root, "usb", [bad], [bad])
-    refused("shows 'BX', but is for training; use another data.split", root)
+    refused("shows 'BX', but is for training; use another data.split", real_iad, root)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -121,9 +122,8 @@ def test_grey_and_coloured_sets_do_not_join():
 )
 def test_what_cannot_be_joined_is_one_line(sets, limits, message):
     parts = {name: labelled(name, *parts) for name, parts in sets.items()}
-    with pytest.raises(UserError, match=message) as caught:
+    with refusal(message):
         join(labelled("letters", "abc", 2, 2), parts, "toy", **limits)
-    assert "\n" not in str(caught.value)
 
 
 def test_batches_carry_two_labels_and_the_class():
@@ -245,9 +245,8 @@ def test_sets_of_files_have_dominant_products():
     ],
 )
 def test_too_few_images_say_what_is_missing(deal, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with refusal(message):
         deal(many(classes=2, each=20, contaminants=3), 0)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -310,9 +309,8 @@ def test_anomaly_sets_are_exchanged_on_the_command_line(archives):
 
 def test_the_torchvision_configuration_reaches_its_readers(tmp_path):
     config = compose(["data=semantic_cifar10", f"data.root={tmp_path}"])
-    with pytest.raises(UserError, match=r"cifar-10-batches-py: is missing") as caught:
+    with refusal(r"cifar-10-batches-py: is missing"):
         build(config["data"])
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.images import image_set
+from helpers.refusals import refusal
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
@@ -245,9 +246,8 @@ def test_different_seeds_differ():
     ],
 )
 def test_faults_are_one_line(strategy, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with refusal(message):
         strategy()(image_set(40, 30, 20), 0)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_empty_stage_is_named_correctly():

@@ -2,11 +2,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refused
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.anomaly_sets import texture_ad
 
 
@@ -24,12 +24,6 @@ def material(folder: Path, products=14) -> Path:
                 picture(folder / str(number) / part / f"Image_{i}.png")
     (folder / "meta.json").write_text("{}")
     return folder
-
-
-def refused(match, *args, **kwargs):
-    with pytest.raises(UserError, match=match) as caught:
-        texture_ad(*args, **kwargs)
-    assert "\n" not in str(caught.value)
 
 
 def test_fourteen_wafers_by_number(tmp_path):
@@ -64,7 +58,7 @@ def test_materials_do_not_mix(tmp_path):
     material(tmp_path / "cloth_mvtec_format", products=3)
     assert texture_ad(tmp_path, "cloth").categories == ["cloth_1", "cloth_2", "cloth_3"]
     assert texture_ad(tmp_path).categories == ["wafer_1", "wafer_2"]
-    refused("no numbered folder .* metal_mvtec_format", tmp_path, "metal")
+    refused("no numbered folder .* metal_mvtec_format", texture_ad, tmp_path, "metal")
 
 
 def test_products_and_limits(tmp_path):
@@ -75,19 +69,19 @@ def test_products_and_limits(tmp_path):
         (product, defect) for product in images.categories for defect in ("0", "good")
     ]
     assert len(images.train) == 2
-    refused("no product '33'; the nearest is '3'", tmp_path, products=[33])
+    refused("no product '33'; the nearest is '3'", texture_ad, tmp_path, products=[33])
 
 
 def test_other_layouts_are_refused(tmp_path):
-    refused("no numbered folder with train/good", tmp_path)
+    refused("no numbered folder with train/good", texture_ad, tmp_path)
     picture(tmp_path / "bottle" / "train" / "good" / "0.png")
-    refused("no numbered folder with train/good .* use data=mvtec_mixture", tmp_path)
+    refused("no numbered folder with train/good .* use data=mvtec_mixture", texture_ad, tmp_path)
 
 
 def test_a_missing_mask_is_named(tmp_path):
     material(tmp_path, products=1)
     (tmp_path / "1/ground_truth/0/Image_1.png").unlink()
-    refused(r"1/test/0/Image_1\.png: no mask", tmp_path)
+    refused(r"1/test/0/Image_1\.png: no mask", texture_ad, tmp_path)
 
 
 def test_the_configuration_reads_it(tmp_path):

@@ -4,6 +4,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
@@ -139,10 +140,9 @@ def test_damaged_files_are_named(tmp_path, photo, suffix):
     for name, damaged in {"cut": content[: len(content) // 2], "empty": b"", "text": b"hello" * 9}.items():
         path = tmp_path / f"{name}.{suffix}"
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match="cannot be read as an image") as caught:
+        with refusal("cannot be read as an image") as caught:
             ImageTransform(8).image(path)
         assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="no such image file"):
         ImageTransform(8).image(tmp_path / f"gone.{suffix}")
 

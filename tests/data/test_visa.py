@@ -2,11 +2,11 @@ import csv
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refused
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.anomaly_sets import visa
 from lit_fedad.data.transform import ImageTransform
 
@@ -51,12 +51,6 @@ def root(tmp_path):
     return root
 
 
-def refused(match, *args, **kwargs):
-    with pytest.raises(UserError, match=match) as caught:
-        visa(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-
-
 def test_split_labels_and_masks_are_those_of_the_file(root):
     images = visa(root, ["pcb2", "candle"])
     assert images.categories == ["pcb2", "candle"]
@@ -90,34 +84,34 @@ def test_all_objects_are_read_by_default_and_limits_hold_for_each(root):
 
 
 def test_an_unknown_object_names_the_nearest(root):
-    refused("no product 'pbc1'; the nearest is 'pcb1'", root, ["pbc1"])
-    refused("pcb1 is listed twice", root, ["pcb1", "pcb1"])
-    refused("the list is empty", root, [])
+    refused("no product 'pbc1'; the nearest is 'pcb1'", visa, root, ["pbc1"])
+    refused("pcb1 is listed twice", visa, root, ["pcb1", "pcb1"])
+    refused("the list is empty", visa, root, [])
 
 
 def test_a_missing_split_file_is_named(root):
-    refused(r"split_csv/2cls\.csv: no such file", root, split_csv="split_csv/2cls.csv")
-    refused(r"none/split_csv/1cls\.csv: no such file", root / "none")
+    refused(r"split_csv/2cls\.csv: no such file", visa, root, split_csv="split_csv/2cls.csv")
+    refused(r"none/split_csv/1cls\.csv: no such file", visa, root / "none")
 
 
 def test_missing_files_are_named_only_for_the_objects_asked_for(root):
     (root / "pcb1/Data/Images/Normal/0004.JPG").unlink()
-    refused(r"Normal/0004\.JPG, which is not there \(1 of 9 files missing\)", root, ["pcb1"])
+    refused(r"Normal/0004\.JPG, which is not there \(1 of 9 files missing\)", visa, root, ["pcb1"])
     assert len(visa(root, ["pcb2"]).train) == 3
     (root / "candle/Data/Masks/Anomaly/001.png").unlink()
-    refused(r"Masks/Anomaly/001\.png, which is not there", root, ["candle"])
+    refused(r"Masks/Anomaly/001\.png, which is not there", visa, root, ["candle"])
 
 
 def test_other_files_are_refused(root):
     rows = [["pcb1", "train", "normal", "pcb1/Data/Images/Normal/0000.JPG", ""]]
     write_split(root, rows, header="object,set,label,image,mask")
-    refused("no column 'split'", root)
+    refused("no column 'split'", visa, root)
     write_split(root, [*rows, ["pcb1", "test", "bad", "x.JPG", ""]])
-    refused("line 3 has split 'test', label 'bad'", root)
+    refused("line 3 has split 'test', label 'bad'", visa, root)
     write_split(root, [["pcb1", "test", "normal"]])
-    refused("line 2 .* and image ''", root)
+    refused("line 2 .* and image ''", visa, root)
     write_split(root, [])
-    refused("holds no row", root)
+    refused("holds no row", visa, root)
 
 
 def test_splits_that_train_on_anomalies_are_refused(root):
@@ -125,6 +119,7 @@ def test_splits_that_train_on_anomalies_are_refused(root):
     write_split(root, [row], name="2cls_highshot.csv")
     refused(
         "shows 'anomaly', but is for training; use another data.split_csv",
+        visa,
         root,
         split_csv="split_csv/2cls_highshot.csv",
     )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.refusals import refused
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.data.vision import vision
 
@@ -62,12 +62,6 @@ def add_set(root: Path, name: str, good=2, train=(1, 2), val=(2, 1, 1)) -> Path:
 @pytest.fixture
 def root(tmp_path):
     return add_set(add_set(tmp_path / "VISION", "PCB_1"), "PCB_2")
-
-
-def refused(match, *args, **kwargs):
-    with pytest.raises(UserError, match=match) as caught:
-        vision(*args, **kwargs)
-    assert "\n" not in str(caught.value)
 
 
 def test_training_is_normal_and_testing_is_val(root):
@@ -163,7 +157,7 @@ def test_only_chosen_masks_are_drawn(root, tmp_path):
 
 def test_a_set_as_published_has_no_normal_images(tmp_path):
     root = add_set(tmp_path / "VISION", "PCB_1", good=0)
-    refused(r"PCB_1/train: each of its 2 images has a defect.* into .*train/good", root)
+    refused(r"PCB_1/train: each of its 2 images has a defect.* into .*train/good", vision, root)
     (root / "PCB_1/train/good").mkdir()
     Image.new("L", (16, 12)).save(root / "PCB_1/train/good/n.png")
     (root / "PCB_1/train/good/.hidden.png").touch()
@@ -178,17 +172,17 @@ def test_a_set_as_published_has_no_normal_images(tmp_path):
 
 
 def test_missing_parts_are_named(root, tmp_path):
-    refused("no product 'PCB1'; the nearest is 'PCB_1'", root, ["PCB1"])
-    refused("no folder <set>/train/_annotations.coco.json", tmp_path / "none")
+    refused("no product 'PCB1'; the nearest is 'PCB_1'", vision, root, ["PCB1"])
+    refused("no folder <set>/train/_annotations.coco.json", vision, tmp_path / "none")
     (root / "PCB_2/val/000001.jpg").unlink()
-    refused(r"000001\.jpg, which is not there \(1 of 3 images missing\)", root, ["PCB_2"])
+    refused(r"000001\.jpg, which is not there \(1 of 3 images missing\)", vision, root, ["PCB_2"])
     (root / "PCB_1/val/_annotations.coco.json").unlink()
-    refused(r"PCB_1/val/_annotations\.coco\.json: no such file", root, ["PCB_1"])
+    refused(r"PCB_1/val/_annotations\.coco\.json: no such file", vision, root, ["PCB_1"])
 
 
 def test_a_mask_folder_that_cannot_be_written_is_named(root, tmp_path):
     (tmp_path / "file").touch()
-    refused("cannot be written .*choose another mask_folder", root, mask_folder=tmp_path / "file")
+    refused("cannot be written .*choose another mask_folder", vision, root, mask_folder=tmp_path / "file")
 
 
 def test_the_configuration_reads_it(root):

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from helpers.encoder import FlatEncoder
 from helpers.methods import federation_of
 from helpers.stream_oracle import (
     COUNTS,
@@ -20,7 +21,6 @@ from helpers.stream_oracle import (
     make_module,
 )
 from lightning.fabric import Fabric
-from torch import nn
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
@@ -283,22 +283,11 @@ def test_interrupted_runs_are_judged_as_uninterrupted_ones(play, models):
 # --------------------------------------------------------------------------------------------------- a real method
 
 
-class Encoder(nn.Module):
-    num_features = 3
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
-
-    def forward(self, images):
-        return self.layers(images.flatten(1))
-
-
 def test_one_client_of_fedavg_is_the_server(play):
     """In one task: what it has just trained is what the server makes of it."""
     counts = [np.array([[4, 6, 5, 5]])]
     torch.manual_seed(0)
-    client = FedAvgClient(Classifier(Encoder(), KINDS, augment=False, learning_rate=0.1))
+    client = FedAvgClient(Classifier(FlatEncoder(), KINDS, augment=False, learning_rate=0.1))
     server = FedAvgServer(client)
     module = make_module(3, counts, side=2)
     history = play(3, client=client, server=server, module=module, counts=counts).history

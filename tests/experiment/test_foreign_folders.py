@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import appended, atomic, stored_bytes, within
@@ -59,11 +60,8 @@ def test_what_is_no_file_is_refused_in_one_line(tmp_path, name, kind):
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     kind(path)
-    with pytest.raises(
-        UserError, match=rf"{path.name}: is (a link|a pipe|a folder|a device) and no file"
-    ) as told:
+    with refusal(rf"{path.name}: is (a link|a pipe|a folder|a device) and no file"):
         READERS[name](path)
-    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -205,9 +203,8 @@ CONFIGURATIONS = {
 @pytest.mark.parametrize("text", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_a_configuration_that_no_run_has_is_one_line(tmp_path, text):
     write(tmp_path, "config.yaml", f"format: {_FORMAT}\n{text}\n")
-    with pytest.raises(UserError, match=r"config\.yaml: |another version") as told:
+    with refusal(r"config\.yaml: |another version") as told:
         RunFolder(tmp_path).config()
-    assert "\n" not in str(told.value)
     assert len(str(told.value)) < 1000
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.claim import launches, locked
@@ -20,13 +21,8 @@ time.sleep(600)
 
 def test_a_second_command_is_refused_in_one_line(tmp_path):
     folder = tmp_path / "new" / "run"
-    with locked(folder):
-        with (
-            pytest.raises(UserError, match=f"^{folder}: another lit-fedad") as caught,
-            locked(folder),
-        ):
-            pass
-        assert "\n" not in str(caught.value)
+    with locked(folder), refusal(f"^{folder}: another lit-fedad"), locked(folder):
+        pass
     with locked(folder):
         pass
 

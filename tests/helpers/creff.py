@@ -31,10 +31,6 @@ def images(labels, seed: int = 0) -> DataLoader:
     return DataLoader(rows, batch_size=4)
 
 
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def by_autograd(classifier, features, label, **options) -> torch.Tensor:
     """The gradient of the mean cross-entropy of one class [K, d + 1]."""
     weight, bias = (

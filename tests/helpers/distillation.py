@@ -3,15 +3,6 @@
 import numpy as np
 import torch
 from scipy.stats import pearsonr, zscore
-from torch import nn
-
-
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def units(*shape, seed: int = 0) -> torch.Tensor:
-    return nn.functional.normalize(rows(*shape, seed=seed), dim=-1)
 
 
 def naive_loss(student, teachers, queues, weights, hot, cold, own_key=False):

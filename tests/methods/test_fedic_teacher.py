@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.draws import rows
 from helpers.encoder import Encoder
 from scipy.special import expit, rel_entr, softmax
 
@@ -10,10 +11,6 @@ from lit_fedad.methods.fedic import Calibration, divergence
 
 K, WIDTH = 3, Encoder.num_features
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
-
-
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def calibration_of(seed: int = 0) -> Calibration:

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+from helpers.refusals import refusal
 from torch import nn
 
 from lit_fedad.core.errors import UserError
@@ -185,9 +186,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path, whole, change, message):
 def test_damaged_files_are_said_in_one_line(tmp_path, suffix, content):
     path = tmp_path / f"weights{suffix}"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=rf"weights{suffix} cannot be read: ") as caught:
+    with refusal(rf"weights{suffix} cannot be read: "):
         create_backbone(TINY, weights=path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_packed_file_is_refused_before_it_is_unpacked(tmp_path):

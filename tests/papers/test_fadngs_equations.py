@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.draws import rows, units
+from helpers.encoder import ConvEncoder
 from torch import nn
 
 from lit_fedad.contracts import Context, Update
@@ -21,31 +23,10 @@ from lit_fedad.tasks.contrastive_losses import CRAD, SimCLR
 TAU = 0.5
 
 
-class Encoder(nn.Module):
-    """Mean colours, mixed."""
-
-    num_features = 6
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Conv2d(3, self.num_features, 3)
-
-    def forward(self, images):
-        return self.mix(images).relu().mean((2, 3))
-
-
 def contrastive(seed: int = 0, **overrides) -> Contrastive:
     torch.manual_seed(seed)
     parts = {"warmup": 0, "rounds": 10, "projection": 4, **overrides}
-    return Contrastive(Encoder(), CRAD(TAU), SimCLR(TAU), views=ContrastiveViews(), **parts)
-
-
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def units(*shape, seed: int = 0) -> torch.Tensor:
-    return nn.functional.normalize(rows(*shape, seed=seed), dim=-1)
+    return Contrastive(ConvEncoder(), CRAD(TAU), SimCLR(TAU), views=ContrastiveViews(), **parts)
 
 
 def covariance_by_hand(members: np.ndarray, mean: np.ndarray) -> np.ndarray:
@@ -167,7 +148,7 @@ def test_the_literal_preset_is_as_printed():
     """Eq. 7 without a factor, and Eq. 6 of z; the distillation's temperatures and rate stay what the paper has."""
     config = compose(["method=fadngs_literal"])
     given = {key: value for key, value in config["task"].items() if key != "encoder"}
-    task = build(given, encoder=Encoder())
+    task = build(given, encoder=ConvEncoder())
     z = rows(8, 3, 5)
     views, normal = z.numpy().reshape(24, 5), torch.tensor([True, False, True])
     anchors, losses = [0, 2, 3, 5], []

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.draws import rows
 from lightning.fabric import Fabric
 from torch import nn
 
@@ -19,10 +20,6 @@ from lit_fedad.condensation.relations import (
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
-
-
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def softmax(x):

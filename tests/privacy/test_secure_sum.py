@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from safetensors.torch import load, save
 
 from lit_fedad.contracts import SUM, TensorSpec, Update, senders
@@ -65,11 +66,8 @@ def test_clients_that_drop_out_after_their_offers_are_recovered(summed, toy, tmp
 
 def test_with_three_of_five_gone_the_round_is_lost(summed):
     fails = {(2, 0), (2, 1), (2, 3)}
-    with pytest.raises(
-        UserError, match="2 of 5 clients are left, and a secure sum needs 3: the round is lost"
-    ) as lost:
+    with refusal("2 of 5 clients are left, and a secure sum needs 3: the round is lost") as lost:
         summed(fails=fails, sampler=SKIP).run()
-    assert "\n" not in str(lost.value)
     assert "the disk is full" in str(lost.value)
 
 

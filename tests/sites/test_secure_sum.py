@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.refusals import refusal
 from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings
 from safetensors.torch import save
 
@@ -130,9 +131,8 @@ def test_a_key_registry_that_cannot_be_used_is_refused_in_one_line(folder, tmp_p
         ("".join(p.read_text() for p in (folder / "north" / "sum.pub",)), "not in it with its own key"),
     ):
         (tmp_path / "key_registry").write_text(text)
-        with pytest.raises(UserError, match=cause) as refused:
+        with refusal(cause):
             KeyRegistry.read(tmp_path, "north")
-        assert "\n" not in str(refused.value)
     (tmp_path / "key_registry").unlink()
     (tmp_path / "key_registry").symlink_to(tmp_path / "not_mounted")
     with pytest.raises(UserError, match="key_registry: cannot be read"):  # and not: answer without masks

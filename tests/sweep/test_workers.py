@@ -11,6 +11,7 @@ import optuna
 import pandas as pd
 import psutil
 import pytest
+from helpers.refusals import refusal
 from helpers.studies import neighbours, steps, sweep
 from optuna.trial import TrialState
 
@@ -269,10 +270,9 @@ def test_a_worker_s_file_of_something_else_is_named(tmp_path, content):
 )
 def test_bad_options_end_in_a_line(options, option, message, monkeypatch):
     monkeypatch.setattr(command, "read_plan", lambda study, overrides: PLAN)
-    with pytest.raises(UserError) as error:
+    with refusal() as error:
         sweep([*options, option], Display(quiet=True), neighbours)
     assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 PLAN = command.Plan([], {"pro": "maximize"}, {}, {"_target_": "optuna.samplers.RandomSampler"}, 3)

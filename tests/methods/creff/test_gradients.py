@@ -2,7 +2,8 @@
 
 import numpy as np
 import torch
-from helpers.creff import WIDTH, K, by_autograd, make, nearly, rows, side_by_side
+from helpers.creff import WIDTH, K, by_autograd, make, nearly, side_by_side
+from helpers.draws import rows
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from helpers.creff import QUICK, WIDTH, K, by_autograd, make, nearly, rows, side_by_side
+from helpers.creff import QUICK, WIDTH, K, by_autograd, make, nearly, side_by_side
+from helpers.draws import rows
 from torch import nn
 from torch.nn import functional as F
 

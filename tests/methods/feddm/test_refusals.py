@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 from helpers.feddm import WIDTH, client_of, loader, make
+from helpers.refusals import refusal
 from torch import nn
 
 from lit_fedad.condensation.condense import Condensation
@@ -27,9 +28,8 @@ def test_a_client_that_owns_no_class_sends_nothing_and_the_others_go_on(feddm, d
 
 
 def test_clients_that_own_nothing_at_all_end_the_run(feddm):
-    with pytest.raises(UserError, match=r"no client owns a class.*method\.client\.least") as error:
+    with refusal(r"no client owns a class.*method\.client\.least"):
         feddm(client={"least": 100})
-    assert "\n" not in str(error.value)
 
 
 def test_a_class_that_nobody_owns_is_named_once(feddm, data):
@@ -44,9 +44,8 @@ def test_a_class_that_nobody_owns_is_named_once(feddm, data):
 def test_images_of_two_sizes_are_named(feddm, data):
     """Of two clients, either could be the wrong one; of three, the one without whom the others agree is refused."""
     other = loader([0, 0, 1, 1], 1, side=6)
-    with pytest.raises(UserError, match=r"images of the sizes \(3, 8, 8\) and \(3, 6, 6\)") as error:
+    with refusal(r"images of the sizes \(3, 8, 8\) and \(3, 6, 6\)"):
         feddm(data={0: data[0], 1: other})
-    assert "\n" not in str(error.value)
     refused = feddm(data={0: data[0], 1: data[1], 2: other}).history[0].refused
     assert list(refused) == [2]
     assert "(3, 6, 6)" in refused[2]
@@ -71,9 +70,8 @@ def test_encoders_of_other_normalisations_are_welcome(feddm):
     ],
 )
 def test_settings_out_of_range_are_refused(setting, said):
-    with pytest.raises(UserError, match=said) as error:
+    with refusal(said):
         client_of(**setting)
-    assert "\n" not in str(error.value)
 
 
 class Bare(nn.Conv2d):

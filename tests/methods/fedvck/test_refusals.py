@@ -4,6 +4,7 @@ import math
 
 import pytest
 from helpers.fedvck import K, loader, make, server_of
+from helpers.refusals import refusal
 from torch import nn
 
 from lit_fedad.condensation.condense import Condensation
@@ -28,9 +29,8 @@ def test_a_client_that_owns_no_class_sends_nothing_and_the_others_go_on(fedvck, 
 
 
 def test_clients_that_own_nothing_at_all_end_the_run(fedvck):
-    with pytest.raises(UserError, match=r"no client owns a class.*method\.client\.least") as error:
+    with refusal(r"no client owns a class.*method\.client\.least"):
         fedvck({"least": 100})
-    assert "\n" not in str(error.value)
 
 
 def test_a_class_that_nobody_owns_is_named_once_and_takes_no_part(fedvck, data):
@@ -47,9 +47,8 @@ def test_encoders_without_batch_statistics_are_refused(norm):
     task = Classifier(ConvNet(8, norm="instance", channels=4), K)
     if norm is None:
         task.encoder = nn.Conv2d(3, 4, 3)
-    with pytest.raises(UserError, match=r"no batch normalisation.*encoder\.norm=batch") as error:
+    with refusal(r"no batch normalisation.*encoder\.norm=batch"):
         FedVCKClient(task, condensation=Condensation(1), init="noise")
-    assert "\n" not in str(error.value)
 
 
 def test_learning_rates_that_diverge_are_named(fedvck):
@@ -73,9 +72,8 @@ def test_learning_rates_that_diverge_are_named(fedvck):
 )
 def test_server_settings_out_of_range_are_refused(setting):
     [(name, value)] = setting.items()
-    with pytest.raises(UserError, match=rf"{name}={value}\b") as error:
+    with refusal(rf"{name}={value}\b"):
         server_of(**setting)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1])

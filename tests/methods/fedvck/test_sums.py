@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.fedvck import FABRIC, MEAN, STD, K, held_apart, loader, logits_of, make
+from helpers.refusals import refusal
 from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.audits.statistics import adversary_view
@@ -236,9 +237,8 @@ def test_sums_that_no_images_have_are_refused_on_receipt(change, said):
     sums = FedVCKSumsClient(make(), **CLIENT).send(loader([0, 1, 2, 2], 1))
     server = server_of()
     server.validate(0, Update(sums, 4))
-    with pytest.raises(UserError, match=said) as error:
+    with refusal(said):
         server.validate(0, Update(change(sums), 4))
-    assert "\n" not in str(error.value)
 
 
 def test_as_many_images_are_counted_as_there_can_be():
