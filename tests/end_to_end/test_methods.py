@@ -6,6 +6,7 @@ import json
 
 import pytest
 from helpers.pairs import of_method
+from helpers.refusals import refusal
 from helpers.strict_json import strict_json
 
 from lit_fedad.core.errors import UserError
@@ -240,9 +241,8 @@ def test_a_start_that_is_none_is_refused_in_one_line(lab, tmp_path):
         ((f"start={tmp_path / 'begun'}",), "start=.*begun: the run is not complete"),
         ((f"start={local}",), "start=.*holds no weights that fit this task"),
     ]:
-        with pytest.raises(UserError, match=said) as error:
+        with refusal(said):
             lab.train(tmp_path / "run", "method=fadngs", *SMALL_SEMANTIC, *overrides)
-        assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow
@@ -309,9 +309,8 @@ def test_fresh_trains_anew(lab, tmp_path, monkeypatch, differences, outcome):
 
 def test_folder_of_another_configuration_is_refused(lab):
     out, _ = lab.finished("method=local")
-    with pytest.raises(UserError, match="another configuration.*fresh=true") as error:
+    with refusal("another configuration.*fresh=true"):
         lab.train(out, "method=local", "seed=1")
-    assert "\n" not in str(error.value)
 
 
 def test_corrected_command_may_use_the_folder_of_the_refused_one(lab, tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
@@ -291,9 +292,8 @@ def test_a_refused_update_is_one_line_and_changes_nothing(lab, desk, tmp_path):
         (run, tested, {"client": 0, "product": "grass"}, r"is a test image of the run; give others"),
         (literal, good, {}, r"feddymem_literal with these settings is not made of sums"),
     ):
-        with pytest.raises(UserError, match=message) as error:
+        with refusal(message):
             fold(folder, images, **options)
-        assert "\n" not in str(error.value)
         assert RunFolder(folder).versions() == [0]
         assert list(folder.glob("versions/.*")) == []
 
