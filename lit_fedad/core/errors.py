@@ -1,6 +1,6 @@
 """The one exception whose message is meant for the person at the keyboard, and what other errors say."""
 
-ANEW = "give another out=DIR, or fresh=true"
+ANEW = "train with another out=DIR, or fresh=true"
 """What a run is begun anew by; of real sites `FederationFolder.advised` puts other words in its place."""
 
 RESTORE = f"restore it from a copy, or {ANEW}"

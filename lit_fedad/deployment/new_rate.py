@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.ui.reading import RunView, false_alarm_rate
@@ -50,11 +51,11 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     try:
         with home.new_version() as (number, made):
             claim(made.path, config)
-            for path in (folder.path / name for name in _KEPT):
-                if path.is_dir():
-                    shutil.copytree(path, made.path / path.name)
-                elif path.exists():
-                    shutil.copyfile(path, made.path / path.name)
+            for name in _KEPT:
+                for path in filter(Path.is_file, [folder.path / name, *folder.path.glob(f"{name}/**/*")]):
+                    copy = made.path / path.relative_to(folder.path)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, copy)
             if additions := folder.additions():
                 made.save_additions(additions)
             save_json(made.path, "calibration.json", calibration.to_json())

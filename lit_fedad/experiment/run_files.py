@@ -39,7 +39,12 @@ FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json",
 _FORMAT = 6
 _MAKERS = {None: "lit_fedad 0.1", 4: "lit_fedad 0.2"}
 
-_ANEW = "remove result.json and calibration.json, and the command that began the run writes them anew"
+
+def _advice(folder: Path) -> str:
+    """Says what to do about a damaged file: of a version, no command writes it anew."""
+    if folder.resolve().parent.name == "versions":
+        return "restore it from a copy, or use another version: lit-fedad update run=RUN default=NUMBER"
+    return "remove result.json and calibration.json, and the command that began the run writes them anew"
 
 
 def check_folders(folder: Path, *beside: Path) -> None:
@@ -124,9 +129,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     Raises:
         UserError: If it cannot be read, or was changed.
     """
-    content, value = _object(folder / name, _ANEW)
+    content, value = _object(folder / name, _advice(folder))
     if (folder / "config.yaml").exists():  # else artifacts of the run, from MLflow
-        _check(folder, name, content, _ANEW)
+        _check(folder, name, content, _advice(folder))
     return value
 
 

@@ -171,7 +171,9 @@ class RunFolder:
         Raises:
             OSError: If it cannot be written.
         """
-        number = self.versions()[-1] + 1
+        # Also of one that lost its result: what it holds may be restored.
+        taken = [path.name for path in self.path.glob("versions/*")]
+        number = max([0, *(int(name) for name in taken if name.isdecimal())]) + 1
         made = RunFolder(self.path / "versions" / f".partial_{number}")
         shutil.rmtree(made.path, ignore_errors=True)
         try:

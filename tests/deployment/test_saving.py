@@ -1,7 +1,9 @@
 """Thresholds that the operator's page saves as versions of a detector."""
 
 import csv
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -54,6 +56,24 @@ def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     with pytest.raises(UserError, match=r"alpha=0\.001: no client has calibration images enough"):
         update(UpdateOptions(str(run), alpha=0.001))
     assert RunFolder(run).versions() == [0, 1, 2]
+
+
+def test_a_version_without_its_result_keeps_its_number(run):
+    first = update(UpdateOptions(str(run), alpha=0.5))
+    (first / "result.json").unlink()
+    assert update(UpdateOptions(str(run), alpha=0.5)).name == "2"
+    assert RunFolder(run).versions() == [0, 2]
+    assert (first / "calibration.json").exists()
+
+
+def test_a_version_that_cannot_be_written_is_said_with_its_cause(run, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(UserError, match=r"its new version cannot be written \(No space left on device\)"):
+        update(UpdateOptions(str(run), alpha=0.5))
+    assert RunFolder(run).versions() == [0]
 
 
 def test_the_page_s_buttons_save_and_undo(run, tmp_path):
