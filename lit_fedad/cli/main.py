@@ -116,9 +116,8 @@ def _line(error: BaseException, name: str) -> str | None:
         case ModuleNotFoundError() if extra := extra_of(error.name or ""):
             return f"this needs {error.name}: {install(extra)}"
         case OSError() if is_disk_full(error):
-            return (
-                f"no space is left on the disk for {error.filename or 'a file'}: make room{_continues(name)}"
-            )
+            written = error.filename2 or error.filename or "a file"  # the second of a copy
+            return f"no space is left on the disk for {written}: make room{_continues(name)}"
         case OSError(errno=errno.EACCES | errno.EROFS | errno.ENAMETOOLONG) if error.filename:
             return f"{error.filename}: cannot be read or written ({error.strerror})"
         case MemoryError() | RuntimeError() if is_out_of_memory(error):

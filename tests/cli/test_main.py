@@ -334,6 +334,14 @@ def test_a_folder_that_may_not_be_written_is_one_line(say, monkeypatch):
     assert "File name too long" in line
 
 
+def test_a_full_disk_names_the_copy_and_not_what_is_copied(say, monkeypatch):
+    def full(*_, **given):
+        raise OSError(errno.ENOSPC, "No space left on device", "old.pt", None, "new.pt")
+
+    monkeypatch.setattr(experiment, "train", full)
+    assert "no space is left on the disk for new.pt: make room" in say("train")[2][0]
+
+
 def test_a_setting_that_nothing_of_the_run_reads_is_told(say, monkeypatch):
     monkeypatch.setattr(experiment, "train", lambda config: None)
     said = "warning: encoder=resnet18 has no effect: nothing of this run reads it"
