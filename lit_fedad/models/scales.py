@@ -67,8 +67,8 @@ def at_scales(backbone: Backbone, scales: int | None, size: tuple[int, int]) -> 
 
     Args:
         backbone: The backbone.
-        scales: Number of sizes; None for `USUAL_SCALES` from `LARGE` pixels on, but one in tiles, and for transformers,
-            whose layers all see the whole image.
+        scales: Number of sizes; None for `USUAL_SCALES` from `LARGE` pixels on, but one in tiles, and for backbones of
+            one stride, such as transformers, whose layers all see the whole image.
         size: Height and width of the images in pixels.
 
     Raises:
@@ -76,7 +76,8 @@ def at_scales(backbone: Backbone, scales: int | None, size: tuple[int, int]) -> 
     """
     single = backbone.backbone if isinstance(backbone, ScaledPyramid) else backbone
     if scales is None:
-        whole = not isinstance(single, TiledPyramid) and len(set(single.strides)) > 1
+        strides = set(getattr(single, "strides", ()))  # a backbone of a user's own need not say any
+        whole = not isinstance(single, TiledPyramid) and len(strides) > 1
         scales = USUAL_SCALES if whole and min(size) >= LARGE else 1
     if scales == 1:
         return single

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.tiny_pyramid import TinyPyramid
 from torch import nn
 from torch.nn import functional as F
 
@@ -57,6 +58,7 @@ def test_unasked_large_images_that_are_seen_whole_have_two_sizes():
     assert unasked(Edges(), (128, 512)) == 1
     assert unasked(TiledPyramid(Edges(), (256, 512), 256), (256, 512)) == 1
     assert unasked(transformer, (280, 280)) == 1
+    assert unasked(TinyPyramid(), (256, 256)) == 1  # says no strides
 
 
 def test_sizes_that_cannot_be_are_refused(make_task):
