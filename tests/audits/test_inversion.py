@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers.refusals import refusal
+from helpers.tiny_pyramid import TinyPyramid
 from PIL import Image
 from safetensors.torch import load
 
@@ -21,6 +23,8 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
+from lit_fedad.methods.parts.evidence import invertible_bank
+from lit_fedad.models.tiles import TiledPyramid
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
@@ -324,6 +328,14 @@ def test_a_method_that_shares_nothing_of_images_is_one_line(tmp_path):
         UserError, match=r"method local with task Classifier shares no images, no memory bank"
     ):
         invert(reopen(str(folder)), InversionOptions())
+
+
+def test_a_bank_of_tiles_is_not_called_shared_by_nobody(make_task):
+    backbone = TinyPyramid()
+    backbone.strides, backbone.provenance = (4, 8), {}
+    task = make_task(backbone=TiledPyramid(backbone, (64, 64), 32), image_size=64, tile=32)
+    with pytest.raises(UserError, match=r"a bank is shared, but images in tiles \(image.tile\)"):
+        invertible_bank(SimpleNamespace(task=task), {"memory": None})
 
 
 @pytest.mark.slow

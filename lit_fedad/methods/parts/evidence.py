@@ -19,6 +19,7 @@ from lit_fedad.contracts.evidence import (
     SharedSubspace,
     Shown,
 )
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.parts.condensed_images import IMAGES
@@ -111,12 +112,19 @@ def invertible_bank(client: Client, sent: MessageSpec, ordered: bool = False) ->
         client: The client.
         sent: The declared form of the upload.
         ordered: Whether the bank keeps the positions of patches.
+
+    Raises:
+        UserError: If it does, and images are seen in tiles.
     """
     task = client.task
     assert isinstance(task, MemoryBank)
     backbone = task.backbone
-    if "memory" not in sent or isinstance(backbone, TiledPyramid):  # tiles are seen without gradients
+    if "memory" not in sent:
         return None
+    if isinstance(backbone, TiledPyramid):  # tiles are seen without gradients
+        raise UserError(
+            "attack=inversion: a bank is shared, but images in tiles (image.tile) are not sought in it"
+        )
 
     def encode(images: Tensor) -> Tensor:
         # The layers themselves: as a whole, the frozen backbone gives no gradients.
