@@ -11,6 +11,7 @@ from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
+from lit_fedad.data.layout_names import MASK_NAMES
 from lit_fedad.data.pictures import decoders, sniff
 from lit_fedad.data.sample import DICOM_SUFFIXES
 
@@ -29,9 +30,6 @@ _SYSTEM = frozenset(
 )
 _HEIC = (".heic", ".heif")
 _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
-
-MASK_NAMES = ("ground_truth", "groundtruth", "gt", "mask", "masks")
-"""What folders of masks are called, in lower case; in the layout of MVTec AD the first alone."""
 
 _MASKS_BESIDE = frozenset({*MASK_NAMES, "label", "labels"})
 _MASK_ENDINGS = ("_mask", "_gt")

@@ -1,7 +1,5 @@
 """What people call the folders, columns and labels of their images."""
 
-from lit_fedad.data.image_files import MASK_NAMES
-
 NORMAL = frozenset(
     (
         *("good", "goods", "normal", "normals", "ok", "okfront", "healthy", "negative", "intact", "clean"),
@@ -10,6 +8,9 @@ NORMAL = frozenset(
     )
 )
 """Folders and labels of normal images, as `bare` has them."""
+
+MASK_NAMES = ("ground_truth", "groundtruth", "gt", "mask", "masks")
+"""What folders of masks are called, in lower case; in the layout of MVTec AD the first alone."""
 
 MASKS = frozenset({*MASK_NAMES, "labelmasks", "annotations", "labels", "segmentations"})
 """Folders of masks, as `bare` has them."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
-from lit_fedad.data.image_files import MASK_NAMES, LeftOut, entries, images_in, require_folder
+from lit_fedad.data.image_files import LeftOut, entries, images_in, require_folder
+from lit_fedad.data.layout_names import MASK_NAMES
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import limited, resplit

@@ -202,5 +202,7 @@ def check_promise(config: Config, most: float | None) -> None:
     if most is None:
         return
     privacy = promised(config)
-    if privacy is None or is_central(privacy) or (privacy.epsilon or 0) > most or privacy.delta > _DELTA:
+    if privacy is None or privacy.epsilon is None or is_central(privacy):
+        raise RefusalError(Code.PROMISE, most)
+    if privacy.epsilon > most or privacy.delta > _DELTA:
         raise RefusalError(Code.PROMISE, most)
