@@ -19,9 +19,15 @@ from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import check_regular
 from lit_fedad.data.dicom import FLAT, read_dicom, read_native_dicom
 from lit_fedad.data.input_files import check_pixels, chosen_page
-from lit_fedad.data.misread import file_bytes, refuse_misread
 from lit_fedad.data.sample import DICOM_SUFFIXES
-from lit_fedad.data.tiff_codecs import NO_PICTURE, check_pieces, other_compression, uncompressed
+from lit_fedad.data.tiff_codecs import (
+    NO_PICTURE,
+    check_pieces,
+    file_bytes,
+    other_compression,
+    refuse_misread,
+    uncompressed,
+)
 
 FORMATS = ("PNG", "JPEG", "MPO", "TIFF", "WEBP", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "QOI")
 """Pillow's decoders that are used, all of formats that begin with bytes of their own; DICOM is read by pydicom."""

@@ -1,11 +1,11 @@
-"""TIFF files: how many pieces they may have, and pages in compressions that Pillow lacks, decoded by imagecodecs."""
+"""What Pillow lacks, of TIFF above all: files of too many pieces, those that it shows wrong, other compressions."""
 
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from PIL import TiffImagePlugin
 
@@ -16,6 +16,9 @@ NO_PICTURE = 1 | 4
 """Kinds of a TIFF's pages (tag 254) that are no pictures of their own: a reduced copy, a transparency mask."""
 
 _COMPRESSION, _ORIENTATION = 259, 274
+_RAW = frozenset({33422, 50706, 50752})  # tags: colour filter, DNG, Canon
+_BITS, _PLANES, _SAMPLE_FORMAT = 258, 284, 339
+_SEPARATE, _SIGNED = 2, 2
 _PIECES = (273, 324)  # places of strips, of tiles
 _MOST_PAGES, _MOST_PIECES = 10_000, 100_000
 _PILLOW = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 32771, 32773, 32809, 32946, 34676, 34677, 34925, 50000})
@@ -48,6 +51,40 @@ def check_pieces(file: IO[bytes]) -> None:
         raise ValueError(
             f"has more than {_MOST_PAGES} pages, or a page in more than {_MOST_PIECES} pieces; save it anew"
         )
+
+
+def refuse_misread(image: Any) -> None:
+    """Refuses an opened file whose header says that its pixels would come out wrong.
+
+    Raises:
+        ValueError: It is of such a kind; the words say how to save it.
+    """
+    tags = getattr(image, "tag_v2", {})
+    if _RAW.intersection(tags):
+        raise ValueError("is a camera's raw file, whose picture must be developed; convert it first")
+    bits = tags.get(_BITS, (8,))[0]
+    if _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and bits <= 16:
+        raise ValueError(
+            f"its {bits}-bit values are signed, of no fixed white; save it with unsigned 8 or 16 bits"
+        )
+    # Pillow takes each plane for one of eight bits; libtiff, which reads compressed ones, does not.
+    if tags.get(_PLANES) == _SEPARATE and bits > 8 and image.tile and image.tile[0][0] == "raw":
+        raise ValueError(
+            f"its colours of {bits} bits lie in one plane after the other; save it with interleaved colours"
+        )
+    if image.format == "BMP" and image.mode == "1":
+        head = file_bytes(image, 30)  # of a palette of black and white Pillow reads one bit a pixel
+        if (bits := head[24 if head[14] == 12 else 28]) != 1:
+            raise ValueError(f"is BMP of two colours with {bits} bits a pixel; save it as PNG")
+
+
+def file_bytes(image: Any, most: int = -1) -> bytes:
+    """Returns the bytes of an opened file from its beginning, as many as are asked for."""
+    position = image.fp.tell()
+    image.fp.seek(0)
+    content: bytes = image.fp.read(most)
+    image.fp.seek(position)
+    return content
 
 
 def other_compression(path: Path) -> int | None:

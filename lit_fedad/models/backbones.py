@@ -18,7 +18,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.files import check_unpacked
 from lit_fedad.models.backbone_parts import TransformerBlocks, dynamic_size
 from lit_fedad.models.lite import LITE, first_installed
@@ -95,8 +95,8 @@ class FeaturePyramid(nn.Module):
             if isinstance(error, AssertionError) or self._fixed_size:
                 size = f"{images.shape[-2]} x {images.shape[-1]} pixels"
                 raise UserError(
-                    f"backbone {self.provenance['name']!r} takes no images of {size} ({_line(error)}): give another"
-                    " image.size"
+                    f"backbone {self.provenance['name']!r} takes no images of {size} ({first_line(error)}):"
+                    " give another image.size"
                 ) from error
             raise
         return [features.contiguous() for features in maps]
@@ -244,10 +244,10 @@ def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None,
             _ = features.model.forward_intermediates  # a model registered by a user may lack it
             return features
         except safetensors.SafetensorError as error:
-            hint = f"({_line(error)}): delete it, or {_INSTEAD}"
+            hint = f"({first_line(error)}): delete it, or {_INSTEAD}"
             raise UserError(f"weights file {hub_file} is damaged {hint}") from error
         except (AssertionError, AttributeError, IndexError, RuntimeError) as error:
-            reason = f"layers {list(layers)}: {_line(error)}"
+            reason = f"layers {list(layers)}: {first_line(error)}"
             raise UserError(f"backbone {name!r} gives no features at {reason}") from error
 
 
@@ -273,7 +273,7 @@ def _hub_file(name: str) -> Path:
         try:
             return Path(hub.hf_hub_download(repository, file, revision=revision, etag_timeout=HUB_TIMEOUT))
         except Exception as error:  # the hub's HTTP library, and so its errors, differ between releases
-            reason = _line(error)
+            reason = first_line(error)
             if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
                 break
     raise UserError(f"ImageNet weights of backbone {name!r} cannot be downloaded ({reason}): {_INSTEAD}")
@@ -297,7 +297,7 @@ def _unreachable(endpoint: str) -> str | None:
             hub.get_session().head(endpoint, timeout=HUB_TIMEOUT)
             reason[0] = None
         except Exception as error:  # as above
-            reason[0] = f"{endpoint}: {_line(error)}"
+            reason[0] = f"{endpoint}: {first_line(error)}"
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
@@ -339,7 +339,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             check_unpacked(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct, safetensors or torch
-        raise UserError(f"weights file {path} cannot be read: {_line(error)}") from error
+        raise UserError(f"weights file {path} cannot be read: {first_line(error)}") from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
@@ -356,8 +356,3 @@ def _fingerprint(name: str, layers: tuple[int, ...], features: nn.Module) -> str
             digest.update(f"{key} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.contiguous().numpy().data)
     return digest.hexdigest()
-
-
-def _line(error: Exception) -> str:
-    """First line of an exception, or its class where it says nothing."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
+from optuna import Study
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
-from optuna.trial import create_trial
+from optuna.samplers import GridSampler as _GridSampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from lit_fedad.core.building import build, call, locate, takes, targets
 from lit_fedad.core.config import Config, choices, compose
@@ -28,7 +30,7 @@ from lit_fedad.core.identity import identity
 from lit_fedad.core.plain_values import plain_yaml
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
-_SHARED = {"optuna.samplers.GridSampler": "lit_fedad.sweep.grid.GridSampler"}
+_SHARED = {"optuna.samplers.GridSampler": f"{__name__}.GridSampler"}
 """Samplers that need another form where several workers share a study."""
 
 BYTES = "bytes"
@@ -71,6 +73,36 @@ def metric_value(metrics: Mapping[str, Any], objective: str) -> float | None:
     except KeyError:
         raise UserError(f"objective '{objective}': this run knows no products; give {name}") from None
     return value
+
+
+class GridSampler(_GridSampler):
+    """Optuna's grid, with one order of its values for all workers.
+
+    Optuna notes the places of values that were tried, in an order drawn by the seed: workers of different seeds would
+    repeat some values and never try others.
+
+    Args:
+        search_space: Values of each searched key.
+    """
+
+    def __init__(self, search_space: Mapping[str, Sequence]) -> None:
+        super().__init__(search_space)
+
+    def all_begun(self, study: Study) -> bool:
+        """Tells whether every value has been tried or is played by a worker: Optuna would give out the latter again."""
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return set(self._get_unvisited_grid_ids(study)) <= {
+            one.system_attrs.get("grid_id") for one in running
+        }
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """Ends the study after the last value; a trial of given values, such as the default, has no place there."""
+        if "grid_id" in trial.system_attrs:
+            super().after_trial(study, trial, state, values)
+        elif self.is_exhausted(study):
+            study.stop()
 
 
 _KINDS = ("mean", "worst", "pooled", "product_mean")

@@ -33,8 +33,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import clock
-from lit_fedad.sweep.grid import GridSampler
-from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
+from lit_fedad.sweep.plan import BYTES, GridSampler, Plan, metric_value, objective_value
 from lit_fedad.sweep.storage import (
     GIVEN_BACK,
     WORKER,

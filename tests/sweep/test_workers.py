@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
-from lit_fedad.sweep.grid import GridSampler
+from lit_fedad.sweep.plan import GridSampler
 from lit_fedad.sweep.storage import check_trials, open_storage, standing
 from lit_fedad.sweep.worker import PrunedError
 
