@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.data.sample import grouped
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,7 @@ def draw_training_cells(
         share: Share of a client's images of a class that become examples, in (0, 1].
         seed: Seed of the draws.
     """
-    images_of: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
-    for index, client, where in _held(stages):
-        images_of.setdefault((categories[index], client, where), []).append(index)
+    images_of = grouped(((categories[index], client, where), index) for index, client, where in _held(stages))
     cells = []
     for (category, client, where), images in images_of.items():
         rng = numpy_generator(seed, "membership", category, client, *where)

@@ -12,7 +12,7 @@ from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition
-from lit_fedad.data.sample import Sample
+from lit_fedad.data.sample import Sample, grouped
 
 _SEARCH = """
 import json, re, sys
@@ -137,12 +137,9 @@ def _held_groups(
 ) -> set[str]:
     """Draws the groups that are held out by whoever holds images of them; see `hold_out`."""
     cells = [[_by_product(stage, samples, groups) for stage in client_stages] for client_stages in by_stage]
-    left: list[int] = []  # groups that stay in training, of each product in a stage of a client
-    places: dict[str, list[int]] = {}
-    for cell in (cell for client in cells for stage in client for cell in stage):
-        for name in cell:
-            places.setdefault(name, []).append(len(left))
-        left.append(len(cell))
+    every = [cell for client in cells for stage in client for cell in stage]
+    left = list(map(len, every))  # groups that stay in training, of each product in a stage of a client
+    places = grouped((name, place) for place, cell in enumerate(every) for name in cell)
     held, trained = set[str](), set[str]()
     for client, stages in enumerate(cells):
         draw = numpy_generator(seed, "hold-out", client)
@@ -170,7 +167,5 @@ def _by_product(
     indices: Sequence[int], samples: Sequence[Sample | LabelledImage], groups: Sequence[str]
 ) -> list[dict[str, list[int]]]:
     """Lists images by group, for each product."""
-    by_product: dict[str, dict[str, list[int]]] = {}
-    for index in indices:
-        by_product.setdefault(samples[index].category, {}).setdefault(groups[index], []).append(index)
-    return list(by_product.values())
+    by_product = grouped((samples[index].category, index) for index in indices)
+    return [grouped((groups[index], index) for index in of_product) for of_product in by_product.values()]

@@ -12,7 +12,7 @@ import numpy as np
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.input_files import read_json
 from lit_fedad.data.labelled import Images, LabelledImage
-from lit_fedad.data.sample import Sample
+from lit_fedad.data.sample import Sample, grouped
 
 Schedule = Literal["stage_major", "literal"]
 """When stages come: ``"stage_major"``, each once; ``"literal"``, all in turns."""
@@ -228,11 +228,8 @@ class FromFile:
 
 def indices_by_category(image_set: Images) -> dict[str, list[int]]:
     """Groups the indices of the training images by category, categories in order of first appearance."""
-    by_category: dict[str, list[int]] = {}
     samples: Sequence[Sample | LabelledImage] = image_set.train
-    for index, sample in enumerate(samples):
-        by_category.setdefault(sample.category, []).append(index)
-    return by_category
+    return grouped((sample.category, index) for index, sample in enumerate(samples))
 
 
 def check_clients(clients: int) -> None:

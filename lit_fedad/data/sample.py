@@ -1,9 +1,9 @@
 """Samples and image sets, the results of the readers of files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 DICOM_SUFFIXES = (".dcm", ".dicom")
 """Suffixes of DICOM files, which the extra ``dicom`` reads."""
@@ -17,6 +17,23 @@ def defect_name(word: str) -> str:
         ('scratch', 'called good')
     """
     return "called good" if word == "good" else word
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Lists values by their keys, keys in order of first appearance.
+
+    Example:
+        >>> grouped([("screw", 0), ("nut", 1), ("screw", 2)])
+        {'screw': [0, 2], 'nut': [1]}
+    """
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 @dataclass(frozen=True, slots=True)

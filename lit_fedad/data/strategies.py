@@ -13,6 +13,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition, check_clients, indices_by_category
+from lit_fedad.data.sample import grouped
 from lit_fedad.data.semantic import SemanticSet
 
 _MAX_DRAWS = 10_000
@@ -213,18 +214,16 @@ class ByGroup:
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Deals the groups of the training images with ``seed``."""
-        groups: dict[str, list[int]] = {}
-        for index, name in enumerate(image_groups(image_set.train, self.group, "partition.group")):
-            groups.setdefault(name, []).append(index)
+        names = image_groups(image_set.train, self.group, "partition.group")
+        groups = list(grouped((name, index) for index, name in enumerate(names)).values())
         if self.clients > len(groups):
             raise UserError(
                 f"partition: {self.clients} clients but {len(groups)} groups of images; lower partition.clients, or"
                 " give another partition.group"
             )
         indices_of: list[list[int]] = [[] for _ in range(self.clients)]
-        names = list(groups)
-        for number in numpy_generator(seed, "partition").permutation(len(names)):
-            min(indices_of, key=len).extend(groups[names[number]])
+        for number in numpy_generator(seed, "partition").permutation(len(groups)):
+            min(indices_of, key=len).extend(groups[number])
         return Partition.of_clients(indices_of)
 
 

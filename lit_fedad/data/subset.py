@@ -3,7 +3,7 @@
 import difflib
 import functools
 import inspect
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.hold_out import image_groups
-from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.sample import ImageSet, Sample, grouped
 
 T = TypeVar("T")
 
@@ -34,10 +34,8 @@ def resplit(images: ImageSet, seed: int | None) -> ImageSet:
     """
     if seed is None:
         return images
-    pools: dict[str, list[Sample]] = defaultdict(list)
-    for sample in (*images.train, *images.test):
-        if not sample.label:
-            pools[sample.category].append(sample)
+    every = (*images.train, *images.test)
+    pools = grouped((sample.category, sample) for sample in every if not sample.label)
     sizes = {product: sum(sample.category == product for sample in images.train) for product in pools}
     drawn: dict[str, tuple[list[Sample], list[Sample]]] = {}
     for product, pool in pools.items():
@@ -74,9 +72,7 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
         number = min(len(pool) - 1, max(1, round((1 - train_share) * len(pool))))
         ill = [sample for sample in images.test if sample.label and sample.category == pool[0].category]
         names = image_groups([*pool, *ill], group, "data.group")
-        piles: dict[str, list[Sample]] = {}
-        for name, sample in zip(names, pool, strict=False):
-            piles.setdefault(name, []).append(sample)
+        piles = grouped(zip(names, pool, strict=False))
         anomalous = set(names[len(pool) :])
         healthy = [pile for name, pile in piles.items() if name not in anomalous]
         left = len(pool) - number
@@ -150,10 +146,7 @@ limited = limited_by(subset)
 
 def by_product(samples: Iterable[Sample]) -> list[list[Sample]]:
     """Groups samples by product, products in order of first appearance."""
-    piles: dict[str, list[Sample]] = {}
-    for sample in samples:
-        piles.setdefault(sample.category, []).append(sample)
-    return list(piles.values())
+    return list(grouped((sample.category, sample) for sample in samples).values())
 
 
 def _shuffled(samples: list[Sample], seed: int, purpose: str) -> list[Sample]:
@@ -171,9 +164,7 @@ def _balanced(samples: list[Sample], limit: int | None, seed: int) -> list[Sampl
     """A random subset of at most ``limit`` samples: half good, half dealt evenly from the defects."""
     if limit is None:
         return samples
-    by_defect: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_defect.setdefault(sample.defect, []).append(sample)
+    by_defect = grouped((sample.defect, sample) for sample in samples)
     piles = {defect: _shuffled(pile, seed, "test subset") for defect, pile in by_defect.items()}
     good = piles.pop("good", [])
     dealt = [sample for deal in zip_longest(*piles.values()) for sample in deal if sample is not None]

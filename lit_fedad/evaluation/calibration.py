@@ -19,6 +19,7 @@ from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.hold_out import hold_out, image_groups
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import grouped
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.federation.evaluator import ClientQuery, QueriedFederation
 from lit_fedad.metrics.conformal import Alpha, Calibration, ScoreCounts
@@ -127,10 +128,7 @@ class CalibrationScores:
 
     def _scores_by_fold(self, client: Client, sums: LeaveOut, number: int, indices: list[int]) -> Tensor:
         scores = torch.full((len(indices),), torch.nan)
-        members: dict[str, list[int]] = {}
-        for place, index in enumerate(indices):
-            members.setdefault(self.groups[index], []).append(place)
-        groups = list(members.values())
+        groups = list(grouped((self.groups[index], place) for place, index in enumerate(indices)).values())
         order = numpy_generator(self.seed, "calibration folds", number).permutation(len(groups))
         folds = [
             sorted(chain.from_iterable(groups[group] for group in chosen))
