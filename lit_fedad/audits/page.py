@@ -126,7 +126,7 @@ def _leaving(run: FinishedRun) -> Grid:
                 "every round" if number == 1 else "once, before round 1",
                 "; ".join(f"{name} {form(tensor)}" for name, tensor in spec.items()) or "nothing",
                 "the sum of all" if summed else "each message" if spec else "-",
-                human_bytes(round(counted)) if counted is not None and place == 0 else "",
+                human_bytes(counted) if counted is not None and place == 0 else "",
             ]
             lines.append(Line.of(cells))
     heads = ["exchange", "when", "tensors", "the server sees", "bytes, a client and round"]

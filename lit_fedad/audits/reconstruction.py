@@ -18,6 +18,7 @@ from torchmetrics.functional.image import (
 Discrepancy = Callable[[Tensor, Tensor], Tensor]
 """Distance of features [n, P, C] from their target: a scalar, differentiable in the features."""
 
+_RATE = 0.05  # learning rate of the first step, for pixels in [0, 1]
 _NOISE = 0.1  # standard deviation of the images that an attack starts from, around grey
 
 
@@ -71,7 +72,6 @@ def invert_features(
     shape: Sequence[int],
     generator: torch.Generator,
     steps: int = 500,
-    learning_rate: float = 0.05,
     smoothness: float = 1.0,
     discrepancy: Discrepancy = by_position,
     on_step: Callable[[int, int], None] = lambda done, total: None,
@@ -84,7 +84,6 @@ def invert_features(
         shape: n, ch, H and W.
         generator: Source of the noise of the starting images, which are grey otherwise.
         steps: Steps of Adam; the learning rate falls to 0 along a cosine.
-        learning_rate: Learning rate of the first step, for pixels.
         smoothness: Weight of the mean absolute difference between neighbouring pixels.
         discrepancy: Distance between features and target, which is minimised.
         on_step: Called with the number of steps done and of all.
@@ -95,7 +94,7 @@ def invert_features(
     def loss() -> Tensor:
         return discrepancy(encode(images), target) + smoothness * _roughness(images)
 
-    losses = _minimise(loss, [images], steps, learning_rate, on_step)
+    losses = _minimise(loss, [images], steps, on_step)
     return Inversion(images.detach(), losses)
 
 
@@ -108,7 +107,6 @@ def invert_gradients(
     classes: int,
     labels: Tensor | None = None,
     steps: int = 500,
-    learning_rate: float = 0.05,
     smoothness: float = 0.1,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inversion:
@@ -126,7 +124,6 @@ def invert_gradients(
         classes: Number of classes K.
         labels: The images' classes, int64 [n]; None where the attacker does not know them and optimises soft ones.
         steps: As in `invert_features`.
-        learning_rate: As in `invert_features`.
         smoothness: As in `invert_features`.
         on_step: As in `invert_features`.
     """
@@ -142,7 +139,7 @@ def invert_gradients(
         return 1 - F.cosine_similarity(flat, descent, dim=0) + smoothness * _roughness(images)
 
     moved = [images, soft] if labels is None else [images]
-    losses = _minimise(loss, moved, steps, learning_rate, on_step, signed=True)
+    losses = _minimise(loss, moved, steps, on_step, signed=True)
     return Inversion(images.detach(), losses)
 
 
@@ -179,7 +176,6 @@ def _minimise(
     loss: Callable[[], Tensor],
     moved: Sequence[Tensor],
     steps: int,
-    learning_rate: float,
     on_step: Callable[[int, int], None],
     signed: bool = False,
 ) -> list[float]:
@@ -187,7 +183,7 @@ def _minimise(
 
     The first of what is moved is images, which stay in [0, 1]. Of ``signed`` only the signs of gradients count.
     """
-    optimizer = torch.optim.Adam(moved, learning_rate)
+    optimizer = torch.optim.Adam(moved, _RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     losses = []
     for step in range(steps):

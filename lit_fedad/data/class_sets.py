@@ -91,18 +91,20 @@ def _drawn(
 def _arrays(
     root: Path,
     source: Any,
-    files: Sequence[str],
-    url: str,
     parts: Sequence[Mapping[str, Any]],
     classes: Sequence[str] | None = None,
+    files: Sequence[str] | None = None,
+    url: str | None = None,
 ) -> tuple[Sequence[str], Part, Part]:
     """Reads both parts of a set of arrays by torchvision."""
     read: list[Part] = []
-    for file, choice in zip(files, parts, strict=True):
+    for file, choice in zip(files or [source.base_folder] * 2, parts, strict=True):
         try:
             part = source(root, **choice, download=False)
         except RuntimeError as error:
-            raise UserError(f"{root / file}: is missing or damaged; unpack {url} in {root}") from error
+            raise UserError(
+                f"{root / file}: is missing or damaged; unpack {url or source.url} in {root}"
+            ) from error
         pixels = torch.from_numpy(part.data)
         labels = part.targets if hasattr(part, "targets") else part.labels
         channels_first = pixels.shape[1] == 3
@@ -117,10 +119,6 @@ class LabelledSTL10(STL10):
     """STL-10 without its unlabelled files (2.6 GB), which are neither needed nor checked."""
 
     train_list = STL10.train_list[:2]
-
-
-def _cifar(root: Path, source: type[CIFAR10]) -> tuple[Sequence[str], Part, Part]:
-    return _arrays(root, source, [source.base_folder] * 2, source.url, ({"train": True}, {"train": False}))
 
 
 IMAGENETTE_ADDRESS = "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz"
@@ -217,16 +215,13 @@ def _lines(path: Path) -> list[str]:
 
 STL10_CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 
+_cifar = partial(_arrays, parts=({"train": True}, {"train": False}))
 _SPLITS = ({"split": "train"}, {"split": "test"})
 
 
 def _svhn(root: Path) -> tuple[Sequence[str], Part, Part]:
     files, url = ["train_32x32.mat", "test_32x32.mat"], "http://ufldl.stanford.edu/housenumbers"
-    return _arrays(root, SVHN, files, url, _SPLITS, tuple(map(str, range(10))))
-
-
-def _stl10(root: Path) -> tuple[Sequence[str], Part, Part]:
-    return _arrays(root, LabelledSTL10, [STL10.base_folder] * 2, STL10.url, _SPLITS, STL10_CLASSES)
+    return _arrays(root, SVHN, _SPLITS, tuple(map(str, range(10))), files, url)
 
 
 SOURCES: Mapping[str, Source] = {
@@ -237,7 +232,7 @@ SOURCES: Mapping[str, Source] = {
         partial(_cifar, source=CIFAR100), 32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     ),
     "svhn": Source(_svhn, 32),
-    "stl10": Source(_stl10, 32),
+    "stl10": Source(partial(_arrays, source=LabelledSTL10, parts=_SPLITS, classes=STL10_CLASSES), 32),
     "imagenette": Source(_imagenette, 64),
     "tiny_imagenet": Source(_tiny_imagenet, 64, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
 }

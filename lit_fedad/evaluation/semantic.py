@@ -19,22 +19,10 @@ from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederat
 from lit_fedad.metrics.base import concatenated
 from lit_fedad.metrics.conformal import Alpha, Calibration
 from lit_fedad.metrics.federated import Summary, summarise
-from lit_fedad.metrics.semantic import SemanticMetrics
+from lit_fedad.metrics.semantic import SemanticMetrics, semantic_names
 from lit_fedad.tasks.contrastive import Contrastive
 
-_NAMES = ("auroc", "aupr", "fe", "me", "fe_calibrated", "me_calibrated")
 _UNDECIDED = 2
-
-
-def semantic_names(anomalies: Sequence[str]) -> tuple[str, ...]:
-    """Lists the names of metrics: means over the sets of anomalies and, where there are several, those of each.
-
-    Example:
-        >>> semantic_names(["cat", "dog"])[5:8]
-        ('me_calibrated', 'auroc_cat', 'aupr_cat')
-    """
-    sets = ("", *(f"_{name}" for name in anomalies)) if len(anomalies) > 1 else ("",)
-    return tuple(f"{name}{of}" for of in sets for name in _NAMES)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Metrics of semantic anomaly detection, where whole images of foreign classes are the anomalies (FADngs)."""
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
@@ -77,6 +78,17 @@ _ERRORS = ("fe", "me", "fe_calibrated", "me_calibrated")
 _VALUES = ("auroc", "aupr", *_ERRORS)
 
 
+def semantic_names(anomalies: Sequence[str]) -> tuple[str, ...]:
+    """Lists the names of metrics: means over the sets of anomalies and, where there are several, those of each.
+
+    Example:
+        >>> semantic_names(["cat", "dog"])[5:8]
+        ('me_calibrated', 'auroc_cat', 'aupr_cat')
+    """
+    sets = ("", *(f"_{name}" for name in anomalies)) if len(anomalies) > 1 else ("",)
+    return tuple(f"{name}{of}" for of in sets for name in _VALUES)
+
+
 class SemanticMetrics(MergeableMetric):
     """AUROC, AUPR, false error and missing error of image scores, against one or several sets of anomalies.
 
@@ -117,8 +129,7 @@ class SemanticMetrics(MergeableMetric):
         super().__init__(anomalies)
         if not anomalies:
             raise ValueError("anomalies must name at least one set")
-        several = anomalies if len(anomalies) > 1 else ()
-        names = [*_VALUES, *(f"{value}_{name}" for value in _VALUES for name in several)]
+        names = semantic_names(anomalies)
         if len(set(names)) < len(names):
             raise UserError(f"sets of anomalies {anomalies} give two values one name: rename one of the sets")
         self.anomalies = anomalies

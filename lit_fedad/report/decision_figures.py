@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,20 +142,10 @@ def _draw(axes: Axes, scores: ClientScores) -> None:
     for name, (values, weights, colour) in kinds.items():
         shown = np.isfinite(values)
         share = weights[shown] / max(weights.sum(), 1)
+        bars = partial(axes.hist, values[shown], edges, weights=share, color=colour)
         if name != "calibration":
-            axes.hist(
-                values[shown],
-                edges,
-                weights=share,
-                histtype="stepfilled",
-                alpha=0.4,
-                color=colour,
-                label=name,
-            )
-        label = name if name == "calibration" else None
-        axes.hist(
-            values[shown], edges, weights=share, histtype="step", linewidth=0.9, color=colour, label=label
-        )
+            bars(histtype="stepfilled", alpha=0.4, label=name)
+        bars(histtype="step", linewidth=0.9, label=name if name == "calibration" else None)
     # Without an end it stands in no panel, but in the legend of all.
     limit = scores.threshold if math.isfinite(scores.threshold) else math.nan
     axes.axvline(limit, color=DARK, linewidth=0.9, linestyle="--", label="threshold")

@@ -71,16 +71,16 @@ def named_version(result: Mapping[str, Any]) -> str:
     return f", version {result['version']}" if "version" in result else ""
 
 
-def human_bytes(count: int) -> str:
-    """Formats a number of bytes: whole bytes, or two decimals of the decimal unit that leaves less than 1,000.
+def human_bytes(count: float) -> str:
+    """Formats a number of bytes, rounded: whole bytes, or two decimals of the decimal unit that leaves less than 1,000.
 
     Example:
         >>> human_bytes(999), human_bytes(22_478_848), human_bytes(999_999)
         ('999 B', '22.48 MB', '1.00 MB')
     """
-    if count < 1000:
-        return f"{count} B"
-    value = float(count)
+    value = float(round(count))
+    if value < 1000:
+        return f"{value:.0f} B"
     for unit in ("kB", "MB", "GB"):
         value /= 1000
         if round(value, 2) < 1000:

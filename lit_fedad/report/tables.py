@@ -190,9 +190,9 @@ def costs_grid(table: Table, rows: Sequence[Row], runs: pd.DataFrame, link: Link
         group = runs[(runs["row"] == row.label) & (runs["state"] == "complete")]
         texts = {
             table.rows_are: row.label,
-            "up a round": _span(group["bytes_up"], _bytes),
-            "down a round": _span(group["bytes_down"], _bytes),
-            "in all": _span(group["bytes_in_all"], _bytes),
+            "up a round": _span(group["bytes_up"], human_bytes),
+            "down a round": _span(group["bytes_down"], human_bytes),
+            "in all": _span(group["bytes_in_all"], human_bytes),
             "time of a round": _span(group["seconds"], human_seconds),
             "rounds": _span(group["rounds"], lambda value: f"{value:.0f}"),
             "learning rate": _span(group["learning_rate"], lambda value: f"{value:g}"),
@@ -285,10 +285,6 @@ def _paper(number: PaperNumber) -> str:
     if number is None:
         return UNKNOWN
     return " ± ".join(f"{part:.2f}" for part in (number if isinstance(number, Sequence) else [number]))
-
-
-def _bytes(value: float) -> str:
-    return human_bytes(round(value))
 
 
 def _span(values: pd.Series, text: Callable[[float], str]) -> str:

@@ -178,7 +178,7 @@ def _line(label: str, runs: Sequence[CompleteRun], metrics: Sequence[str], links
         Cell(seeds),
         *(Cell(_last_and_best(runs, metric), url) for metric in metrics),
         *worst,
-        mean(lambda run: sum(run.result["bytes_up"]), lambda value: human_bytes(round(value))),
+        mean(lambda run: sum(run.result["bytes_up"]), human_bytes),
         mean(lambda run: sum(run.result["seconds_per_round"]), human_seconds),
         Cell(str(one.result["rounds"])),
         Cell(one.result["task"]),
