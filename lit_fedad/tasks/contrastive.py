@@ -114,10 +114,6 @@ class Contrastive(Representation):
         normal = ~torch.isin(batch["index"], self._anomalous.to(batch["index"].device))
         return {**super().view(batch), "normal": normal}
 
-    def project(self, features: Tensor) -> Tensor:
-        """Computes the normalised projection z = h(f(x)) [B, D]."""
-        return F.normalize(self.projection(features).float(), dim=1)
-
     def represent(self, features: Tensor) -> Tensor:
         """Computes what densities are estimated in [B, D]: z, or features f(x) at length 1."""
         return (

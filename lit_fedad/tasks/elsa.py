@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
@@ -98,10 +97,6 @@ class Elsa(Representation):
         """Draws two views of each image [2, B, 3, S, S], of another kind after the warm-up."""
         draw = self.draw if self.warming_up else self.finetuning_draw
         return self.current_loss.views(images, draw)
-
-    def project(self, features: Tensor) -> Tensor:
-        """Computes z [B, D]."""
-        return F.normalize(self.projection(features).float(), dim=1)
 
     def energies(self, features: Tensor, temperature: float) -> Tensor:
         """Computes ``log sum_p exp(z . p / temperature)`` [B]."""

@@ -25,7 +25,7 @@ from lit_fedad.memory.subspace import (
     typical_norm,
 )
 from lit_fedad.models.backbones import FeaturePyramid
-from lit_fedad.tasks.patches import PatchTask, sample_patches
+from lit_fedad.tasks.patches import SubspaceTask, sample_patches
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Score
 
 Distance = Literal["euclidean", "cosine"]
@@ -35,7 +35,7 @@ QUANTILES = 257
 """Number of equally spaced quantiles that represent a client's distances to the nearest slots."""
 
 
-class MemoryBank(PatchTask):
+class MemoryBank(SubspaceTask):
     """The task with a frozen backbone, a trainable head and a memory bank.
 
     Patch features are mapped to memory features by the head (`MemoryGenerator`). Training attracts them to the bank
@@ -77,13 +77,8 @@ class MemoryBank(PatchTask):
     """
 
     prepares = True
-    free_buffers = ("centre", "basis")
     local_buffers = ("memory", "radii", "centre", "basis", "mean", "scale", "whitening", "threshold")
 
-    memory: Tensor
-    radii: Tensor
-    centre: Tensor
-    basis: Tensor
     threshold: Tensor
 
     def __init__(
@@ -190,12 +185,6 @@ class MemoryBank(PatchTask):
 
     # ---------------------------------------------------------------------------------------------- the bank
 
-    def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
-        """Loads a memory [slots, C] and, where the image score uses them, the slots' radii [slots]."""
-        self.memory = memory.to(self.memory)
-        if radii is not None:
-            self.radii = radii.to(self.radii)
-
     @property
     def bank(self) -> Tensor:
         """The slots as patches are compared with them: of length 1 for cosines, which means of slots are not."""
@@ -245,16 +234,6 @@ class MemoryBank(PatchTask):
         shrinkage = self.shrinkage if self.standardise else None
         centre, basis = fit_subspaces(by_product, self.subspace, shrinkage, norm)
         return {"centre": centre, "basis": basis}
-
-    def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
-        """Loads the subspace of each product's normal features.
-
-        Args:
-            centre: Means of frozen features [N, C].
-            basis: Directions outside their subspace [N, C, R], of such lengths that residuals of normal patches are
-                as long as the bank's features.
-        """
-        self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
 
     @torch.no_grad()
     def reduce_memory(

@@ -306,6 +306,35 @@ class PatchTask(StandardisedTask):
         return pixels.topk(max(1, round(self.top * pixels.shape[1])), dim=1).values.mean(1)
 
 
+class SubspaceTask(PatchTask):
+    """A patch task with a subspace of each product's normal features, and a memory that patches are compared with.
+
+    The classes register these buffers.
+    """
+
+    free_buffers = ("centre", "basis")
+    centre: Tensor
+    basis: Tensor
+    memory: Tensor
+    radii: Tensor
+
+    def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
+        """Loads the subspace of each product's normal features.
+
+        Args:
+            centre: Means of frozen features [N, C].
+            basis: Directions outside their subspace [N, C, R]; with a bank, of such lengths that residuals of normal
+                patches are as long as the bank's features.
+        """
+        self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
+
+    def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
+        """Loads a memory [K, C] and, where image scores use them, the usual distance of patches to each vector [K]."""
+        self.memory = memory.to(self.memory)
+        if radii is not None:
+            self.radii = radii.to(self.radii)
+
+
 def _grid(size: tuple[int, int], grid: int, tile: int | None) -> tuple[int, int]:
     """Returns rows and columns of square patches, of which ``grid`` lie along a tile or the short side."""
     side = tile or min(size)

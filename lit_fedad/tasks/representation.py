@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_fedad.contracts import Task
 from lit_fedad.core.bounds import at_least
@@ -84,3 +85,7 @@ class Representation(Task):
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes the features f(x) [B, C]."""
         return self.encoder(self.images_of(batch))
+
+    def project(self, features: Tensor) -> Tensor:
+        """Computes the normalised projection z = h(f(x)) [B, D]."""
+        return F.normalize(self.projection(features).float(), dim=1)

@@ -17,14 +17,14 @@ from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.memory.subspace import Share, check_share, fit_subspaces, folds_of, least_residuals
 from lit_fedad.models.backbones import FeaturePyramid
-from lit_fedad.tasks.patches import PatchTask
+from lit_fedad.tasks.patches import SubspaceTask
 from lit_fedad.tasks.slot_distances import LocalScale
 
 PATCHES_PER_CLUSTER = 256
 """Local patches that are clustered, for each cluster."""
 
 
-class Subspace(PatchTask):
+class Subspace(SubspaceTask):
     """The task whose patch score is the residual of a principal component analysis of normal patches.
 
     Image scores may be taken relative to what is usual near the same cluster of normal patches: some products vary more
@@ -49,13 +49,7 @@ class Subspace(PatchTask):
     prepares = True
     trains = False
     methods = "federated_subspace, local or centralised"
-    free_buffers = ("centre", "basis")
     local_buffers = ("mean", "scale", "whitening", "centre", "basis", "memory", "radii")
-
-    centre: Tensor
-    basis: Tensor
-    memory: Tensor
-    radii: Tensor
 
     def __init__(
         self,
@@ -92,16 +86,6 @@ class Subspace(PatchTask):
     def fit_subspace(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
         """Computes what `load_subspace` loads from the moments of all clients; see `fit_subspaces`."""
         return fit_subspaces(moments, self.share, self.shrinkage if self.standardise else None)
-
-    def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
-        """Loads each product's mean of frozen features [N, C], and directions [N, C, R] outside their subspace."""
-        self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
-
-    def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
-        """Loads centres of clusters [K, C] and, where known, the usual residual of their patches [K]."""
-        self.memory = memory.to(self.memory)
-        if radii is not None:
-            self.radii = radii.to(self.radii)
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Fits subspace and clusters to local data, the first time."""
