@@ -42,7 +42,9 @@ def likelihood_ratios(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tenso
     Returns:
         Scores float64 [n], high for members; NaN for an example that no shadow model, or each, was trained on.
     """
-    phi, shadows = _vectors(phi, shadows)
+    if phi.ndim == 1:
+        phi, shadows = phi.unsqueeze(-1), shadows.unsqueeze(-1)
+    phi, shadows = phi.double(), shadows.double()
     inside, outside = (_fit(shadows, trained_on), _fit(shadows, ~trained_on))
     return _log_density(phi, *inside) - _log_density(phi, *outside)
 
@@ -67,13 +69,6 @@ def exchangeable_scores(phi: Tensor, trained_on: Tensor) -> Tensor:
             for j in range(len(phi))
         ]
     )
-
-
-def _vectors(phi: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor]:
-    """Gives single statistics a last dimension of 1."""
-    if phi.ndim == 1:
-        phi, shadows = phi.unsqueeze(-1), shadows.unsqueeze(-1)
-    return phi.double(), shadows.double()
 
 
 def _fit(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:

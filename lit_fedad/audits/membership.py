@@ -171,16 +171,11 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen]) -> dict[str, dict[
     trained = {client: shadows.trained_on(client, observed) for client in shadows.clients}
     results: dict[str, dict[int, Attacked]] = {}
     total: dict[int, Tensor] = {}
-    kinds = [
-        kind
-        for kind in COLUMNS
-        if any(kind in of for one in observed.values() for e in one.values() for of in e.values())
-    ]
-    for kind in kinds:
+    every = [(exchange, by_client) for one in observed.values() for exchange, by_client in one.items()]
+    for kind in COLUMNS:
         sums: dict[int, Tensor] = {}
-        exchanges = sorted(
-            {e for one in observed.values() for e, of in one.items() if _holds(of, kind)}, key=_order
-        )
+        showing = {exchange for exchange, by_client in every if any(kind in of for of in by_client.values())}
+        exchanges = sorted(showing, key=_order)
         for exchange in exchanges:
             stacked = {c: _stacked([*observed.values()], exchange, c, kind) for c in shadows.clients}
             phi = {c: values for c, values in stacked.items() if values is not None}
@@ -197,7 +192,7 @@ def attack(shadows: ShadowRuns, observed: Mapping[int, Seen]) -> dict[str, dict[
         if len(exchanges) > 1:
             results[f"{kind}: {len(exchanges)} exchanges"] = _attacked(shadows, sums, trained)
         _add(total, sums)
-    if kinds:
+    if total:
         results["all"] = _attacked(shadows, total, trained)
     return results
 
@@ -243,10 +238,6 @@ def _attacked(
     shadows: ShadowRuns, scores: Mapping[int, Tensor], trained: Mapping[int, Tensor]
 ) -> dict[int, Attacked]:
     return {c: Attacked(ratios.clone(), trained[c], shadows.cells_of(c)) for c, ratios in scores.items()}
-
-
-def _holds(clients: Mapping[int, Mapping[str, Tensor]], kind: str) -> bool:
-    return any(kind in kinds for kinds in clients.values())
 
 
 def _order(exchange: str) -> tuple[int, int]:

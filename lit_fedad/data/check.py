@@ -101,7 +101,8 @@ def _read(reader: ImageTransform, sample: Sample) -> _Reading:
         try:
             if messages:  # without its image, a mask can still be checked for everything but its size
                 files = images_in(sample.mask) if sample.mask.is_dir() else [sample.mask]
-                marked = any(list(map(partial(_marks, page=reader.page), files)))
+                masks = [marked_pixels(open_picture(file, reader.page, alone=True), file) for file in files]
+                marked = any(mask.any() for mask in masks)
             else:
                 pixels = read_marks(sample.mask, sample.path, reader.page)
                 marked = bool(pixels.pixels.any())
@@ -114,10 +115,6 @@ def _read(reader: ImageTransform, sample: Sample) -> _Reading:
         except UserError as error:
             messages.append(str(error))
     return _Reading(digest, messages, marks)
-
-
-def _marks(mask: Path, page: int | None) -> bool:
-    return bool(marked_pixels(open_picture(mask, page, alone=True), mask).any())
 
 
 def _of_all_masks(product: str, marks: Mapping[Path, MaskFacts]) -> Iterator[Problem]:

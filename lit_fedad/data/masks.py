@@ -234,30 +234,24 @@ def mask_lines(masks: Mapping[Path, MaskFacts], shape: tuple[int, int]) -> list[
             f"{full[0]}: each of the {number} masks marks its whole image; save them with 0 where it is normal"
         )
 
-    def some(paths: Sequence[Path], words: str) -> str:
-        return f"{len(paths)} of {number} masks, such as {paths[0]}, {words}"
-
     lines = []
+
+    def tell(paths: Sequence[Path], words: str) -> None:
+        lines.append(f"{len(paths)} of {number} masks, such as {paths[0]}, {words}")
+
     if empty:
-        lines.append(some(empty, "mark no pixel; their images still count as anomalous"))
+        tell(empty, "mark no pixel; their images still count as anomalous")
     if 2 * len(inverted) > number:
-        lines.append(some(inverted, "mark most of their image and all its corners; are they inverted?"))
+        tell(inverted, "mark most of their image and all its corners; are they inverted?")
     elif full and number > 1:
-        lines.append(some(full, "mark their whole image"))
+        tell(full, "mark their whole image")
     if unsure:
-        lines.append(
-            some(
-                unsure,
-                "are not turned as EXIF turns their images; they count as drawn on the turned images",
-            )
-        )
+        tell(unsure, "are not turned as EXIF turns their images; they count as drawn on the turned images")
     if gone:
-        lines.append(
-            some(
-                gone,
-                "mark nothing in what image.fit=crop keeps; their images still count as anomalous;"
-                " image.fit=squeeze keeps the whole image",
-            )
+        tell(
+            gone,
+            "mark nothing in what image.fit=crop keeps; their images still count as anomalous;"
+            " image.fit=squeeze keeps the whole image",
         )
     if small := sum(facts.small for facts in masks.values()):
         regions, (height, width) = sum(facts.regions for facts in masks.values()), shape

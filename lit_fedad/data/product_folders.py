@@ -58,7 +58,11 @@ def product_folders(
         folder = root / product
         learnt += [Sample(path, product) for path in images_in(_present(folder, train), skipped)]
         tested += [Sample(path, product) for path in images_in(_present(folder, normal), skipped)]
-        defects = {defect: forms for defect, forms in anomalous.items() if _any(folder, forms)}
+        defects = {
+            defect: forms
+            for defect, forms in anomalous.items()
+            if any((folder / form).is_dir() for form in forms)
+        }
         if not defects:
             forms_listed = " or ".join(form for forms in anomalous.values() for form in forms)
             raise UserError(f"{folder}: no {forms_listed}; unpack the download again")
@@ -76,10 +80,6 @@ def product_folders(
                 tested += [Sample(path, product, defect, _found(place / path.stem), areas) for path in paths]
     skipped.warn(root)
     return ImageSet(name, tuple(learnt), tuple(tested))
-
-
-def _any(folder: Path, forms: Sequence[str]) -> bool:
-    return any((folder / form).is_dir() for form in forms)
 
 
 def _found(path: Path) -> Path:

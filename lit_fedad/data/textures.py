@@ -296,7 +296,8 @@ def textures(
         )
     parameters = (_VERSION, size, train_per_product, test_per_product, seed)
     key = sha256(repr(parameters).encode()).hexdigest()[:12]
-    folder = (Path(root).expanduser() if root else _cache_folder()) / f"textures-{key}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_fedad"
+    folder = (Path(root).expanduser() if root else cache) / f"textures-{key}"
     samples = _plan(folder, train_per_product, test_per_product)
     if not _complete(samples):
         if root:
@@ -320,10 +321,6 @@ def _refuse_used(root: Path) -> None:
             f"data.root={root}: holds {others[0]}, and data=textures paints its pictures and reads no others; give"
             " data=NAME for your images (lit-fedad data list), or leave data.root out"
         )
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_fedad"
 
 
 def _plan(folder: Path, train_per_product: int, test_per_product: int) -> list[Sample]:

@@ -35,7 +35,12 @@ def packed_states(states: Sequence[AnomalyMetrics]) -> Message:
         empty = torch.zeros(0, dtype=torch.int64)
         for name in PIXELS:
             whole.setdefault(f"pixels.{name}", []).append(getattr(state, name) if state.pixel else empty)
-    return {key: part for name, own in whole.items() for key, part in _sparse(name, torch.cat(own)).items()}
+    message: Message = {}
+    for name, parts in whole.items():
+        histogram = torch.cat(parts)
+        bins = histogram.nonzero().flatten()
+        message |= {f"{name}.bins": bins, f"{name}.counts": histogram[bins]}
+    return message
 
 
 def states_spec(states: int) -> MessageSpec:
@@ -77,12 +82,6 @@ def of_images(state: AnomalyMetrics) -> AnomalyMetrics:
     metrics = AnomalyMetrics(pixel=False, limit=state.limit)
     metrics.image_scores, metrics.image_labels = state.image_scores, state.image_labels
     return metrics
-
-
-def _sparse(name: str, histogram: Tensor) -> Message:
-    """Returns the bins of a histogram that are not empty, and their counts."""
-    bins = histogram.nonzero().flatten()
-    return {f"{name}.bins": bins, f"{name}.counts": histogram[bins]}
 
 
 def _sparse_spec(name: str, count: int, most: int) -> MessageSpec:

@@ -26,7 +26,6 @@ from lit_fedad.contracts import (
     ImageSums,
     Message,
     MessageSpec,
-    MessageSums,
     Method,
     Sums,
     TensorSpec,
@@ -140,7 +139,9 @@ class Noised(Exchange[Any, Any]):
     def __init__(self, inner: Exchange, client: Client, noise: Noise, key: bytes) -> None:
         self.inner, self.client, self.noise, self._key = inner, client, noise, key
         self.name = inner.name
-        self.sums = Sums(self._message_sums, self._sums)
+        self.sums = Sums(
+            lambda one: BoundedSums(self._sums(one).shapes(), noise.clip, noise.share), self._sums
+        )
         self.discloses = tuple(
             Disclosure(Kind.SUMS, f"{part.what}, under noise", noised=True)
             if noise.carriers is not None
@@ -180,9 +181,6 @@ class Noised(Exchange[Any, Any]):
         """Declares the sums; they grow with a client's images."""
         shapes = self._sums(client).shapes()
         return {name: TensorSpec(shape, torch.float64, counted=True) for name, shape in shapes.items()}
-
-    def _message_sums(self, client: Client) -> MessageSums:
-        return BoundedSums(self._sums(client).shapes(), self.noise.clip, self.noise.share)
 
     def validate(self, server: Any, client_id: int, update: Update) -> None:
         """Checks that a sum without noise is none of longer parts."""
