@@ -49,16 +49,13 @@ class Addition:
             UserError: If it is not of that form.
         """
         try:
-            return cls(
-                {
-                    int(client): tuple(
-                        Sample(Path(image["path"]), str(image["product"])) for image in samples
-                    )
-                    for client, samples in content.items()
-                }
-            )
+            images = {
+                int(client): tuple(Sample(Path(image["path"]), str(image["product"])) for image in samples)
+                for client, samples in content.items()
+            }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError("additions: needs path and product of each client's images") from error
+        return cls(images)
 
 
 def grow(images: ImageSet, partition: Partition, additions: Iterable[Addition]) -> tuple[ImageSet, Partition]:

@@ -148,14 +148,9 @@ def visa(
     table = root / split_csv
     rows = _rows(table)
     chosen = choose_products(products, list(dict.fromkeys(row["object"] for row in rows)), table)
+    listed = [row for product in chosen for row in rows if row["object"] == product]
     train, test = (
-        [
-            _visa_sample(root, row)
-            for product in chosen
-            for row in rows
-            if (row["object"], row["split"]) == (product, part)
-        ]
-        for part in ("train", "test")
+        [_visa_sample(root, row) for row in listed if row["split"] == part] for part in ("train", "test")
     )
     require_files([*train, *test], table, "unpack the archive again")
     return _normal_training(name, train, test, table, "split_csv")

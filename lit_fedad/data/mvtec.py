@@ -120,15 +120,14 @@ def _train_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]
 
 
 def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
-    defects = [path for path in entries(folder / "test") if path.is_dir()]
+    inside = entries(folder / "test")
+    defects = [path for path in inside if path.is_dir()]
     if not defects:
         raise UserError(
             f"{folder}: no folder test/good or test/<defect>; put the test images there (MVTec layout),"
             " or give data=auto, which keeps a share of train/good for tests"
         )
-    skipped.add(
-        "beside the folders of test", [path for path in entries(folder / "test") if not path.is_dir()]
-    )
+    skipped.add("beside the folders of test", [path for path in inside if path not in defects])
     for path in defects:
         if path.name != "good" and path.name.casefold() in NORMAL_NAMES:
             raise UserError(f"{path}: normal test images lie in a folder called good; rename it")

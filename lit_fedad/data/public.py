@@ -48,21 +48,15 @@ def image_folder(
     root = Path(root).expanduser()
     if train == test:
         raise UserError(f"{root / test}: is given for training and for testing; use each folder once")
-    training, testing = (
-        [files[i] for i in draw(len(files), limit, key, seed)]
-        for files, limit, key in (
-            (images_in(root / train) if train else [], train_images, "train_images"),
-            (images_in(root / test), test_images, "test_images"),
-        )
-    )
+    learnt, tested = images_in(root / train) if train else [], images_in(root / test)
+
+    def read(files: Sequence[Path], limit: int | None, key: str) -> tuple[Tensor, Tensor]:
+        chosen = [files[i] for i in draw(len(files), limit, key, seed)]
+        return read_images(chosen, size), torch.zeros(len(chosen), dtype=torch.int64)
+
+    training, testing = read(learnt, train_images, "train_images"), read(tested, test_images, "test_images")
     name = name or root.absolute().name
-    return LabelledSet(
-        name,
-        (name,),
-        *(read_images(training, size), torch.zeros(len(training), dtype=torch.int64)),
-        *(read_images(testing, size), torch.zeros(len(testing), dtype=torch.int64)),
-        *(mean, std),
-    )
+    return LabelledSet(name, (name,), *training, *testing, mean, std)
 
 
 _CHUNK = 250  # images drawn at once: bounds memory, and makes a smaller set part of a larger one

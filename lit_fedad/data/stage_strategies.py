@@ -209,11 +209,9 @@ class ProductsInTurn:
         by_category = _in_order(image_set)
         order = self._order(by_category)
         shards = [np.array_split(rng.permutation(by_category[category]), self.clients) for category in order]
+        number = len(order)
         stages = [
-            [
-                shards[(stage + client * self.rotate) % len(order)][client].tolist()
-                for stage in range(len(order))
-            ]
+            [shards[(stage + client * self.rotate) % number][client].tolist() for stage in range(number)]
             for client in range(self.clients)
         ]
         return Partition.in_stages(stages, schedule=self.schedule)

@@ -138,16 +138,15 @@ class SlotSums:
 
     def without(self, part: Reduced) -> SlotSums:
         """Takes images away, whose patches were compressed by `anchors`. Slots that become empty keep their place."""
-        remaining = self.counts.double() - part.counts.double()
-        sums = self.counts[:, None].double() * self.memory - part.counts[:, None].double() * part.memory
+        taken = part.counts.double()
+        remaining = self.counts.double() - taken
+        sums = self.counts[:, None].double() * self.memory - taken[:, None] * part.memory
         remains = (remaining > 0.5)[:, None]  # counts are whole numbers
         return replace(
             self,
             memory=torch.where(remains, sums / remaining[:, None].clamp(min=1), self.memory.double()).float(),
             counts=remaining.clamp(min=0),
-            squares=(self.squares.double() - part.counts.double() * part.radii.double().square()).clamp(
-                min=0
-            ),
+            squares=(self.squares.double() - taken * part.radii.double().square()).clamp(min=0),
             images=(self.images - part.images).clamp(min=0) * remains[:, 0],
         )
 

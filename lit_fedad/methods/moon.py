@@ -41,15 +41,9 @@ class MoonClient(FedAvgClient):
         at_least("method.client", 0, mu=mu, projection=projection)
         above("method.client", 0, temperature=temperature)
         self.mu, self.temperature = mu, temperature
-        self.projection = task.model_contrast = (
-            nn.Sequential(
-                nn.Linear(task.num_features, task.num_features),
-                nn.ReLU(),
-                nn.Linear(task.num_features, projection),
-            )
-            if projection
-            else nn.Identity()
-        )
+        width = task.num_features
+        layers = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection)) if projection else ()
+        self.projection = task.model_contrast = nn.Sequential(*layers)
         self.previous = self.shared_state()
         self.received: dict[str, Tensor] = {}
 

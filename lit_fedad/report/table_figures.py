@@ -146,13 +146,8 @@ def sheets_figure(
         UserError: As `stored_picture`.
     """
     held = {place: np.asarray(stored_picture(file)) for place, file in pictures.items()}
-    heights = [
-        max(
-            (held[row, c].shape[0] / held[row, c].shape[1] for c in columns if (row, c) in held),
-            default=_BLANK,
-        )
-        for row in rows
-    ]
+    ratios = {place: picture.shape[0] / picture.shape[1] for place, picture in held.items()}
+    heights = [max((ratios[row, c] for c in columns if (row, c) in held), default=_BLANK) for row in rows]
     figure = blank_figure(_PICTURE * len(columns), sum(_PICTURE * height + 0.3 for height in heights))
     grid = figure.add_gridspec(len(rows), len(columns), height_ratios=heights)
     for line, row in enumerate(rows):

@@ -141,17 +141,12 @@ class Contrastive(Representation):
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
         """Represents all images without augmentation [n, D]; returns also their positions in the data set [n]."""
-        embedded = list(
-            map_batches(
-                self,
-                loader,
-                lambda batch: (
-                    self.represent(self({**batch, "image": self.images_of(batch)})),
-                    batch["index"],
-                ),
-            )
-        )
-        return torch.cat([z for z, _ in embedded]), torch.cat([index.cpu() for _, index in embedded])
+
+        def embedded(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+            return self.represent(self({**batch, "image": self.images_of(batch)})), batch["index"].cpu()
+
+        z, index = (torch.cat(parts) for parts in zip(*map_batches(self, loader, embedded), strict=True))
+        return z, index
 
     def estimate(self, z: Tensor, context: Context) -> Densities:
         """Estimates densities of embedded images (FADngs Eq. 1, FADngs Eq. 2 and FADngs Eq. 3)."""
