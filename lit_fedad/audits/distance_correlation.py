@@ -83,12 +83,8 @@ def density_privacy(
     def normal() -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    shared = torch.cat(
-        [
-            mean + noise @ root.T
-            for mean, root, noise in zip(means.double(), roots, normal().split(counts.tolist()), strict=True)
-        ]
-    )
+    densities = zip(means.double(), roots, normal().split(counts.tolist()), strict=True)
+    shared = torch.cat([mean + noise @ root.T for mean, root, noise in densities])
     samples = {
         "raw data": torch.cat([part.flatten(1) for part in raw]),
         "shared densities": shared,

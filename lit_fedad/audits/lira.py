@@ -63,12 +63,9 @@ def exchangeable_scores(phi: Tensor, trained_on: Tensor) -> Tensor:
         Their `likelihood_ratios` [J, n].
     """
     pair = torch.arange(len(phi)) // 2
-    return torch.stack(
-        [
-            likelihood_ratios(phi[j], phi[pair != pair[j]], trained_on[pair != pair[j]])
-            for j in range(len(phi))
-        ]
-    )
+    others = [pair != own for own in pair]
+    ratios = [likelihood_ratios(phi[j], phi[rest], trained_on[rest]) for j, rest in enumerate(others)]
+    return torch.stack(ratios)
 
 
 def _fit(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:

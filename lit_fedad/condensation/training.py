@@ -109,16 +109,14 @@ class CondensedTraining:
             for optimizer, rate in zip(optimizers, rates, strict=True):
                 optimizer.param_groups[0]["lr"] = decay * rate
             total = correct = 0.0
-            for rows in (
-                torch.randperm(len(labels), generator=generator).to(fabric.device).split(self.batch_size)
-            ):
+            order = torch.randperm(len(labels), generator=generator).to(fabric.device)
+            for rows in order.split(self.batch_size):
                 batch, target = normalise(images[rows]), labels[rows]
                 extended = extra is not None and len(rows) > 1  # a lone image has no batch statistics
                 view = batch
                 if self.augment:
-                    view = diff_augment(
-                        batch, draw(len(rows), generator), torch.arange(len(rows), device=batch.device)
-                    )
+                    places = torch.arange(len(rows), device=batch.device)
+                    view = diff_augment(batch, draw(len(rows), generator), places)
                 with fabric.autocast():
                     logits = head(features(view)).float()
                     loss = F.cross_entropy(logits, target)

@@ -78,6 +78,11 @@ def summed(what: str, images: int | None = None, by_product: bool = False) -> Di
     return Disclosure(Kind.SUMS, what, images, by_product=by_product)
 
 
+def by_class(what: str, images: int = 1) -> Disclosure:
+    """Declares statistics of each class or group of images, which may hold as few as ``images``."""
+    return Disclosure(Kind.CLASS_STATISTICS, what, images)
+
+
 class Discloses:
     """A base of classes that send a message: one with a sending method of its own declares what that tells of images.
 

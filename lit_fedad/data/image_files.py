@@ -146,10 +146,8 @@ def _masks_beside(images: Sequence[Path], folder: Path) -> set[Path]:
         for path in images
         if not _MASKS_BESIDE.isdisjoint(part.lower() for part in path.parent.relative_to(folder).parts)
     }
-    places, names = (
-        {path.with_suffix("") for path in images},
-        {path.stem for path in images if path not in apart},
-    )
+    places = {path.with_suffix("") for path in images}
+    names = {path.stem for path in images if path not in apart}
     found = set()
     for path in images:
         ending = next((end for end in _MASK_ENDINGS if path.stem.lower().endswith(end)), "")

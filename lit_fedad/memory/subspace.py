@@ -276,12 +276,9 @@ def least_residuals(patches: Tensor, centres: Tensor, bases: Tensor) -> tuple[Te
         Residuals [B, P], and which subspace that is [B].
     """
     flat = patches.flatten(0, 1).float()
-    lengths = torch.stack(
-        [
-            residual_norms(flat - centre, basis).view(patches.shape[:2])
-            for centre, basis in zip(centres, bases, strict=True)
-        ]
-    )
+    subspaces = zip(centres, bases, strict=True)
+    norms = [residual_norms(flat - centre, basis).view(patches.shape[:2]) for centre, basis in subspaces]
+    lengths = torch.stack(norms)
     nearest = lengths.square().mean(2).argmin(0)
     return lengths.gather(0, nearest[None, :, None].expand(1, -1, lengths.shape[2]))[0], nearest
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Free, Message, MessageSpec, Task, TensorSpec, Update, class_list, spec_of
 from lit_fedad.contracts.compute import one_thread
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, by_class
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.functional import take_step, with_weights
@@ -68,12 +68,7 @@ class CReFFClient(ServerModelClient):
         """Replaces FedAvg's classifier by the re-trained one; there is no other predictor."""
         self.task.classifier.load_state_dict({"weight": self.auxiliary[WEIGHT], "bias": self.auxiliary[BIAS]})
 
-    discloses = (
-        TRAINED_WEIGHTS,
-        Disclosure(
-            Kind.CLASS_STATISTICS, "gradients of the classifier, one a class of the site's images", images=1
-        ),
-    )
+    discloses = (TRAINED_WEIGHTS, by_class("gradients of the classifier, one a class of the site's images"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained weights, and the gradient of each class of the client's images."""

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.contracts.disclosure import Disclosure, Kind
+from lit_fedad.contracts.disclosure import by_class
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.memory.kmeans import kmeans
@@ -41,11 +41,7 @@ class Centres(LatestMessages):
 
     name = "prototypes"
 
-    discloses = (
-        Disclosure(
-            Kind.CLASS_STATISTICS, "centres of clusters of the images' features, with their counts", images=1
-        ),
-    )
+    discloses = (by_class("centres of clusters of the images' features, with their counts"),)
 
     def send(self, client: ElsaClient, loader: DataLoader) -> Message:
         """Clusters the client's projections: ``prototypes`` [K, D], and images of each ``counts`` [K]."""

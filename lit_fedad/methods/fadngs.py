@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, Predictors, TensorSpec, Update
-from lit_fedad.contracts.disclosure import Disclosure, Kind
+from lit_fedad.contracts.disclosure import by_class
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods import fedavg
@@ -185,11 +185,7 @@ class ShareDensities(LatestMessages):
 
     name = "densities"
 
-    discloses = (
-        Disclosure(
-            Kind.CLASS_STATISTICS, "mean and covariance of the features of groups of like images", images=2
-        ),
-    )
+    discloses = (by_class("mean and covariance of the features of groups of like images", images=2),)
 
     def send(self, client: FADngsClient, loader: DataLoader) -> Message:
         """Estimates densities of the client's images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""

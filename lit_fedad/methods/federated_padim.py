@@ -24,7 +24,7 @@ from lit_fedad.memory.moments import MomentSets, upper_triangle
 from lit_fedad.methods.parts.evidence import moments_sent
 from lit_fedad.methods.parts.noised_subspace import (
     CONSTANT,
-    ImageMeans,
+    NOISED_FRAME,
     ImageProducts,
     Projected,
     ProjectedSums,
@@ -233,12 +233,7 @@ class NoisedSpread(Projected):
 def exchanges(client: FederatedPaDiMClient) -> Exchanges:
     """Moments before round 1; in rounds those of new data."""
     rounds = (NewMoments(),)
-    noised = (
-        Projected("mean", ImageMeans),
-        Projected("spread", ImageProducts),
-        Projected("cells", ImageCells),
-        NoisedSpread("covariance", client.cells),
-    )
+    noised = (*NOISED_FRAME, Projected("cells", ImageCells), NoisedSpread("covariance", client.cells))
     return Exchanges(
         (PooledMoments(),), rounds, PositionSums(), Exchanges(noised, rounds), Evidence(moments_sent)
     )

@@ -88,9 +88,8 @@ class FedGenClient(CountingClient):
         at_least("method.client", 0, weight=weight)
         at_least("method.client", 1, generated=generated, batch_size=batch_size, noise=noise, hidden=hidden)
         self.weight, self.generated, self.batch_size = weight, generated, batch_size
-        self.generator = FeatureGenerator(task.classes, task.num_features, noise, hidden).requires_grad_(
-            False
-        )
+        self.generator = FeatureGenerator(task.classes, task.num_features, noise, hidden)
+        self.generator.requires_grad_(False)
         self._epoch = 0
 
     def auxiliary_spec(self) -> MessageSpec:
@@ -164,11 +163,8 @@ class FedGenServer(CountingServer):
         at_least("method.server", 2, batch_size=batch_size)  # of one, batch normalisation has no variance
         above("method.server", 0, learning_rate=learning_rate)
         self.steps, self.batch_size, self.spread = steps, batch_size, spread
-        self.local_epochs, self.learning_rate, self.weight_decay = (
-            client.local_epochs,
-            learning_rate,
-            weight_decay,
-        )
+        self.local_epochs = client.local_epochs
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
         none = torch.zeros(client.task.classes, dtype=torch.int64)
         self.auxiliary = {**_named(self.generator), COUNTS: none}

@@ -25,7 +25,7 @@ from lit_fedad.condensation.relations import (
 )
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
+from lit_fedad.contracts.disclosure import Disclosures, by_class
 from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
@@ -176,8 +176,7 @@ class FedVCKClient(ImageCondenser):
         """Images as FedDM's, and what the model says of each class."""
         statistic = "ranks" if self.ranks else "means"
         what = f"{statistic} of the model's logits over the images of each class, with their numbers"
-        logits = Disclosure(Kind.CLASS_STATISTICS, what, max(self.prototype_images, self.least))
-        return (*super().discloses, logits)
+        return (*super().discloses, by_class(what, max(self.prototype_images, self.least)))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns images and logit prototypes, and stores the received weights as the previous model."""

@@ -24,7 +24,7 @@ from lit_fedad.condensation.relations import importance
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Sums, TensorSpec, Update
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.contracts.disclosure import Disclosure, Kind
+from lit_fedad.contracts.disclosure import by_class
 from lit_fedad.contracts.sums import BoundedSums, HiddenByNoiseError
 from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
@@ -163,11 +163,7 @@ class FedVCKSumsClient(CondensedClient):
         self.alpha, self.bias = alpha, bias
         self.previous: Message = {}
 
-    discloses = (
-        Disclosure(
-            Kind.CLASS_STATISTICS, "sums of the features of each class, weighted by importance", images=1
-        ),
-    )
+    discloses = (by_class("sums of the features of each class, weighted by importance"),)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns ``total`` [K, D] and ``mass`` [K] of the client's images."""

@@ -27,7 +27,7 @@ from lit_fedad.contracts import (
     class_list,
 )
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, by_class
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.prototypes import Prototypes, class_means
@@ -147,10 +147,7 @@ class GLDPClient(FedRepClient):
         assert logits is not None
         return logits
 
-    discloses = (
-        TRAINED_WEIGHTS,
-        Disclosure(Kind.CLASS_STATISTICS, "mean features of the images of each class", images=1),
-    )
+    discloses = (TRAINED_WEIGHTS, by_class("mean features of the images of each class"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained base, and the prototypes of the stage (GLDP Eq. 6), over all images, not augmented."""

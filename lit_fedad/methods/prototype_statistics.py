@@ -31,7 +31,7 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.compute import full_precision, map_batches
-from lit_fedad.contracts.disclosure import Disclosure, Kind
+from lit_fedad.contracts.disclosure import by_class
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
@@ -185,13 +185,7 @@ class PrototypeStatisticsClient(Client):
         known, shape = Free("classifiers", 1), tuple(self.task.classifier.weight.shape)
         return {"weight": TensorSpec((known, *shape)), "bias": TensorSpec((known, shape[0]))}
 
-    discloses = (
-        Disclosure(
-            Kind.CLASS_STATISTICS,
-            "count and mean of the features of each class, and their covariance",
-            images=1,
-        ),
-    )
+    discloses = (by_class("count and mean of the features of each class, and their covariance"),)
 
     @torch.no_grad()
     def send(self, loader: DataLoader) -> Message:

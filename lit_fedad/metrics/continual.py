@@ -172,10 +172,7 @@ def summarise_clients(
         per_client = {client: values[client].get(name, math.nan) for client in sorted(values)}
         images = {client: sizes[client] for client, value in per_client.items() if not math.isnan(value)}
         total = sum(images.values())
-        pooled = (
-            math.fsum(per_client[client] * size for client, size in images.items()) / total
-            if total
-            else math.nan
-        )
+        weighted = math.fsum(per_client[client] * size for client, size in images.items())
+        pooled = weighted / total if total else math.nan
         summaries[name] = summary(per_client, pooled, max if name in lower_is_better else min)
     return summaries

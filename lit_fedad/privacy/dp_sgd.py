@@ -297,11 +297,8 @@ class TrainingPlan:
         """Describes what a run has spent, for its result."""
         noise = max(self.steps(images).noise for images in self.sizes.values())
         spent = {"epsilon": self.epsilon(releases) if releases else 0.0, "noise": noise, "sums": releases}
-        return (
-            terms(self.settings)
-            | spent
-            | {"unit": "image", "where": "every step's", "of": "rounds of DP-SGD"}
-        )
+        where = {"unit": "image", "where": "every step's", "of": "rounds of DP-SGD"}
+        return terms(self.settings) | spent | where
 
 
 @lru_cache(maxsize=4096)

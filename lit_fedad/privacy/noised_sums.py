@@ -142,12 +142,10 @@ class Noised(Exchange[Any, Any]):
         self.sums = Sums(
             lambda one: BoundedSums(self._sums(one).shapes(), noise.clip, noise.share), self._sums
         )
-        self.discloses = tuple(
-            Disclosure(Kind.SUMS, f"{part.what}, under noise", noised=True)
-            if noise.carriers is not None
-            else part
-            for part in disclosed_by(inner, client)
-        )
+        self.discloses = disclosed_by(inner, client)
+        if noise.carriers is not None:
+            words = [f"{part.what}, under noise" for part in self.discloses]
+            self.discloses = tuple(Disclosure(Kind.SUMS, what, noised=True) for what in words)
 
     def _sums(self, client: Client) -> ImageSums:
         assert self.inner.sums is not None

@@ -116,11 +116,9 @@ class Contrastive(Representation):
 
     def represent(self, features: Tensor) -> Tensor:
         """Computes what densities are estimated in [B, D]: z, or features f(x) at length 1."""
-        return (
-            self.project(features)
-            if self.score_from == "projection"
-            else F.normalize(features.float(), dim=1)
-        )
+        if self.score_from == "projection":
+            return self.project(features)
+        return F.normalize(features.float(), dim=1)
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the loss of this round."""

@@ -22,13 +22,7 @@ from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.merge import shared_slots
 from lit_fedad.memory.moments import Moments, upper_triangle
 from lit_fedad.memory.slot_sums import copies_apart, draw_slots, split_fullest
-from lit_fedad.methods.parts.noised_subspace import (
-    ImageMeans,
-    ImageProducts,
-    LastProducts,
-    Projected,
-    ProjectedSums,
-)
+from lit_fedad.methods.parts.noised_subspace import NOISED_FRAME, LastProducts, Projected, ProjectedSums
 
 DEVIATIONS = 3.0
 """Deviations of the noise within which a count may be noise alone."""
@@ -178,11 +172,7 @@ def _bank(moments: Message, slots: Tensor, radii: Tensor) -> Message:
     return {"memory": (slots @ right.T @ left.T).float().contiguous(), "radii": radii.float().contiguous()}
 
 
-NOISED_BANK = (
-    Projected("mean", ImageMeans),
-    Projected("spread", ImageProducts),
-    Projected("subspace", FirstSlots),
-)
+NOISED_BANK = (*NOISED_FRAME, Projected("subspace", FirstSlots))
 """The exchanges before round 1."""
 
 NOISED_STEPS = (NoisedSlots("slots", ImageSlots),)

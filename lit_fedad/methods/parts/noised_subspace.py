@@ -314,9 +314,8 @@ def held_frame(server: MomentsServer) -> Message:
     return {"centre": centre, "frame": frame, "rescaling": torch.eye(server.directions, dtype=frame.dtype)}
 
 
-NOISED_SUBSPACE = (
-    Projected("mean", ImageMeans),
-    Projected("spread", ImageProducts),
-    Projected("subspace", LastProducts),
-)
+NOISED_FRAME = (Projected("mean", ImageMeans), Projected("spread", ImageProducts))
+"""The exchanges that move the frame to the mean of all images, and rescale it."""
+
+NOISED_SUBSPACE = (*NOISED_FRAME, Projected("subspace", LastProducts))
 """The exchanges, before round 1."""
