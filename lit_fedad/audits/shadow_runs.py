@@ -134,11 +134,10 @@ class ShadowRuns:
         if not stored or not stored["complete"]:
             config = {**self.config, "seed": derive_seed(self.seed, f"shadow_{shadow}")}
             stages = trained_on(self.partition.by_stage, self.cells, split(self.cells, shadow, self.seed))
-            partition = (
-                Partition(tuple(client_stages[0] for client_stages in stages))
-                if self.partition.stages is None
-                else Partition.in_stages(stages, schedule=self.partition.schedule)
-            )
+            if self.partition.stages is None:
+                partition = Partition(tuple(client_stages[0] for client_stages in stages))
+            else:
+                partition = Partition.in_stages(stages, schedule=self.partition.schedule)
             observer = _Observer(self, file, on_visit)
             model = build_model(self.config, self.images.categories, self.public, self.server_labelled)
             fabric = one_process(config, [observer])

@@ -145,11 +145,8 @@ def _imagenette(root: Path) -> tuple[Sequence[str], Part, Part]:
     if len(folders) != 1:
         listed = ", ".join(folder.name for folder in folders) or "no folder imagenette2*"
         raise UserError(f"{root}: holds {listed}; unpack {IMAGENETTE_ADDRESS}, and give its folder as root")
-    return (
-        tuple(IMAGENETTE.values()),
-        _class_folders(folders[0] / "train"),
-        _class_folders(folders[0] / "val"),
-    )
+    train, test = (_class_folders(folders[0] / part) for part in ("train", "val"))
+    return tuple(IMAGENETTE.values()), train, test
 
 
 def _class_folders(folder: Path) -> Part:

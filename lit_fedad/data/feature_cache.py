@@ -135,10 +135,8 @@ class FeatureCache:
             missing = [image for image in path_of if image not in self._shapes]
             if not missing:
                 return
-            one = [
-                layer[0]
-                for layer in self._extract(self._transform.image(path_of[missing[0]])[None].to(device), 1)
-            ]
+            first = self._transform.image(path_of[missing[0]])[None].to(device)
+            one = [layer[0] for layer in self._extract(first, 1)]
             shapes = [layer.shape for layer in one]
             if any(self._shapes.get(image, shapes) != shapes for image in path_of):
                 self._warn(self.folder, f"holds other shapes than {shapes}, which the backbone gives")

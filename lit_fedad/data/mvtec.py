@@ -146,9 +146,7 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
         ]
     names = {path.name for path in defects}
     parts = ("train", "test", "ground_truth")
-    skipped.add(
-        "beside train and test",
-        [path for path in entries(folder) if path.is_dir() and path.name not in parts],
-    )
+    beside = [path for path in entries(folder) if path.is_dir() and path.name not in parts]
+    skipped.add("beside train and test", beside)
     skipped.add("masks of no image", [path for path in entries(masked) if path.name not in names])
     return samples

@@ -110,10 +110,9 @@ class FedAvgClient(Client):
 
     def shared_keys(self, learned: Iterable[str]) -> list[str]:
         """Lists the shared entries of the task's state, among those that training changes: all but personal ones."""
-        personal = {
-            *self.task.local_buffers,
-            *(dict(self.task.named_buffers()) if self.aggregate_buffers == "local" else ()),
-        }
+        personal = {*self.task.local_buffers}
+        if self.aggregate_buffers == "local":
+            personal |= {name for name, _ in self.task.named_buffers()}
         return [name for name in learned if name not in personal]
 
     def _shared_entries(self) -> dict[str, Tensor]:

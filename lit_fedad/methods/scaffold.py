@@ -60,12 +60,10 @@ class ScaffoldClient(AnchoredClient):
             self.change = {name: torch.zeros_like(c, device="cpu") for name, c in self.own.items()}
             return
         travelled = self._steps * self._rate
-        renewed = {
-            name: self.own[name].to(y)
-            - self.auxiliary[CONTROL + name].to(y)
-            + (self.anchor[name] - y.detach()) / travelled
-            for name, y in trainable(self.task).items()
-        }
+        renewed = {}
+        for name, y in trainable(self.task).items():
+            gradient = (self.anchor[name] - y.detach()) / travelled
+            renewed[name] = self.own[name].to(y) - self.auxiliary[CONTROL + name].to(y) + gradient
         self.change = {name: (c - self.own[name].to(c)).cpu() for name, c in renewed.items()}
         self.own = renewed
 

@@ -93,11 +93,7 @@ class ScoreCounts:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError("calibration: needs whole numbers as bins and counts") from error
         in_range = bins.ndim == 1 and bool(((bins >= 0) & (bins < DEFAULT_BINS.count)).all())
-        if (
-            bins.shape != counts.shape
-            or not in_range
-            or not bool((bins.diff() > 0).all() and (counts > 0).all())
-        ):
+        if not in_range or bins.shape != counts.shape or (bins.diff() <= 0).any() or (counts <= 0).any():
             raise UserError("calibration: bins must ascend, each with a positive count")
         return cls(bins, counts)
 

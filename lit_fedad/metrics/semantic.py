@@ -68,10 +68,8 @@ def detection_errors(negative: Tensor, positive: Tensor, threshold: int) -> tupl
     """
     false_positives, true_positives = negative[threshold + 1 :].sum(), positive[threshold + 1 :].sum()
     anomalies = positive.sum()
-    return (
-        false_positives.double() / (true_positives + false_positives),
-        (anomalies - true_positives).double() / anomalies,
-    )
+    false_error = false_positives.double() / (true_positives + false_positives)
+    return false_error, (anomalies - true_positives).double() / anomalies
 
 
 _ERRORS = ("fe", "me", "fe_calibrated", "me_calibrated")

@@ -196,14 +196,13 @@ def _cells_of(table: Table, run: CompleteRun) -> Iterator[tuple[str, str]]:
     """Yields row and column of the cells that a run is one of: several if it holds several classifiers."""
     config = run.config
     data = config["data"].get("name") or config["data"]["_target_"].rpartition(".")[2]
+    needs_root = "root" in config["data"]
     for column in paper_columns(table):
         for row in (*table.rows, *table.beyond) if column.names[0] == data else ():
             if (
                 f"method={config['method']['name']}" in row.overrides
                 and run.mean(f"{table.metrics[0]}{row.ending}") is not None
-                and not differences(
-                    config, _composed((*column.overrides, *row.overrides), "root" in config["data"])
-                )
+                and not differences(config, _composed((*column.overrides, *row.overrides), needs_root))
             ):
                 yield row.label, column.label
 
@@ -339,9 +338,5 @@ class TableResults:
     def show(self, display: Display) -> None:
         """Prints the table."""
         display.blocks(self.filled.grids())
-        display.where_next(
-            [
-                *(("file", str(file)) for file in self.files if file.is_file()),
-                *where_compared(run.folder.path for run in self._cells),
-            ]
-        )
+        written = [("file", str(file)) for file in self.files if file.is_file()]
+        display.where_next([*written, *where_compared(run.folder.path for run in self._cells)])

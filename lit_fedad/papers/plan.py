@@ -212,12 +212,8 @@ def add_roots(columns: Sequence[Column], roots: Mapping[str, str]) -> list[Colum
     for name in roots:
         if name not in names:
             raise UserError(f"root.{name}: no such column; one of {', '.join(names)}")
-    return [
-        replace(
-            c, overrides=(*c.overrides, *(f"data.root={roots[name]}" for name in c.names if name in roots))
-        )
-        for c in columns
-    ]
+    added = [[f"data.root={roots[name]}" for name in column.names if name in roots] for column in columns]
+    return [replace(c, overrides=(*c.overrides, *more)) for c, more in zip(columns, added, strict=True)]
 
 
 def plan_runs(

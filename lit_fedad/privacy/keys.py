@@ -121,10 +121,8 @@ def split(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, byt
     """
     if len(secret) != KEY_BYTES or min(places) < 1 or len(set(places)) < len(places):
         raise ValueError("a secret has 32 bytes, and shares have different places from 1")
-    coefficients = [
-        int.from_bytes(secret, "big"),
-        *(secrets.randbelow(PRIME) for _ in range(threshold - 1)),
-    ]
+    drawn = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    coefficients = [int.from_bytes(secret, "big"), *drawn]
     return {place: _value(coefficients, place).to_bytes(SHARE_BYTES, "big") for place in places}
 
 

@@ -191,13 +191,11 @@ class Display:
         # Errors of single anomaly sets are only in the files.
         errors = ("fe", "me", "fe_calibrated", "me_calibrated")
         listed = [name for name in dict.fromkeys([*known, *metrics]) if metric_family(name) not in errors]
-        self.table(
-            [
-                {"metric": metric_title(name)}
-                | {head: _metric(metrics[name].get(key)).strip() for head, key in columns.items()}
-                for name in listed
-            ]
-        )
+        rows = []
+        for name in listed:
+            cells = {head: _metric(metrics[name].get(key)).strip() for head, key in columns.items()}
+            rows.append({"metric": metric_title(name), **cells})
+        self.table(rows)
         if lacking := without_value(metrics):
             self._print(lacking)
 

@@ -270,13 +270,9 @@ class MemoryBank(SubspaceTask):
     @torch.no_grad()
     def neighbour_quantiles(self, loader: DataLoader) -> tuple[Tensor, int]:
         """Computes `QUANTILES` quantiles of the distances to the K nearest slots, and the number of distances."""
-        distances = (
-            self.measured(nearest(features.flatten(0, 1).float(), self.bank, self.loss.neighbours)[0])
-            .flatten()
-            .cpu()
-            for features in map_batches(self, loader, self)
-        )
-        ordered = torch.cat(list(distances)).sort().values
+        patches = (features.flatten(0, 1).float() for features in map_batches(self, loader, self))
+        near = (nearest(vectors, self.bank, self.loss.neighbours)[0] for vectors in patches)
+        ordered = torch.cat([self.measured(distances).flatten().cpu() for distances in near]).sort().values
         at = torch.linspace(0, len(ordered) - 1, QUANTILES).round().long()
         return ordered[at], len(ordered)
 

@@ -100,12 +100,10 @@ class Panda(Task):
                 f"task.ewc={self.ewc}: METHOD=panda alone has clients estimate what weights are held by; give it, or"
                 " task.ewc=0"
             )
-        drift = torch.stack(
-            [
-                (self.fisher[name].to(weight) * (weight - self.start[name].to(weight)).square()).sum()
-                for name, weight in self._network.named_parameters()
-            ]
-        ).sum()
+        weights = self._network.named_parameters()
+        moved = {name: weight - self.start[name].to(weight) for name, weight in weights}
+        drifts = [(self.fisher[name].to(way) * way.square()).sum() for name, way in moved.items()]
+        drift = torch.stack(drifts).sum()
         return {"loss": compactness + self.ewc / 2 * drift, "drift": drift}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:

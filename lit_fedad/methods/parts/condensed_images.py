@@ -48,10 +48,9 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
             raise UserError(
                 f"clients sent images of the sizes {tuple(form)} and {other}; bring them to one size"
             )
-    return Knowledge(
-        torch.cat([message[IMAGES] for message in senders.values()]),
-        torch.cat([message[CLASSES].repeat_interleave(message[COUNTS]) for message in senders.values()]),
-    )
+    images = [message[IMAGES] for message in senders.values()]
+    labels = [message[CLASSES].repeat_interleave(message[COUNTS]) for message in senders.values()]
+    return Knowledge(torch.cat(images), torch.cat(labels))
 
 
 def synthetic_images(size: int, share: float, minimum: int) -> int:

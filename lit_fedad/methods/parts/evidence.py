@@ -1,6 +1,7 @@
 """What banks, moments, weights and images in messages show of single images (`Evidence`)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,11 +61,8 @@ def moments_sent(client: Client, received: Message, sent: Message) -> list[Shown
     if isinstance(task, MemoryBank) and task.subspace is not None:
         sets, pool = task.subspace_moments(sets), True
     moments = Moments.union(sets)
-    return [
-        SharedMoments(
-            moments.mean, moments.covariance, lambda batch: task.embed(batch, average_pool=pool).cpu()
-        )
-    ]
+    embed = partial(task.embed, average_pool=pool)
+    return [SharedMoments(moments.mean, moments.covariance, lambda batch: embed(batch).cpu())]
 
 
 def subspace_received(client: Client, received: Message) -> list[Shown]:
@@ -74,11 +72,7 @@ def subspace_received(client: Client, received: Message) -> list[Shown]:
     if "basis" not in received:
         return []
     pool = True if isinstance(task, MemoryBank) else None
-    return [
-        SharedSubspace(
-            received["centre"], received["basis"], lambda batch: task.embed(batch, average_pool=pool)
-        )
-    ]
+    return [SharedSubspace(received["centre"], received["basis"], partial(task.embed, average_pool=pool))]
 
 
 def own_vectors(task: MemoryBank, received: Message, sent: Message, round: int) -> Tensor:

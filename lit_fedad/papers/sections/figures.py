@@ -100,12 +100,8 @@ def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates the rates of each run's decisions beside the promised rate, and shows the figures of the first runs."""
     heads = ["run, product", "promised", *map(metric_title, _RATES)]
     for name, groups in data.items():
-        lines = [
-            line
-            for group in groups
-            for run in group.runs
-            for line in _lines(f"{group.label}, seed {run.seed}", run, links)
-        ]
+        runs = [(f"{group.label}, seed {run.seed}", run) for group in groups for run in group.runs]
+        lines = [line for label, run in runs for line in _lines(label, run, links)]
         if lines:
             yield Grid(name, heads, lines, _NOTES)
     yield from _gallery(data, links, _FIGURES)
@@ -127,11 +123,8 @@ def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
 
 def _of_product(rate: Mapping[str, Any]) -> tuple[str, str]:
     """Formats both rates of a product with their intervals."""
-    alarms, misses = (
-        (rate.get("false_alarm_rate"), rate.get("interval")),
-        (rate.get("miss_rate"), rate.get("miss_interval")),
-    )
-    return _with_interval(*alarms), _with_interval(*misses)
+    alarms = _with_interval(rate.get("false_alarm_rate"), rate.get("interval"))
+    return alarms, _with_interval(rate.get("miss_rate"), rate.get("miss_interval"))
 
 
 def _with_interval(value: float | None, interval: list[float] | None) -> str:

@@ -46,9 +46,8 @@ _NOTE = (
 def product_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates each metric of each product after the last round, as tables of MVTec AD have it."""
     for name, groups in data.items():
-        measured = [
-            run.per_product(metric) for group in groups for run in group.runs for metric in METRIC_TITLES
-        ]
+        runs = [run for group in groups for run in group.runs]
+        measured = [run.per_product(metric) for run in runs for metric in METRIC_TITLES]
         products = list(dict.fromkeys(product for values in measured for product in values))
         if not products:
             continue
