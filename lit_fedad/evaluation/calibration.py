@@ -142,12 +142,12 @@ class CalibrationScores:
 
     def _by_product(self, indices: Sequence[int], scores: Tensor) -> dict[str, ScoreCounts]:
         products = [self.images.train[index].category for index in indices]
-        found = {}
+        counts = {}
         for product in dict.fromkeys(products):
-            own = scores[[place for place, other in enumerate(products) if other == product]]
-            if len(own := own[~own.isnan()]):
-                found[product] = ScoreCounts.of(own)
-        return found
+            of_product = scores[[place for place, other in enumerate(products) if other == product]]
+            if len(of_product := of_product[~of_product.isnan()]):
+                counts[product] = ScoreCounts.of(of_product)
+        return counts
 
 
 class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):

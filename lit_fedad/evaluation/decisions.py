@@ -143,14 +143,14 @@ class DecisionsQuery(ClientQuery[dict[str | None, Rate]]):
         Raises:
             UserError: If more images are wrong than there are.
         """
-        found = {}
+        rates = {}
         for product, row in zip(self.products, message["rates"].tolist(), strict=True):
             rate = Rate(*row)
             if rate.false_alarms > rate.normal or rate.misses > rate.anomalous:
                 raise UserError(f"more decisions about {product or 'no product'} are wrong than there are")
             if rate.normal or rate.anomalous:
-                found[product] = rate
-        return found
+                rates[product] = rate
+        return rates
 
 
 def limit_of(limits: Mapping[str, float], product: str | None) -> float:
@@ -208,12 +208,12 @@ def decide(
         calibration scores decide about each of its products, or about any image.
     """
     products = [name for name in dict.fromkeys(images.products) if name is not None]
-    found = {}
-    for client, own in scores.items():
+    by_client = {}
+    for client, own_scores in scores.items():
         limits = limits_of(client, calibration, products, alpha, images.known)
-        found[client] = judged(rates_of(own, images, limits), images.held[client], limits)
-        found[client] |= _promise(client, calibration, found[client]["held"], alpha, images.known)
-    return found
+        by_client[client] = judged(rates_of(own_scores, images, limits), images.held[client], limits)
+        by_client[client] |= _promise(client, calibration, by_client[client]["held"], alpha, images.known)
+    return by_client
 
 
 def decide_apart(
@@ -243,16 +243,16 @@ def decide_apart(
     for client in federation.clients:
         limits = limits_of(client, calibration, products, alpha, by_product)
         groups.setdefault(tuple(limits.values()), []).append(client)
-    found: dict[int, dict[str, Any]] = {}
+    by_client: dict[int, dict[str, Any]] = {}
     # Clients of the same limits are asked at once, and see no others'.
     for values, clients in groups.items():
         limits = dict(zip(products, values, strict=True))
         query = DecisionsQuery(products, limits, shipped=shipped)
         answers = federation.ask(federation.rounds, query, clients, optional=True)
         for client in clients:
-            found[client] = judged(answers.get(client, {}), held[client], limits)
-            found[client] |= _promise(client, calibration, found[client]["held"], alpha, by_product)
-    return found
+            by_client[client] = judged(answers.get(client, {}), held[client], limits)
+            by_client[client] |= _promise(client, calibration, by_client[client]["held"], alpha, by_product)
+    return by_client
 
 
 def _promise(
@@ -277,14 +277,14 @@ def limits_of(
 
 def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summary]:
     """Computes mean, worst, pooled, per-client and per-product values of `RATES` from what `decide` returns."""
-    found, per_product, pooled, of_products = {}, {}, pooled_rates(judged), product_rates(judged)
+    summaries, per_product, pooled, of_products = {}, {}, pooled_rates(judged), product_rates(judged)
     for name in RATES:
         side = "foreign" if name.endswith("_foreign") else "own"
         kind = name.removesuffix("_foreign")
-        values = {client: getattr(own[side], kind) for client, own in sorted(judged.items())}
-        found[name] = summary(values, getattr(pooled[side], kind), max)
+        values = {client: getattr(decisions[side], kind) for client, decisions in sorted(judged.items())}
+        summaries[name] = summary(values, getattr(pooled[side], kind), max)
         per_product[name] = {product: getattr(rate, kind) for product, rate in of_products[side].items()}
-    return with_products(found, per_product)
+    return with_products(summaries, per_product)
 
 
 def promised_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
@@ -293,8 +293,8 @@ def promised_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
     These are the clients with normal test images of their own products; all where none has one. The mean of rates that
     differ is rounded up, so that it is never less than what clients promise.
     """
-    measured = [own["promised"] for own in judged.values() if own["own"].normal]
-    rates = measured or [own["promised"] for own in judged.values()]
+    measured = [decisions["promised"] for decisions in judged.values() if decisions["own"].normal]
+    rates = measured or [decisions["promised"] for decisions in judged.values()]
     low, high = min(rates), max(rates)
     mean = low if low == high else rounded_up(sum(rates) / len(rates))
     return {"mean": mean, "lowest": low, "highest": high}
@@ -309,22 +309,22 @@ def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str
     Returns:
         Rates by side, ``own`` and ``foreign``, and product; without images where no client is on that side.
     """
-    found: dict[str, dict[str, Rate]] = {"own": {}, "foreign": {}}
-    for product in dict.fromkeys(name for own in judged.values() for name in own["products"]):
-        for side, rates in found.items():
-            judging = [own for own in judged.values() if product in own["products"]]
-            chosen = [own for own in judging if (product in own["held"]) == (side == "own")]
-            together = sum((own["products"][product] for own in chosen), Rate())
+    by_side: dict[str, dict[str, Rate]] = {"own": {}, "foreign": {}}
+    for product in dict.fromkeys(name for decisions in judged.values() for name in decisions["products"]):
+        for side, rates in by_side.items():
+            judging = [decisions for decisions in judged.values() if product in decisions["products"]]
+            chosen = [decisions for decisions in judging if (product in decisions["held"]) == (side == "own")]
+            together = sum((decisions["products"][product] for decisions in chosen), Rate())
             rates[product] = Rate(*(count / max(len(chosen), 1) for count in vars(together).values()))
-    return found
+    return by_side
 
 
 def pooled_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Rate]:
     """Adds up what `decide` returns over clients, by side: ``own`` and ``foreign``."""
     pooled = {"own": Rate(), "foreign": Rate()}
-    for own in judged.values():
+    for decisions in judged.values():
         for side in pooled:
-            pooled[side] = pooled[side] + own[side]
+            pooled[side] = pooled[side] + decisions[side]
     return pooled
 
 
@@ -334,11 +334,11 @@ def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple
     Clients of one run judge the same images, with one model even alike: together they are worth no more images than
     there are of the products that any of them has on that side.
     """
-    found, of_products = {}, product_rates(judged)
+    intervals, of_products = {}, product_rates(judged)
     for side, rate in pooled_rates(judged).items():
-        images = min(rate.normal, sum(own.normal for own in of_products[side].values()))
-        found[side] = wilson_interval(rate.false_alarm_rate * images, images)
-    return found
+        images = min(rate.normal, sum(one.normal for one in of_products[side].values()))
+        intervals[side] = wilson_interval(rate.false_alarm_rate * images, images)
+    return intervals
 
 
 def mean_interval(judged: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
@@ -347,14 +347,15 @@ def mean_interval(judged: Mapping[int, Mapping[str, Any]]) -> tuple[float, float
     Clients of one run judge the same images. So their mean is one of products, each with its mean weight at the
     clients, and worth as many images as `Rate.mixed` says.
     """
-    measured = [own for own in judged.values() if own["own"].normal]
+    measured = [decisions for decisions in judged.values() if decisions["own"].normal]
     weights, rates = dict[str, float](), product_rates(judged)["own"]
-    for own in measured:
-        held = {name: weight for name, weight in own["held"].items() if own["products"][name].normal}
-        for name, weight in held.items():
-            weights[name] = weights.get(name, 0) + weight / sum(held.values())
+    for decisions in measured:
+        held, products = decisions["held"], decisions["products"]
+        weight_of = {name: weight for name, weight in held.items() if products[name].normal}
+        for name, weight in weight_of.items():
+            weights[name] = weights.get(name, 0) + weight / sum(weight_of.values())
     images = Rate.mixed([(weight, rates[name]) for name, weight in weights.items()]).normal
-    mean = sum(own["own"].false_alarm_rate for own in measured) / max(len(measured), 1)
+    mean = sum(decisions["own"].false_alarm_rate for decisions in measured) / max(len(measured), 1)
     return wilson_interval(mean * images, images)
 
 

@@ -115,8 +115,8 @@ class DriftTest:
             1.0 if chance == 1 else stake / chance if top else (1 - stake) / (1 - chance) for stake in _STAKES
         ]
         bets = [
-            ((1 - _JUMP) * held + _JUMP / len(pays)) * pay
-            for pay, held in zip(pays, self._wealth, strict=True)
+            ((1 - _JUMP) * wealth + _JUMP / len(pays)) * pay
+            for pay, wealth in zip(pays, self._wealth, strict=True)
         ]
         gain = sum(bets)
         self._wealth = [bet / gain for bet in bets]

@@ -96,14 +96,14 @@ def over_clients(values: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dic
         >>> over_clients({0: {"nut": {"pro": 0.5}}, 1: {"nut": {"pro": 0.75}, "bolt": {"pro": math.nan}}})
         {'pro': {'nut': 0.625, 'bolt': nan}}
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    by_name: dict[str, dict[str, list[float]]] = {}
     for of_client in values.values():
         for product, own in of_client.items():
             for name, value in own.items():
-                found.setdefault(name, {}).setdefault(product, []).append(value)
+                by_name.setdefault(name, {}).setdefault(product, []).append(value)
     return {
         name: {product: defined_mean(own) for product, own in by_product.items()}
-        for name, by_product in found.items()
+        for name, by_product in by_name.items()
     }
 
 
