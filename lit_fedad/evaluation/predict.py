@@ -15,16 +15,24 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client, Prediction
 from lit_fedad.contracts.state import detached, same
 from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.errors import UserError
 
 
 def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Prediction:
-    """Computes a client's float32 prediction of one batch, without gradients."""
+    """Computes a client's float32 prediction of one batch, without gradients.
+
+    Raises:
+        UserError: If a task's prediction has another form than `Prediction` says.
+    """
     with torch.inference_mode(), fabric.autocast():
         prediction = client.predict_step(fabric.to_device(batch))
-    maps = prediction.anomaly_map
-    logits = prediction.logits
+    scores, maps, logits = prediction.image_score, prediction.anomaly_map, prediction.logits
+    for name, found, form in (("image_score", scores, "[B]"), ("anomaly_map", maps, "[B, H, W]")):
+        if found is not None and found.dim() != form.count(",") + 1:
+            task = type(client.task).__name__
+            raise UserError(f"task {task} predicts an {name} of shape {list(found.shape)}; give {form}")
     return Prediction(
-        prediction.image_score.float(),
+        scores.float(),
         None if maps is None else maps.float(),
         None if logits is None else logits.float(),
         {name: other.float() for name, other in prediction.others.items()},

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from helpers.refusals import refusal
 from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Prediction, Predictors, Task
 from lit_fedad.evaluation import predict
-from lit_fedad.evaluation.predict import ImageScorer, image_scores
+from lit_fedad.evaluation.predict import ImageScorer, image_scores, predict_batch
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 IMAGES = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
@@ -107,3 +108,17 @@ def test_what_does_not_fit_is_not_kept(task, loader, scorer, monkeypatch):
 def test_of_one_model_for_all_nothing_is_kept(task, scorer):
     score_all(task, scorer, kind=Alike)
     assert not scorer.embeddings
+
+
+@pytest.mark.parametrize(
+    ("prediction", "said"),
+    [
+        (Prediction(torch.ones(3, 1)), r"image_score of shape \[3, 1\]; give \[B\]"),
+        (Prediction(torch.ones(3), torch.ones(3, 1, 4, 4)), r"anomaly_map .* give \[B, H, W\]"),
+    ],
+)
+def test_a_prediction_of_another_form_is_refused_with_the_task_named(task, prediction, said):
+    """Metrics take maps [B, 1, H, W] too: only the pictures after the last round would have failed."""
+    task.predict = lambda features, batch: prediction
+    with refusal(f"task Nearest predicts an {said}"):
+        predict_batch(Client(task), {"image": IMAGES[:3]}, FABRIC)
