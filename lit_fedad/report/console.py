@@ -309,8 +309,9 @@ class Display:
 def plain_warnings(display: Display, ignore: bool = False) -> Iterator[None]:
     """Prints the library's own warnings as one line each, and suppresses those of other libraries.
 
-    Covers `warnings.warn` and `logging`. Of other libraries only logged errors are printed. Enter it before
-    Lightning is imported: Lightning adds its own handlers if the root logger has none.
+    Covers `warnings.warn` and `logging`. Of other libraries only logged errors are printed. Of two such blocks, one
+    within the other, the inner one prints. Enter it before Lightning is imported: Lightning adds its own handlers if
+    the root logger has none.
     """
     package = Path(lit_fedad.__file__).parent
 
@@ -326,9 +327,12 @@ def plain_warnings(display: Display, ignore: bool = False) -> Iterator[None]:
             display.warn(str(message))
 
     handler = _LogLines(display)
+    outer = [other for other in logging.root.handlers if isinstance(other, _LogLines)]
     disabled = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.showwarning = show
+        for other in outer:
+            logging.root.removeHandler(other)
         logging.root.addHandler(handler)
         logging.disable(logging.INFO)
         try:
@@ -336,6 +340,8 @@ def plain_warnings(display: Display, ignore: bool = False) -> Iterator[None]:
         finally:
             logging.disable(disabled)
             logging.root.removeHandler(handler)
+            for other in outer:
+                logging.root.addHandler(other)
 
 
 class _LogLines(logging.Handler):

@@ -367,6 +367,15 @@ def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):
     ]
 
 
+def test_a_logged_warning_of_a_run_within_a_command_is_one_line(capsys):
+    with plain_warnings(Display()):
+        for _ in range(2):  # the command's own block is whole again after each run
+            with plain_warnings(Display()):
+                logging.getLogger("lit_fedad.tracking.sender").warning("kept")
+        logging.getLogger("lit_fedad.tracking.sender").warning("sent")
+    assert capsys.readouterr().err.splitlines() == ["warning: kept", "warning: kept", "warning: sent"]
+
+
 def test_hooks_are_taken_back():
     before = warnings.showwarning, list(logging.root.handlers), logging.root.manager.disable
     with pytest.raises(KeyError), plain_warnings(Display(quiet=True)):
