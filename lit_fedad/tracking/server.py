@@ -219,20 +219,22 @@ def open_run(client: Any, run_id: str | None, start: Record) -> ServerRun:
     """Opens the run of a journal on the server, and creates it if the server does not have it.
 
     Returns:
-        The run; under another id if the former one was deleted.
+        The run; under another id if the former one was deleted, or is that of another journal: a folder may come from
+        anybody, and name any run.
     """
-    info = (run_id and _active(client, run_id)) or _find_or_create(client, start)
+    info = (run_id and _active(client, run_id, start)) or _find_or_create(client, start)
     return ServerRun(client, info.run_id, info.experiment_id)
 
 
-def _active(client: Any, run_id: str) -> Any | None:
+def _active(client: Any, run_id: str, start: Record) -> Any | None:
     try:
-        info = client.get_run(run_id).info
+        run = client.get_run(run_id)
     except Exception as cause:
         if getattr(cause, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
-    return info if info.lifecycle_stage == "active" else None
+    own = run.data.tags.get(_JOURNAL_TAG) == start["values"]["journal"]
+    return run.info if own and run.info.lifecycle_stage == "active" else None
 
 
 def _find_or_create(client: Any, start: Record) -> Any:

@@ -37,6 +37,18 @@ def test_run_deleted_on_the_server_is_sent_anew(tmp_path, client, history):
     assert history(again.run_id, "loss") == [(1, 1.0)]
 
 
+def test_a_folder_that_names_another_run_changes_nothing_of_that_run(tmp_path, client, history):
+    trackers = [Tracker(tmp_path / name, "own", name) for name in ("victim", "foreign")]
+    for number, tracker in enumerate(trackers):
+        tracker.metrics({"loss": 1.0 + number}, 1)
+    victim, foreign = (tracker.close(timeout_s=120).run_id for tracker in trackers)
+    sent = tmp_path / "foreign/tracking/sent.json"
+    sent.write_text(json.dumps({**json.loads(sent.read_text()), "run_id": victim, "delivered": 0}))
+    assert deliver(tmp_path / "foreign") == Delivery(foreign, 0, None)
+    assert history(victim, "loss") == [(1, 1.0)]
+    assert client.get_run(victim).info.run_name == "victim"
+
+
 @pytest.mark.slow
 def test_hanging_server_never_holds_training_up(
     tmp_path, client, journal, history, hanging_server, monkeypatch
