@@ -28,7 +28,6 @@ from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
 from lit_fedad.methods.feddm import ImageCondenser
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
 from lit_fedad.methods.parts.functional import apply_in_chunks, draw_weights
-from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 ANCHORS, LABELS, LOGITS = "anchors", "anchor_labels", "anchor_logits"
@@ -111,7 +110,6 @@ class DESAClient(FedAvgClient):
         at_least("method.client", 0, own=own, distillation=distillation, contrast=contrast)
         above("method.client", 0, temperature=temperature, contrast_temperature=contrast_temperature)
         within("method.client", 0, 1, soft=soft)
-        refuse_frozen(task.encoder, "method desa condenses images")
         self.condenser = AnchorCondenser(task, condensation, "noise", mean, std, minimum=anchors, least=least)
         self.anchors_per_class, self.least, self.batch_size = anchors, least, batch_size
         self.own, self.distillation, self.contrast = own, distillation, contrast

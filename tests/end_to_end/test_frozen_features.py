@@ -93,3 +93,9 @@ def test_densities_are_of_frozen_features_or_of_the_projection_of_trained_ones()
     assert build_model(compose(["method=fadngs", "features=train"]), ["a"]).task.score_from == "projection"
     asked = compose(["method=fadngs", "task.score_from=projection"])
     assert build_model(asked, ["a"]).task.densities.mean.shape == torch.Size([0, 128])
+
+
+@pytest.mark.parametrize("method", ["feddm", "fedvck_sums", "desa", "fedmix", "fedgan", "dfrd"])
+def test_methods_that_make_images_need_an_encoder_of_pixels(method):
+    with pytest.raises(UserError, match="give features=train"):
+        build_model(compose([f"method={method}", "features=frozen", "backbone=own"]), ["a", "b"])

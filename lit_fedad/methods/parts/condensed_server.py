@@ -17,6 +17,7 @@ from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
 from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received
 from lit_fedad.methods.parts.functional import apply_in_chunks
+from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 
@@ -27,6 +28,9 @@ class CondensedClient(ServerModelClient):
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
         quantize: Whether the server's images are bytes, or float32 in the range of pixels, not clipped.
+
+    Raises:
+        UserError: If the encoder is frozen.
     """
 
     needs = Classifier
@@ -34,6 +38,7 @@ class CondensedClient(ServerModelClient):
 
     def __init__(self, task: Classifier, mean: Sequence[float], std: Sequence[float], quantize: bool) -> None:
         super().__init__(task)
+        refuse_frozen(task.encoder, "images are condensed through an encoder that is trained on pixels")
         self.mean, self.std = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
         self.quantize = quantize
 
