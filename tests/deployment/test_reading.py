@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.ui.reading import (
@@ -16,6 +17,7 @@ from lit_fedad.deployment.ui.reading import (
     histogram_svg,
     read_scored,
 )
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 
 SCORES = torch.arange(1.0, 101)
@@ -34,6 +36,10 @@ RESULT = {
     "failures": {"1": {"1": "gone"}},
     "refused": {"2": {"0": "NaN"}},
     "unscored": {},
+}
+STATUS_OF_A_SITE = {
+    **dict.fromkeys(("rounds", "last_round", "bytes_up", "bytes_down"), 1),
+    "false_alarm_rate": 0.5,
 }
 
 
@@ -79,6 +85,25 @@ def test_a_federation_of_sites_is_listed_by_name(tmp_path):
     assert [row["site"] for row in view.sites()] == ["north", "south"]
     assert view.troubles() == [{"round": "2", "site": "north", "cause": "deadline: 60 s"}]
     assert (view.curves(), view.rounds(), view.clients()) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("result.json", {**RESULT, "exchanges": ["x", 1, 2]}),
+        ("result.json", {**RESULT, "metrics": 3}),
+        ("result.json", {name: value for name, value in RESULT.items() if name != "rounds"}),
+        ("status.json", {"round": 1, "rounds": 2, "sites": {"north": {**STATUS_OF_A_SITE, "troubles": [3]}}}),
+    ],
+)
+def test_what_no_run_writes_is_one_line(tmp_path, monkeypatch, name, content):
+    monkeypatch.setattr(RunFolder, "find", lambda run: RunFolder(tmp_path))
+    monkeypatch.setattr(RunFolder, "config", lambda folder: {"image": {}})
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    (tmp_path / name).write_text(json.dumps(content))
+    with refusal(name) as caught:
+        RunView.open(str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_at_the_shipped_threshold_alpha_is_expected(view):

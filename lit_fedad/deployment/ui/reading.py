@@ -83,7 +83,15 @@ class RunView:
         calibrated = (folder.path / "calibration.json").exists()
         calibration = folder.calibration() if calibrated else None
         page = folder.config()["image"].get("page")
-        return cls(folder.path, result, status, calibration, page)
+        view = cls(folder.path, result, status, calibration, page)
+        try:  # a folder may come from anybody: what does not hold is told now, and by no traceback of the page
+            _ = view.title, view.curves(), view.rounds(), view.sites(), view.troubles()
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise UserError(
+                f"{folder.path}: result.json or {STATUS} does not hold what a run writes ({type(error).__name__});"
+                " restore it from a copy"
+            ) from error
+        return view
 
     @property
     def alpha(self) -> Alpha:
