@@ -34,6 +34,7 @@ from lit_fedad.deployment.uploads import Limits, RefusedError, file_in, image_fo
 from lit_fedad.report.console import Display
 
 _PAGE = Path(__file__).parent / "serving.html"
+_LONGEST_PATH = 100  # characters of a request's path in its line: a stranger's may have thousands
 _AGAIN_S = "1"  # seconds after which a refused client may try again
 
 
@@ -214,8 +215,8 @@ class Logged:
         async def noted(message: ASGIMessage) -> None:
             if message["type"] == "http.response.start":
                 took = f"{1000 * (time.perf_counter() - began):.0f} ms"
-                line = f"{time.strftime('%H:%M:%S')}  {scope['method']} {scope['path']}  {message['status']}  {took}"
-                self.display.note(line)
+                asked = f"{scope['method']} {scope['path'][:_LONGEST_PATH]}"
+                self.display.note(f"{time.strftime('%H:%M:%S')}  {asked}  {message['status']}  {took}")
             await send(message)
 
         await self.app(scope, receive, noted)

@@ -181,12 +181,15 @@ def test_the_page_loads_nothing_from_elsewhere(ask, path):
     assert b"//" not in body.replace(b"// without heatmaps", b"")
 
 
-def test_a_request_is_a_line(detector):
+@pytest.mark.parametrize(
+    ("path", "said"), [("/health", "/health  200"), ("/" + "a" * 60_000, f"/{'a' * 99}  404")]
+)
+def test_a_request_is_a_short_line(detector, path, said):
     import anyio
 
     lines = []
     display = SimpleNamespace(note=lines.append)
-    scope = {"type": "http", "method": "GET", "path": "/health", "headers": [], "query_string": b""}
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
 
     async def receive():
         return {"type": "http.request", "body": b""}
@@ -196,7 +199,7 @@ def test_a_request_is_a_line(detector):
 
     anyio.run(Logged(application(Desk(detector, LIMITS, 1, 1)), display), scope, receive, send)
     (line,) = lines
-    assert re.fullmatch(r"\d\d:\d\d:\d\d  GET /health  200  \d+ ms", line)
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d  GET {said}  \d+ ms", line)
 
 
 def test_sixteen_bits_and_transparency_are_read_as_in_training():
