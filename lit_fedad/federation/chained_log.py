@@ -14,6 +14,9 @@ from typing import Any
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_bytes, told_unwritable
 
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+"""How the time of a line is written; in UTC."""
+
 _BEGIN = "0" * 64
 _GONE = (-1, -1, -1)
 _LARGEST = 1 << 31  # bytes: years of requests
@@ -67,7 +70,7 @@ class ChainedLog:
                 before = self.entries()
                 line: dict[str, Any] = {
                     "entry": len(before) + 1,
-                    "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    "time": time.strftime(TIME, time.gmtime()),
                     **content,
                 }
                 line["before"] = before[-1]["hash"] if before else _BEGIN

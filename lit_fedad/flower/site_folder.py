@@ -6,6 +6,7 @@ import hashlib
 import re
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_bytes
 from lit_fedad.experiment.claim import locked
-from lit_fedad.federation.chained_log import ChainedLog
+from lit_fedad.federation.chained_log import TIME, ChainedLog
 from lit_fedad.flower.fleet import answer_requests
 from lit_fedad.flower.keys import write_site_key
 from lit_fedad.flower.settings_folder import SettingsFolder
@@ -198,6 +199,11 @@ def start(folder: SiteFolder, display: Display) -> None:
     Raises:
         UserError: If the coordinator refuses the site, or is not who it should be, or another process answers.
     """
+
+    def dated(line: str) -> None:
+        """Prints a line with the time, as those of requests have it."""
+        display.note(f"{time.strftime(TIME, time.gmtime())} {line}")
+
     site = Site(folder.settings, display)
     bound_memory()
     with locked(folder.path, _ENDS_S):  # two processes would each spend what the ledger has left
@@ -207,5 +213,5 @@ def start(folder: SiteFolder, display: Display) -> None:
             folder.path / KEY,
             site.answer,
             lambda: site.largest,
-            display.note,
+            dated,
         )

@@ -1,5 +1,6 @@
 """What a site's operator does beside starting it: the log, old states, and what was offered."""
 
+import re
 import signal
 
 import pytest
@@ -11,6 +12,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.claim import locked
 from lit_fedad.flower import site_folder
 from lit_fedad.flower.site_folder import SiteFolder
+from lit_fedad.report.console import Display
 
 
 @pytest.fixture
@@ -62,6 +64,16 @@ def test_a_site_ends_cleanly_by_either_signal(folder, monkeypatch, number):
         for one, handler in before.items():
             signal.signal(one, handler)
     assert ended.value.code == 0
+
+
+def test_what_happens_to_the_connection_has_a_time(folder, monkeypatch, capsys):
+    monkeypatch.setattr(site_folder, "bound_memory", lambda: None)
+    monkeypatch.setattr(
+        site_folder, "answer_requests", lambda *given: given[-1]("localhost:9443: answers again")
+    )
+    site_folder.start(folder, Display())
+    said = capsys.readouterr().out.strip()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ localhost:9443: answers again", said)
 
 
 def test_nothing_to_review_is_one_line(folder):
