@@ -21,7 +21,7 @@ def fit_preset(
 
     Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
     have and that are null. Images in memory keep the size that the data's ``size`` says, if it does. Classes that come
-    in stages still do, a stage a round.
+    in stages still do, a stage a round, and images that one client holds (``method=centralised``) stay with it.
     """
     limits = {
         key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
@@ -47,3 +47,5 @@ def fit_preset(
         if "stages" in plain.partition and "stages" not in composed.partition:
             few = {"clients": composed.partition.clients, "stages": max(composed.rounds, 1), "imbalance": 1}
             composed.partition = {**plain.partition, **few}
+        elif plain.partition.keys() == {"_target_"} and "partition.clients" not in given:
+            composed.partition = plain.partition

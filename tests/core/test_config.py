@@ -203,6 +203,7 @@ def test_what_the_command_says_wins_over_the_debug_preset():
     ):
         compose(["debug=seconds", "data=cifar10", "data.root=x", "data.train_per_product=3"])
     assert list(compose(["debug=seconds", "partition=pooled"])["partition"]) == ["_target_"]
+    assert list(compose(["debug=seconds", "method=centralised"])["partition"]) == ["_target_"]  # one client
     server = compose(["debug=seconds", "method=creff", "method.server.matching_steps=7"])["method"]["server"]
     assert (server["matching_steps"], server["retraining_epochs"]) == (7, 2)  # of 300, the preset's most
     given = ["debug=seconds", "method=fedavg", "task=csi"]
