@@ -24,6 +24,12 @@ from lit_fedad.report.console import Display, plain_warnings
 
 _HELP = {"-h", "--help", "help"}
 
+_MISPLACED = {
+    *(errno.EACCES, errno.EROFS, errno.ENAMETOOLONG),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP),
+}
+"""Errors of a path that the user gave: it may not be used, or is no folder, or no file."""
+
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM arrived: the command ends as by Ctrl-C."""
@@ -118,7 +124,7 @@ def _line(error: BaseException, name: str) -> str | None:
         case OSError() if is_disk_full(error):
             written = error.filename2 or error.filename or "a file"  # the second of a copy
             return f"no space is left on the disk for {written}: make room{_continues(name)}"
-        case OSError(errno=errno.EACCES | errno.EROFS | errno.ENAMETOOLONG) if error.filename:
+        case OSError() if error.errno in _MISPLACED and error.filename:
             return f"{error.filename}: cannot be read or written ({error.strerror})"
         case MemoryError() | RuntimeError() if is_out_of_memory(error):
             return (

@@ -323,6 +323,15 @@ def test_memory_that_is_not_enough_is_one_line_and_status_2(say, monkeypatch, er
     assert "image.size" in err[0]
 
 
+def test_a_file_where_a_folder_belongs_is_one_line(say, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setattr(experiment, "train", lambda config, place=place: place.mkdir())
+        status, _, (line,) = say("train")
+        assert status == 2
+        assert line.startswith(f"error: {place}: cannot be read or written (")
+
+
 def test_a_folder_that_may_not_be_written_is_one_line(say, monkeypatch):
     def refused(*_, **given):
         raise OSError(errno.EROFS, "Read-only file system", "reports")
