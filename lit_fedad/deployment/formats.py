@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,6 +219,13 @@ def check_formats(formats: Sequence[str]) -> list[str]:
     return chosen
 
 
+def _save_pt2(program: ExportedProgram, path: Path) -> None:
+    """Writes a graph in the format of `torch.export`, whose own writer ends the process where the disk is full."""
+    content = BytesIO()
+    torch.export.save(program, content)
+    path.write_bytes(content.getbuffer())
+
+
 def _load_pt2(path: Path) -> Callable[[Tensor], Outputs]:
     """Reads a detector in the format of `torch.export`."""
     module = torch.export.load(path).module()
@@ -226,7 +234,7 @@ def _load_pt2(path: Path) -> Callable[[Tensor], Outputs]:
 
 FORMATS = {
     "onnx": Format(("detector.onnx",), _save_onnx, _load_onnx, "export"),
-    "pt2": Format(("detector.pt2",), torch.export.save, _load_pt2),
+    "pt2": Format(("detector.pt2",), _save_pt2, _load_pt2),
     "openvino": Format(
         ("detector.xml", "detector.bin"), _save_openvino, _load_openvino, "openvino", exact=False
     ),

@@ -1,6 +1,7 @@
 """Exported files are kept only if they compute what the live detector does."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,3 +100,12 @@ def test_difference_is_a_share_of_the_largest_value():
         live, {"image_score": torch.tensor([10.0, 1.5]), "class": torch.tensor([9, 9])}
     ) == pytest.approx(0.05)
     assert math.isnan(difference(live, {"image_score": torch.tensor([math.nan, 1.0])}))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_ends_no_process(tmp_path):
+    """That of PyTorch's own writer would abort it, without a line."""
+    (tmp_path / "detector.pt2").symlink_to("/dev/full")
+    program = torch.export.export(Mean(), (torch.rand(2, 3, 4, 4),))
+    with pytest.raises(OSError, match="No space left"):
+        FORMATS["pt2"].save(program, tmp_path / "detector.pt2")
