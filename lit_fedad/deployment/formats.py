@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import tempfile
@@ -92,11 +93,19 @@ def _save_openvino(program: ExportedProgram, path: Path) -> None:
 
     Bank, subspace, threshold and calibration scores stay as they are. Weights go to ``.bin`` beside ``.xml``.
     """
-    import openvino
-
     model = _read(program)
     _halve(model, _network(model))
-    openvino.save_model(model, path, compress_to_fp16=False)
+    _write_openvino(model, path)
+
+
+def _write_openvino(model: Any, path: Path) -> None:
+    """Writes a model of OpenVINO, whose error of a full disk is no OSError."""
+    import openvino
+
+    try:
+        openvino.save_model(model, path, compress_to_fp16=False)
+    except RuntimeError as error:
+        raise OSError(errno.EIO, first_line(error), str(path)) from error
 
 
 def _save_int8(program: ExportedProgram, path: Path, normal: Sequence[Tensor]) -> None:
@@ -107,7 +116,6 @@ def _save_int8(program: ExportedProgram, path: Path, normal: Sequence[Tensor]) -
     """
     os.environ.setdefault("NNCF_CI", "1")  # otherwise nncf reports its use to its makers
     import nncf
-    import openvino
 
     model = _read(program)
     network = _network(model)
@@ -122,7 +130,7 @@ def _save_int8(program: ExportedProgram, path: Path, normal: Sequence[Tensor]) -
         ignored_scope=kept,
         model_type=nncf.ModelType.TRANSFORMER if transforms else None,
     )
-    openvino.save_model(quantised, path, compress_to_fp16=False)
+    _write_openvino(quantised, path)
 
 
 def _load_openvino(path: Path) -> Callable[[Tensor], Outputs]:

@@ -1,12 +1,15 @@
 """Exported files are kept only if they compute what the live detector does."""
 
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.deployment import formats
 from lit_fedad.deployment.export import Compared, difference, on_images, write_checked
 from lit_fedad.deployment.formats import FORMATS, Format
 
@@ -109,3 +112,13 @@ def test_a_full_disk_ends_no_process(tmp_path):
     program = torch.export.export(Mean(), (torch.rand(2, 3, 4, 4),))
     with pytest.raises(OSError, match="No space left"):
         FORMATS["pt2"].save(program, tmp_path / "detector.pt2")
+
+
+def test_an_error_of_openvinos_writer_is_one_of_the_disk(tmp_path, monkeypatch):
+    def full(*_, **given):
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    monkeypatch.setitem(sys.modules, "openvino", SimpleNamespace(save_model=full))
+    with pytest.raises(OSError, match="iostream error") as caught:
+        formats._write_openvino(None, tmp_path / "detector.xml")
+    assert caught.value.filename == str(tmp_path / "detector.xml")
