@@ -22,6 +22,7 @@ from lit_fedad.contracts import (
     senders,
 )
 from lit_fedad.contracts.state import leaves, load_state, mapped, state_of
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
@@ -105,7 +106,7 @@ class Receiver:
 
         Where merging fails, or leaves a state that cannot be sent, the server returns to its state before, and merges
         without the clients at fault: those whose message cannot be merged alone, or else the one without which the
-        others can be merged.
+        others can be merged. Noise that hides the images of all is no client's fault.
 
         Raises:
             UserError: If no message can be merged.
@@ -134,7 +135,8 @@ class Receiver:
         attempt = _Attempt(self, exchange, clients, exchanges, context)
         error = attempt(left)
         if error is not None:
-            at_fault = attempt.at_fault(left)
+            # Noise is nobody's fault, and each further merge would draw, and tell, a sum that no epsilon counts.
+            at_fault = [] if isinstance(error, HiddenByNoiseError) else attempt.at_fault(left)
             if not at_fault:
                 raise error
             text = f"sent what cannot be merged ({first_line(error)})"

@@ -193,6 +193,9 @@ class SlotReduce(MemoryReduce):
             scaled up to its length.
         steps: Lloyd steps of round 0.
 
+    Raises:
+        UserError: If there are no such weights, or no patch would be kept.
+
     Example:
         >>> reduce = SlotReduce()
         >>> reduce.start(torch.tensor([[0.0], [10.0]]), round=1, slots=2, generator=torch.Generator())

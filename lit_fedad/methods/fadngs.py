@@ -128,6 +128,9 @@ class FADngsServer(LatestMessagesServer):
 
     Attributes:
         last_merge: The models merged in the last round, after it; not part of the state.
+
+    Raises:
+        UserError: If it is to distil with running statistics that stay with the clients.
     """
 
     merges_sums = False

@@ -59,6 +59,9 @@ class ClassificationMetrics(MergeableMetric):
     Attributes:
         class_shares: As shares, float64 [K]. It is no state: `reset` leaves it.
 
+    Raises:
+        ValueError: If there is not one share a class.
+
     Example:
         >>> metrics = ClassificationMetrics(2, class_shares=torch.tensor([9, 1]))
         >>> metrics.update(torch.eye(2)[[0, 0, 0, 0]], torch.tensor([0, 0, 1, 1]))

@@ -27,6 +27,9 @@ class HingeLoss(nn.Module):
         repulsion: Weight of the repulsion; 0 gives FedDyMem Eq. 12 itself.
         repelled: Number J of next slots that repel.
         margin: Factor by which repulsion extends beyond th.
+
+    Raises:
+        UserError: If a setting is out of range.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context, Exchange, Exchanges
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
@@ -113,6 +114,23 @@ def test_a_mistake_in_the_servers_code_is_no_clients_fault(toy, monkeypatch):
     monkeypatch.setattr(federation.server, "aggregate", broken)
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         federation.run()
+
+
+def test_noise_that_hides_the_images_is_no_clients_fault_and_is_drawn_once(toy, monkeypatch):
+    """Merging without each client in turn would draw sums until one passes, and no epsilon would count them."""
+    federation = toy(values=FIVE, rounds=1)
+    aggregate, drawn = federation.server.aggregate, list[int]()
+
+    def hidden(updates):
+        drawn.append(len(updates))
+        if len(updates) == 5:
+            raise HiddenByNoiseError
+        aggregate(updates)
+
+    monkeypatch.setattr(federation.server, "aggregate", hidden)
+    with pytest.raises(HiddenByNoiseError, match="give more images or a larger epsilon"):
+        federation.run()
+    assert drawn == [5]
 
 
 def test_a_state_that_cannot_be_sent_is_never_checkpointed(toy, monkeypatch):
