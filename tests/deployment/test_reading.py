@@ -127,6 +127,12 @@ def test_no_bar_of_the_histogram_lies_on_both_sides_of_the_threshold():
     assert histogram(ScoreCounts.of(SCORES[:0]), [], 1.0) == []
 
 
+def test_scores_that_no_detector_has_are_in_no_bar():
+    counts = ScoreCounts.of(SCORES)
+    strange = [1e308, -1e308, float("nan"), float("inf"), 50.0]
+    assert histogram(counts, strange, 60.0) == histogram(counts, [50.0], 60.0)
+
+
 def test_scored_images_come_most_anomalous_first_with_their_own_heatmaps(tmp_path):
     rows = [
         "a.png,1.5,0.5,3,normal,heatmaps/a.png",

@@ -27,6 +27,7 @@ Row = dict[str, Any]
 
 _MOST_ROWS = 200_000
 _BINS = 40
+_LARGEST_SCORE = float(np.finfo(np.float32).max)  # no detector has more; between larger ones lie no bins
 
 
 def histogram_svg(rows: Sequence[Row], threshold: float) -> str:
@@ -266,7 +267,7 @@ def histogram(counts: ScoreCounts, seen: Sequence[float], threshold: float) -> l
         Rows of the middle of a bin, its share of the images, and which images they are.
     """
     edges, weights = counts.edges.double().numpy(), counts.counts.numpy()
-    fresh = np.asarray([score for score in seen if math.isfinite(score)])
+    fresh = np.asarray([score for score in seen if abs(score) <= _LARGEST_SCORE])
     values = np.concatenate([edges, fresh])
     if not values.size:
         return []
