@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from lit_fedad.core.config import Config, compose
+from lit_fedad.core.config import Config, compose, unresolved
 from lit_fedad.core.errors import UserError
 from lit_fedad.papers.forms import report_forms
 from lit_fedad.papers.paper import TableResults
@@ -204,10 +204,16 @@ def _with_data(columns: Sequence[Column], common: Sequence[str], display: Displa
 
     if has_root(common):
         return list(columns)
-    given = [column for column in columns if has_root(column.overrides)]
+    given = [column for column in columns if has_root(column.overrides) or not _needs_root(column)]
     for column in columns:
         if column not in given:
             display.note(f"left out: {column.label}; to take it in, give root.{column.names[0]}=DIR")
     if not given:
         raise UserError("no data given: root.NAME=DIR for the paper's, or else experiment=NAME or data=NAME")
     return given
+
+
+def _needs_root(column: Column) -> bool:
+    """Tells whether a column's data are files that only the user can name."""
+    asked = "???"  # Hydra's sign of a value without default
+    return bool(unresolved(column.overrides)["data"].get("root") == asked)

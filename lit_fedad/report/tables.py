@@ -64,7 +64,7 @@ class Table:
     """Content of a table.
 
     Attributes:
-        source: Place where the paper's numbers were printed.
+        source: Place where the paper's numbers were printed; empty for a table of this library's own.
         metrics: Names of metrics in results. All are shares of one, shown in per cent. None in a table of declared
             forms.
         columns: The paper's columns by label: the name of a data configuration, or data with settings.
@@ -332,4 +332,5 @@ def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[st
             f"{len(done)} of {len(group)} runs complete",
         ]
         lines.append(f"{column}: {', '.join(facts)}.")
-    return [f"The paper's numbers: {table.source}.", *lines, *filter(None, [" ".join(table.note.split())])]
+    source = f"The paper's numbers: {table.source}." if table.source else ""
+    return [*filter(None, [source]), *lines, *filter(None, [" ".join(table.note.split())])]

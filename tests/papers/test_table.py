@@ -105,10 +105,10 @@ def test_a_metric_that_no_run_has_is_said(quick_runs, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["table="], "table=: give one of fadngs_1, fadngs_2"),
+        (["table="], "table=: give one of detection, fadngs_1, fadngs_2"),
         (["data=textures"], "report without table= has no key 'data'"),
         (["tabel=feddymem_1"], "report has no key 'tabel'; did you mean 'table'?"),
-        (["table=fedymem_1"], "table=fedymem_1: give one of fadngs_1"),
+        (["table=fedymem_1"], "table=fedymem_1: give one of detection, fadngs_1"),
         (options("rows=FedAgv"), "rows=fedagv: feddymem_1 has no such row; did you mean 'FedAvg'?"),
         (options("rouds=3"), "row Local, column textures: unknown key 'rouds'; did you mean 'rounds'?"),
         (options("rounds"), "'rounds' is not of the form key=value"),
@@ -185,6 +185,17 @@ def test_a_failure_costs_no_other_run(quick_runs, capsys):
     fails.clear()
     assert cli.main(["report", *options()]) == 0
     assert titles == ["Local on textures, seed 0"]
+
+
+def test_a_table_of_our_own_names_no_paper_and_needs_no_folder_for_drawn_images(quick_runs, capsys):
+    make(["table=detection", "seeds=0", "rows=federated_bank", "tracking=off"], Display())
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split("; ")[0] for line in out if line.startswith("left out")] == [
+        "left out: real_mixture",
+        "left out: medical",
+    ]
+    assert quick_runs[0] == ["federated_bank on textures, seed 0"]
+    assert not [line for line in out if "paper" in line]
 
 
 GLDP = ["tracking=off", "seeds=0", "rows=fedavg (known classes),fedavg,gldp-lp,gldp-gp"]
