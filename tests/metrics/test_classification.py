@@ -48,7 +48,7 @@ def test_own_accuracy_weighs_classes_as_the_client_holds_them():
     shares = torch.tensor([0, 30, 50, 10, 10])
     # Class 2 is not in the test set: its weight goes to the others.
     weights = shares[labels] / labels.bincount(minlength=5)[labels]
-    expected = accuracy_score(labels, guesses, sample_weight=weights)
+    expected = accuracy_score(labels.numpy(), guesses.numpy(), sample_weight=weights.numpy())
     for given in (shares, shares / 100):
         metrics = metrics_of(logits, labels, given)
         assert float(metrics.compute()["own_accuracy"]) == pytest.approx(expected, abs=1e-7)
