@@ -64,13 +64,14 @@ def init(
                 f"site init has no key '{word}': a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all else"
                 " the coordinator"
             )
+    words = [_from_anywhere(word) for word in overrides]
     folder, fingerprint = SiteFolder.create(
         Path(out),
         Path(ca),
         name=name,
         address=address,
-        data=[word for word in overrides if section_of(word) == "data"],
-        own=[word for word in overrides if section_of(word) != "data"],
+        data=[word for word in words if section_of(word) == "data"],
+        own=[word for word in words if section_of(word) != "data"],
         apart=apart,
         epsilon=epsilon,
         stages=list(stages),
@@ -84,6 +85,14 @@ def init(
             ("then", f"lit-fedad site start site={out}"),
         ]
     )
+
+
+def _from_anywhere(word: str) -> str:
+    """Writes a relative folder out in full, since the site's process may be started in any other."""
+    key, _, value = word.partition("=")
+    if key not in ("data.root", "cache.folder") or value == "null" or value[:1] in ("", "'", '"', "$"):
+        return word
+    return f"{key}={Path(value).expanduser().absolute()}"
 
 
 def review(site: str, offer: str | None = None) -> None:

@@ -105,8 +105,12 @@ def sync(path: Path) -> None:
 
 
 def user_cache() -> Path:
-    """Returns the folder of what is kept for other runs: ``LIT_FEDAD_CACHE``, or ``~/.cache/lit_fedad``."""
-    return Path(os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad").expanduser()
+    """Returns the folder of what is kept for other runs.
+
+    ``LIT_FEDAD_CACHE``, or else ``lit_fedad`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    """
+    own, of_user = os.environ.get("LIT_FEDAD_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(own or f"{of_user}/lit_fedad").expanduser()
 
 
 def link(source: Path, target: Path) -> None:

@@ -1,6 +1,5 @@
 """Embedded default set: textured surfaces with defects, painted on first use into a folder."""
 
-import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +14,7 @@ from scipy import ndimage
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import user_cache
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.sample import ImageSet, Sample
 
@@ -275,7 +275,7 @@ def textures(
 
     Args:
         root: New or empty folder in which ``textures-<key>`` is written, or one that holds such folders alone; by
-            default ``lit_fedad`` in the cache folder of the user (``$XDG_CACHE_HOME`` or ``~/.cache``).
+            default in `user_cache`.
         size: Side of the square pictures in pixels.
         train_per_product: Normal training pictures of each product type.
         test_per_product: Test pictures of each product type: half good, half with a defect, the kinds in
@@ -296,8 +296,7 @@ def textures(
         )
     parameters = (_VERSION, size, train_per_product, test_per_product, seed)
     key = sha256(repr(parameters).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_fedad"
-    folder = (Path(root).expanduser() if root else cache) / f"textures-{key}"
+    folder = (Path(root).expanduser() if root else user_cache()) / f"textures-{key}"
     samples = _plan(folder, train_per_product, test_per_product)
     if not _complete(samples):
         if root:

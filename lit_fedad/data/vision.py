@@ -232,7 +232,7 @@ def vision(
         root: The folder that holds the sets.
         products: Sets such as ``PCB_1``; None takes all.
         mask_folder: Where the masks are written, once, drawn from polygons, run lengths or else boxes; by default
-            ``masks`` in ``$LIT_FEDAD_CACHE`` or ``~/.cache/lit_fedad``.
+            ``masks`` in `user_cache`.
         name: Name of the image set.
         train_per_product: As in `subset`.
         test_per_product: As in `subset`.

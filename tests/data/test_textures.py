@@ -171,6 +171,8 @@ def test_the_cache_folder_is_the_users(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert textures(**SMALL).train[0].path.is_relative_to(tmp_path / "home" / ".cache" / "lit_fedad")
+    monkeypatch.setenv("LIT_FEDAD_CACHE", str(tmp_path / "own"))
+    assert textures(**SMALL).train[0].path.is_relative_to(tmp_path / "own")
 
 
 def test_painting_needs_no_network(tmp_path, monkeypatch):

@@ -89,12 +89,14 @@ def test_sites_that_are_added_meanwhile_are_read_and_others_keep_their_places(tm
         assert federation.again() == federation
 
 
-def test_stages_are_lists_of_products(tmp_path):
-    authority = tmp_path / "ca.crt"
-    authority.touch()
-    words = ["out=" + str(tmp_path / "site"), "name=north", "address=127.0.0.1:9443", f"ca={authority}"]
-    assert main(["site", "init", *words, "data=folders", "data.root=x", "stages=screw,nut+bolt"]) == 0
-    assert SiteFolder.open(tmp_path / "site").settings.stages == [["screw"], ["nut", "bolt"]]
+def test_stages_are_lists_of_products_and_folders_hold_wherever_the_site_is_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ca.crt").touch()
+    words = ["out=site", "name=north", "address=127.0.0.1:9443", "ca=ca.crt", "data=folders"]
+    assert main(["site", "init", *words, "data.root=my images", "stages=screw,nut+bolt"]) == 0
+    settings = SiteFolder.open(tmp_path / "site").settings
+    assert settings.stages == [["screw"], ["nut", "bolt"]]
+    assert list(settings.data) == ["data=folders", f"data.root={tmp_path}/my images"]
 
 
 def test_a_key_belongs_to_one_site(tmp_path):
