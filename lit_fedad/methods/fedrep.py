@@ -1,8 +1,10 @@
 """FedRep: a shared representation with personal heads (Collins et al., ICML 2021; FedRep Alg. 1)."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lit_fedad.contracts import Predictors, Task
 from lit_fedad.contracts.task import learned_state
@@ -80,6 +82,13 @@ class FedRepClient(FedAvgClient):
         """Enables gradients for the part that the epoch trains, and disables them for the other."""
         self.epoch += 1
         self._free(head=not self.trains_base, base=self.trains_base)
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
+        """Computes the task's loss; one that the part in training is not in, as AE-1SVM's at last, moves nothing."""
+        outputs = super().training_step(batch, batch_idx)
+        if not outputs["loss"].requires_grad:
+            outputs["loss"].requires_grad_()
+        return outputs
 
     def on_train_end(self) -> None:
         """Enables gradients for both parts."""

@@ -169,6 +169,18 @@ def test_neither_part_moves_while_the_other_trains(make_classifier, make_points,
     assert [torch.equal(a, b) for a, b in zip(second[1:], second, strict=False)] == [True, True, False, False]
 
 
+def test_a_loss_without_the_head_leaves_it_as_it_is(federate, make_deep, points_by_hand, exactly):
+    """As in the last rounds of AE-1SVM, which train no decoder."""
+
+    class Headless(make_deep):
+        def objective(self, features, batch):
+            return {"loss": features.square().mean()}
+
+    played = federate(FedRepClient, task=Headless(), data={0: points_by_hand[0]}, rounds=1)
+    exactly(played.pool.get(0)["own_entries"]["head.weight"], torch.tensor(HEAD[:, :2]))
+    assert not torch.equal(played.server.weights["layer.weight"], make_deep().layer.weight)
+
+
 def test_heads_never_cross(fedrep, points_by_hand, tap):
     played = fedrep(points_by_hand, channel=tap)
     assert tap.names == {"layer.weight", "layer.bias"}
