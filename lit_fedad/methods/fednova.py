@@ -36,6 +36,10 @@ class FedNovaClient(AnchoredClient):
         self._pull = 1.0 + optimizer.param_groups[0].get("momentum", 0.0) * self._pull
         self._length += self._pull
 
+    def shared_spec(self) -> MessageSpec:
+        """Declares the shared entries, which no codec rounds: the server multiplies errors by the number of steps."""
+        return {name: replace(form, exact=True) for name, form in super().shared_spec().items()}
+
     discloses = (TRAINED_WEIGHTS, counted("steps of the round"))
 
     def send(self, loader: DataLoader) -> Message:

@@ -6,6 +6,7 @@ import torch
 
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.channel import Byte, Channel, Plain
 from lit_fedad.methods.fednova import FedNovaClient, FedNovaServer, predict_with_weights
 
 STEP = 0.1
@@ -54,6 +55,22 @@ def test_an_upload_shows_the_trained_weights(federate, make_linear, points_by_ha
     server = FedNovaServer(FedNovaClient(make_linear()))
     predict_with_weights(server, played.client, Update(tap.uploads(1)[0], 3))
     np.testing.assert_allclose(hand.theta(played.client.task.state_dict()), y, rtol=1e-7)
+
+
+def test_no_codec_rounds_the_weights(federate, make_classifier, make_points, exactly):
+    """The server would take the error of rounding as often as clients take steps."""
+    played = [
+        federate(
+            FedNovaClient,
+            FedNovaServer,
+            task=make_classifier(),
+            data={0: make_points(6), 1: make_points(4, seed=1)},
+            rounds=2,
+            channel=Channel(codec, codec),
+        )
+        for codec in (Byte(), Plain())
+    ]
+    exactly(*(one.server.weights for one in played))
 
 
 def test_an_exaggerated_length_is_refused(make_linear):
