@@ -16,7 +16,8 @@ class APFLClient(PersonalModelClient):
 
     The mixture weight is updated in every step by gradient descent too, ``alpha -= eta (<v - w, grad L(mixture)> +
     decay alpha)``, and clipped to [0, 1]. The decay is the authors' code's, whose eta is the learning rate of their
-    plain SGD; it updates alpha in the first step of a round alone, and learns it only where asked to.
+    plain SGD; it updates alpha in the first step of a round alone, and learns it only where asked to. A client that has
+    not taken part yet mixes in the initial weights.
 
     Args:
         alpha: Initial share of the personal model, in [0, 1].

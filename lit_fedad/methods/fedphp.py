@@ -17,7 +17,8 @@ class FedPHPClient(FedAvgClient):
 
     It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))`` with the Gaussian `mmd`, sends w, and keeps
     ``p = m p + (1 - m) w``, with which it predicts. ``m = mu k / max(1, floor(fraction T))``, at most mu; k counts the
-    rounds that the client has taken part in before: after its first one, p is w (the authors' code).
+    rounds that the client has taken part in before: after its first one, p is w (the authors' code). Until then p
+    has the initial weights.
 
     Args:
         rounds: Training rounds T.
