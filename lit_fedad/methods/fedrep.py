@@ -25,7 +25,7 @@ class FedRepClient(FedAvgClient):
         base_first: Whether the representation is trained before the head.
 
     Raises:
-        UserError: If the task has no head.
+        UserError: If the task has no head, or trains nothing else.
     """
 
     def __init__(
@@ -40,6 +40,11 @@ class FedRepClient(FedAvgClient):
         self.base = [
             p for name, p in task.named_parameters() if p.requires_grad and not name.startswith(head)
         ]
+        if not self.base:
+            raise UserError(
+                f"task {type(task).__name__} trains nothing but its head as it is set, and heads are not shared; give"
+                " features.hidden of at least 1, or METHOD=local"
+            )
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:

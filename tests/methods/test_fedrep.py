@@ -246,6 +246,13 @@ def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(
     exactly(failed.pool.get(1), alone.pool.get(1))
 
 
+def test_a_task_that_is_all_head_is_refused_in_one_line(make_deep):
+    task = make_deep()
+    task.layer.requires_grad_(False)
+    with refusal("task Deep trains nothing but its head as it is set"):
+        FedRepClient(task)
+
+
 def test_a_task_without_a_head_is_refused_in_one_line(make_task):
     with refusal("fedrep keeps heads personal, and task MemoryBank has none"):
         FedRepClient(make_task())
