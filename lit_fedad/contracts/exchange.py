@@ -163,6 +163,13 @@ class LeaveOut(Exchange[C, S]):
 
     up = False
 
+    def holds(self, client: C, stage: int) -> bool | None:
+        """Tells whether the model holds the images of a client's stage; None where it does in part.
+
+        Of a stage in which the client was not sampled, or failed, it holds none.
+        """
+        return True
+
     def leave_out(self, client: C, loader: DataLoader) -> None:
         """Takes images out of the model in the task's buffers, as if nobody had seen them. Runs on the client.
 

@@ -79,7 +79,8 @@ class CalibrationScores:
 
     The scores are those of images that the client keeps back (`Partition.calibration`). Of a method whose model is made
     of sums (`Exchanges.leave_out`) they are those of all training images, a fold at a time, by the model without that
-    fold (cross-conformal prediction; Vovk, 2015): the federation trains with all of them all the same.
+    fold (cross-conformal prediction; Vovk, 2015): the federation trains with all of them all the same. Images of
+    a stage that the sums do not hold are scored by the model as it is.
 
     Args:
         images: Products of the training images.
@@ -128,7 +129,13 @@ class CalibrationScores:
 
     def _scores_by_fold(self, client: Client, sums: LeaveOut, number: int, indices: list[int]) -> Tensor:
         scores = torch.full((len(indices),), torch.nan)
-        groups = list(grouped((self.groups[index], place) for place, index in enumerate(indices)).values())
+        held = {
+            index: sums.holds(client, stage)
+            for stage, own in enumerate(self.partition.by_stage[number])
+            for index in own
+        }
+        named = grouped((self.groups[index], place) for place, index in enumerate(indices) if held[index])
+        groups = list(named.values())
         order = numpy_generator(self.seed, "calibration folds", number).permutation(len(groups))
         folds = [
             sorted(chain.from_iterable(groups[group] for group in chosen))
@@ -138,6 +145,15 @@ class CalibrationScores:
         for places, found in zip(folds, sums.scores(client, loaders, self._scores), strict=True):
             if found is not None:  # without these images there is no model to score them by otherwise
                 scores[places] = found
+        unseen = [
+            place
+            for place, index in enumerate(indices)
+            if held[index] is False and self.groups[index] not in named
+        ]
+        if unseen:  # the model is as it is without them
+            scores[unseen] = self._scores(
+                client, self.module.normal_loader([indices[place] for place in unseen])
+            )
         return scores
 
     def _by_product(self, indices: Sequence[int], scores: Tensor) -> dict[str, ScoreCounts]:

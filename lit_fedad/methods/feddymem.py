@@ -73,7 +73,7 @@ class FedDyMemClient(MomentsClient):
     """
 
     needs = MemoryBank
-    state_names = ("head", "drew_head", "sent", "past")
+    state_names = ("head", "drew_head", "sent", "past", "summed")
     task: MemoryBank
 
     def __init__(
@@ -87,10 +87,8 @@ class FedDyMemClient(MomentsClient):
         super().__init__(task, local_epochs, keep_optimizer)
         # Of data that come in stages: what was sent last, and what was sent of other stages (`carried`).
         self.sent: dict[str, Tensor] = {}
-        self.past: dict[str, Tensor] = {}
-        self.send_counts = send_counts
-        self.independent_init = independent_init
-        self.drew_head = False
+        self.past, self.summed = dict[str, Tensor](), list[int]()  # and the stages whose images are in `sent`
+        self.send_counts, self.independent_init, self.drew_head = send_counts, independent_init, False
 
     @property
     def pools_threshold(self) -> bool:
@@ -157,6 +155,7 @@ class FedDyMemClient(MomentsClient):
         if self.task.reduce.adds_up:
             stages = torch.tensor(max(stage + 1, int(self.past.get("stages", 0))))
             self.sent = {**reduced._asdict(), "stages": stages}
+            self.summed = sorted({*self.summed, stage}) if new else self.summed
         moments = self.new_moments(loader) if self.task.measures else {}
         return {**reduced.message(self.sent_per_slot()), **moments}
 
@@ -206,7 +205,7 @@ class FedDyMemServer(MomentsServer):
         UserError: If a number is out of range, or counts are needed and not sent.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ("statistics", "known", "first_spread", "latest")
+    state_names: ClassVar[tuple[str, ...]] = ("statistics", "known", "summed", "first_spread", "latest")
     admits = True
     task: MemoryBank
 
@@ -230,8 +229,8 @@ class FedDyMemServer(MomentsServer):
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.counts_per_image = max(client.task.vectors_per_image, self.slots)
         self.aggregation, self.prior_patches, self.radius_images = aggregation, prior_patches, radius_images
-        self.statistics: Message = {}
-        self.known: Message = {}
+        self.statistics, self.known = Message(), Message()
+        self.summed: dict[int, int] = {}  # images of each client that slots have counted, of all its stages
         self.held: Mapping[int, int] = {}
         self.first_spread: float | None = None
         self.latest: dict[str, float] = {}
@@ -273,9 +272,9 @@ class FedDyMemServer(MomentsServer):
         if not self.task.reduce.adds_up:
             return images, images
         if self.task.measures and client_id != SUM:  # nobody knows whose images in a sum were measured
-            new = images if len(update.message.get("count", ())) else 0
-            summed = max(images, self.measured.get(client_id, 0) + new)
-            return summed, summed
+            before = self.summed.get(client_id)  # none of a stage in which the client was not sampled
+            new = images if before is None or len(update.message.get("count", ())) else 0
+            return (summed := max(images, (before or 0) + new)), summed
         held = sum(self.held.get(client, 0) for client in update.clients or (client_id,))
         return max(images, held), images
 
@@ -290,6 +289,7 @@ class FedDyMemServer(MomentsServer):
         if self.counted:
             self.known["radii"] = self._merge_radii(messages, memory, place)
         if self.task.measures and previous is not None:
+            self.summed |= {one: self._images(one, sent)[0] for one, sent in updates.items()}
             self.add_moments(updates)
         self.known["memory"] = memory
 

@@ -104,6 +104,11 @@ class FederatedBankClient(FedDyMemClient):
             "counted": TensorSpec((), torch.int64, low=0, high=1),
         }
 
+    def holds(self, stage: int) -> bool | None:
+        """Tells whether the sums hold the images of a stage: None where moments do, and slots do not."""
+        held = super().holds(stage)
+        return held if not int(self.sums["counted"]) or held == (stage in self.summed) else None
+
     def refit(self, moments: list[Moments], loader: DataLoader) -> None:
         """Takes images of the client out of bank, radii and subspace.
 

@@ -31,9 +31,13 @@ class Module:
 class Sums(LeaveOut):
     """Scores a value by its distance to the sum of all values, from which values can be taken."""
 
-    def __init__(self, refuses=()):
+    def __init__(self, refuses=(), held=(True,)):
         self.task = SimpleNamespace(local_buffers=("total",), total=VALUES.sum())
-        self.refuses = set(refuses)
+        self.refuses, self.held = set(refuses), held
+
+    def holds(self, client, stage):
+        assert client is self
+        return self.held[stage]
 
     def leave_out(self, client, loader):
         assert client is self
@@ -89,6 +93,20 @@ def test_images_without_which_there_is_no_model_are_not_scored():
     found = scores_of(Partition((tuple(range(7)),)), client, folds=100)
     assert found["nut"].total == PRODUCTS.count("nut") - 1
     assert client.task.total == VALUES.sum()
+
+
+def test_images_of_a_stage_that_sums_do_not_hold_are_scored_by_the_model_as_it_is():
+    """Those of a stage that they hold in part, or of a group that they hold, by none: no model is without these."""
+    client, stages = Sums(held=(True, False, None)), Partition.in_stages([[[0, 1], [2, 3, 4], [5, 6]]])
+    whole = float(VALUES.sum())
+    alone = [whole - 2 * float(VALUES[n]) for n in (0, 1)]
+    found = scores_of(stages, client, folds=100)
+    assert found["nut"].to_json() == counts([*alone, whole - 8])
+    assert found["leaf"].to_json() == counts([whole - 4, whole - 16])
+    fabric = Fabric(accelerator="cpu", devices=1)
+    grouped = CalibrationScores(IMAGES, stages, Module(), fabric, 100, leave_out=client)
+    grouped.groups = ["both", "one", "both", *"3456"]
+    assert grouped(client, 0)["leaf"].to_json() == counts([whole - 16])
 
 
 def test_images_that_were_held_out_are_scored_by_the_model_as_it_is():

@@ -1,6 +1,7 @@
 """Memories of data that come in stages: what slots count, whichever rule makes them and however often stages come."""
 
 import os
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from helpers.summed_bank import summed_bank
 from helpers.tiny_pyramid import TinyPyramid
 from torch.utils.data import Dataset
 
+from lit_fedad.contracts.state import load_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.fedavg import FedAvgServer
@@ -93,6 +96,31 @@ def test_a_stage_that_comes_again_is_not_counted_again(play, rounds):
     play(client, server, rounds, schedule="literal")
     assert client.sent["counts"].sum() == 6 * PATCHES
     assert server.slots_of["sum_counts"].sum() == 12 * PATCHES
+
+
+@dataclass(frozen=True)
+class Absent(ClientSampler):
+    """Does not sample the second client in one round."""
+
+    missed: int = 0
+
+    def sample(self, clients, context):
+        return [0] if context.round == self.missed else [0, 1]
+
+
+# Set-up sends moments of the first stage, and rounds what slots count of it.
+@pytest.mark.parametrize(
+    ("missed", "images", "held"), [(1, 3, [None, True, True]), (2, 5, [True, False, True])]
+)
+def test_a_client_that_was_not_sampled_in_a_stage_is_merged_ever_after(play, missed, images, held):
+    client, server = of_sums()
+    federation = play(client, server, rounds=3, sampler=Absent(missed=missed))
+    assert [report.refused for report in federation.history] == [{}] * len(federation.history)
+    assert server.summed == {0: 6, 1: images}
+    load_state(client, federation.pool.get(1))
+    assert client.sent["counts"].sum() == images * PATCHES
+    client.sums = server.model_sums(1)
+    assert [exchanges(client).leave_out.holds(client, stage) for stage in range(3)] == held
 
 
 def test_a_memory_that_moves_holds_the_present_stage_alone(play):

@@ -42,7 +42,7 @@ class MomentsClient(Client):
     Attributes:
         sets: Number of sets of moments that the task needs.
         vectors_per_image: Number of feature vectors that an image adds to a set.
-        measured: Number of stages whose moments it has sent.
+        measured: The stages whose moments it has sent, ascending: one in which it was not sampled is none of them.
         sums: The last message of `ModelSums`.
         pooled: The moments of all images by set, taken out of it when they are first needed.
         directions: Number of directions of features that are looked at under differential privacy.
@@ -58,7 +58,8 @@ class MomentsClient(Client):
 
     def __init__(self, task: PatchTask, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
-        self.sets, self.vectors_per_image, self.measured = task.moment_sets, task.vectors_per_image, 0
+        self.sets, self.vectors_per_image = task.moment_sets, task.vectors_per_image
+        self.measured: list[int] = []
         self.sums: Message = {}
         self.pooled: list[Moments] = []
         self.frame: Message = {}
@@ -94,9 +95,10 @@ class MomentsClient(Client):
         twice. Of these, k count a patch. The covariance divides by the count, and is packed by `upper_triangle`.
         """
         stage = self.context.stage
-        sets = self.moment_sets(loader) if self.measured <= stage else self.no_sets()
-        self.measured = max(self.measured, stage + 1)
-        return sets.message()
+        if self.measured and stage <= self.measured[-1]:
+            return self.no_sets().message()
+        self.measured = [*self.measured, stage]
+        return self.moment_sets(loader).message()
 
     def moment_sets(self, loader: DataLoader) -> MomentSets:
         """Computes the moments of local features by set."""
@@ -115,6 +117,10 @@ class MomentsClient(Client):
         moments = packed_spec(self.sets, self.sets, self.task.num_features)
         measured = TensorSpec((), torch.int64, low=0, high=1)
         return {**{f"sum_{name}": form for name, form in moments.items()}, "measured": measured}
+
+    def holds(self, stage: int) -> bool | None:
+        """Tells whether the last message of `ModelSums` holds the images of a stage; see `LeaveOut.holds`."""
+        return bool(int(self.sums["measured"])) and stage in self.measured
 
     def sums_by_set(self) -> MomentSets:
         """Takes the moments of all images out of the last message of `ModelSums`."""
@@ -278,6 +284,10 @@ class ModelSums(LeaveOut[MomentsClient, MomentsServer]):
         """Loads the model, and keeps the sums."""
         client.receive(message)
         client.sums, client.pooled = message, []
+
+    def holds(self, client: MomentsClient, stage: int) -> bool | None:
+        """Tells whether moments, and what else the model is made of, hold the images of a stage."""
+        return client.holds(stage)
 
     def leave_out(self, client: MomentsClient, loader: DataLoader) -> None:
         """Takes the images of a loader out of the model.
