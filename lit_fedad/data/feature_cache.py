@@ -160,15 +160,12 @@ class FeatureCache:
                 if progress is not None:
                     progress(done, len(missing))
 
-    def dataset(
-        self, samples: Sequence[Sample], with_masks: bool = False, products: Sequence[str] = ()
-    ) -> CachedFeatures:
+    def dataset(self, samples: Sequence[Sample], targets: Targets | None = None) -> CachedFeatures:
         """Returns the features of samples that `fill` has seen.
 
         Args:
             samples: The samples.
-            with_masks: Whether batches carry masks.
-            products: Names of the products that the task tells apart.
+            targets: Their labels and masks; None for labels alone.
 
         Raises:
             ValueError: If `fill` has not seen one of them.
@@ -176,7 +173,7 @@ class FeatureCache:
         unseen = [sample.path for sample in samples if sample.path not in self._image]
         if unseen:
             raise ValueError(f"no features of {unseen[0]}: call fill with these samples first")
-        targets = Targets(samples, self._transform, with_masks, products)
+        targets = targets or Targets(samples, self._transform, with_masks=False)
         images = [self._image[sample.path] for sample in samples]
         shapes = self._shapes[images[0]] if images else []
         return CachedFeatures([self._file(image) for image in images], shapes, targets)

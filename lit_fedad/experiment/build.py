@@ -378,11 +378,18 @@ def build_data(
     check_form(config, images)
     transform = image_transform(config, model.task)
     train, test = build_datasets(config, images, transform, model.task, model.backbone, fabric, display)
-    sizes = config["batch_size"], config["evaluation"]["batch_size"]
-    module = (
-        FederatedDataModule(train, test, partition.clients, *sizes)
-        if partition.stages is None
-        else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
-    )
+    module = build_module(config, train, test, partition)
     digest = data_digest(images, partition, hashes_file(config))
     return Data(images, partition, transform, module, digest)
+
+
+def build_module(config: Config, train: Any, test: Any, partition: Partition) -> FederatedDataModule:
+    """Builds the loaders of training and test images, or of anything of their lengths that is not loaded.
+
+    Raises:
+        UserError: If images come in more stages than there are rounds.
+    """
+    sizes = config["batch_size"], config["evaluation"]["batch_size"]
+    if partition.stages is None:
+        return FederatedDataModule(train, test, partition.clients, *sizes)
+    return StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)

@@ -170,19 +170,22 @@ def frozen_datasets(
     def both() -> tuple[tuple[FrozenFeatures, Tensor | None], ...]:
         return compute("training"), compute("test")
 
+    labels = _targets(images, transform)
     found = both() if fabric.is_global_zero or folder is None else None
     fabric.barrier()
     (train, train_turned), (test, test_turned) = found or both()
+    return FrozenDataset(train, labels[0], train_turned), FrozenDataset(test, labels[1], test_turned)
+
+
+def _targets(
+    images: LabelledSet | ImageSet, transform: ImageTransform
+) -> tuple[Targets | LabelledTargets, Targets | LabelledTargets]:
+    """Builds labels and masks of training and test images: before features, so that a wrong mask is told at once."""
     if isinstance(images, ImageSet):
-        return (
-            FrozenDataset(train, Targets(images.train, transform, with_masks=False), train_turned),
-            FrozenDataset(test, Targets(images.test, transform, images.has_masks), test_turned),
-        )
+        train = Targets(images.train, transform, with_masks=False)
+        return train, Targets(images.test, transform, images.has_masks)
     normal = images.normal_classes if isinstance(images, SemanticSet) else None
-    return (
-        FrozenDataset(train, LabelledTargets(images.train_labels, normal), train_turned),
-        FrozenDataset(test, LabelledTargets(images.test_labels, normal), test_turned),
-    )
+    return LabelledTargets(images.train_labels, normal), LabelledTargets(images.test_labels, normal)
 
 
 def frozen_public(public: Tensor, task: Contrastive, folder: Path | None) -> Tensor:
@@ -217,6 +220,8 @@ def build_datasets(
             ImageDataset(images.train, transform, products=products),
             ImageDataset(images.test, transform, with_masks=images.has_masks),
         )
+    train_targets = Targets(images.train, transform, with_masks=False, products=products)
+    test_targets = Targets(images.test, transform, images.has_masks)  # before features, as in `_targets`
     backbone.to(fabric.device)
     cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
     samples = (*images.train, *images.test)
@@ -227,10 +232,7 @@ def build_datasets(
     fabric.barrier()
     if not fabric.is_global_zero:
         cache.fill(samples, batch_size, device=fabric.device)
-    return (
-        cache.dataset(images.train, products=products),
-        cache.dataset(images.test, with_masks=images.has_masks),
-    )
+    return cache.dataset(images.train, train_targets), cache.dataset(images.test, test_targets)
 
 
 def check_form(config: Config, images: Images) -> None:

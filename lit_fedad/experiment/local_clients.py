@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lightning.fabric import Fabric
 
+from lit_fedad.contracts import Context
 from lit_fedad.core.building import call
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images
+from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.alone import alone, check_alone
 from lit_fedad.experiment.build import (
+    Data,
+    Model,
     build_data,
     build_images,
     build_model,
+    build_module,
     build_partition,
     build_public,
     build_server_labelled,
 )
+from lit_fedad.experiment.datasets import check_form, image_transform
 from lit_fedad.experiment.decisions import judge
 from lit_fedad.experiment.federations import build_evaluator, build_federation, shared_key
 from lit_fedad.experiment.ray_transport import RayTransport, Simulation
@@ -48,6 +55,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     model = build_model(config, images.categories, public, server_labelled)
     check_alone(config, model.task)
     partition = with_calibration(config, images, partition, model.method)
+    _check_rounds(config, images, partition, model, fabric)
     data = build_data(config, images, partition, model, fabric, display)
     folder = RunFolder.of(config)
     federation = build_federation(
@@ -75,6 +83,19 @@ def _check_test_images(images: Images) -> None:
         both = {sample.path for sample in images.train} & {sample.path for sample in images.test}
         if both:
             raise UserError(f"{min(both)}: is given for training and for testing; remove it from one")
+
+
+def _check_rounds(config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric) -> None:
+    """Refuses rounds that cannot be played or judged as they are configured: features may take hours to compute."""
+    check_form(config, images)
+    module = build_module(config, range(len(images.train)), range(len(images.test)), partition)
+    data = Data(images, partition, image_transform(config, model.task), module, digest="")
+    with warnings.catch_warnings(action="ignore"):  # of which the run itself warns
+        evaluator = build_evaluator(config, data, model.method, fabric)
+        federation = build_federation(
+            config, RunFolder.of(config).path, model, module, evaluator, fabric, images=None
+        )
+    federation.sampler.sample(federation.holders, Context(config["seed"], 0))
 
 
 def workers(config: Config, fabric: Fabric) -> Callable[[LocalTransport], Transport] | None:

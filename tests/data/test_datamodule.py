@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
+from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset, Targets
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -84,7 +84,7 @@ def test_cached_features_come_in_the_same_batches_as_images(samples, tmp_path):
     batches = [
         next(iter(FederatedDataModule(data, data, PARTITION).client_loader(2, seeded(3))))
         for data in (
-            cache.dataset(samples, with_masks=True),
+            cache.dataset(samples, Targets(samples, TRANSFORM, with_masks=True)),
             ImageDataset(samples, TRANSFORM, with_masks=True),
         )
     ]

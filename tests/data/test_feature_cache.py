@@ -14,6 +14,7 @@ from torch.nn.functional import avg_pool2d
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data import content, feature_cache
+from lit_fedad.data.datamodule import Targets
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -245,7 +246,7 @@ def test_waiting_for_another_process_is_said(tmp_path, samples, caplog):
 
 
 def test_items_equal_batches(tmp_path, samples):
-    dataset = filled(tmp_path, samples).dataset(samples, with_masks=True)
+    dataset = filled(tmp_path, samples).dataset(samples, Targets(samples, TRANSFORM, with_masks=True))
     assert len(dataset) == 7
     batch = dataset.__getitems__([6, 0, 5])
     assert [tuple(layer.shape) for layer in batch["pyramid"]] == [(3, *shape) for shape in SHAPES]

@@ -153,6 +153,36 @@ def test_what_ray_does_not_play_is_refused_before_images_are_read(tmp_path):
         build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["partition=products_in_turn", "rounds=2"], "rounds=2, but images come in 5 stages"),
+        (["federation.sampler.min_clients=20"], "min_clients=20, but only 2 clients take part"),
+        (["federation=secure"], r"federation\.secure_sum needs 3 clients, and 2 take part"),
+    ],
+)
+def test_rounds_that_cannot_be_played_are_refused_before_features_are_computed(overrides, message, tmp_path):
+    given = ["method=federated_subspace", "debug=seconds", "partition.clients=2", f"cache.folder={tmp_path}"]
+    with pytest.raises(UserError, match=message):
+        build_run(Fabric(accelerator="cpu", devices=1), compose([*given, *overrides]), Display(quiet=True))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", ["federated_subspace", "panda"])
+def test_a_wrong_mask_is_refused_before_features_are_computed(method, photographs, tmp_path):
+    for place in ("train/good/0.png", "test/good/0.png", "test/dent/0.png", "ground_truth/dent/0.png"):
+        path = tmp_path / "plate" / place
+        path.parent.mkdir(parents=True)
+        Image.open(photographs["dent" in place]).save(path)
+    Image.new("L", (9, 9)).save(path)
+    given = ["data=mvtec_mixture", f"data.root={tmp_path / 'plate'}", "partition=pooled"]
+    cache = tmp_path / "cache"
+    config = compose([f"method={method}", *given, "debug=seconds", f"cache.folder={cache}"])
+    with pytest.raises(UserError, match="the mask is 9x9 but its image"):
+        build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
+    assert not cache.exists()
+
+
 def test_without_workers_nothing_of_ray_is_needed(monkeypatch):
     monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
     assert workers(compose(["method=fedavg"]), SimpleNamespace(world_size=1)) is None
