@@ -72,7 +72,10 @@ def as_list(names: Iterable[str]) -> str:
         >>> as_list(["good", "ok, but old"])
         "[good,'ok, but old']"
     """
-    return f"[{','.join(_quoted(name) if ',' in name or _settled(name) else name for name in names)}]"
+    named = (
+        _quoted(name) if "," in name or name != name.strip() or _settled(name) else name for name in names
+    )
+    return f"[{','.join(named)}]"
 
 
 def advice(override: str) -> str:

@@ -142,6 +142,11 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         "anomalous ones in 'it', 1, crack, deep",
         (4, 1, 10, 0),
     ),
+    "names that begin or end with a blank": (
+        lambda root: images(root, "ok", "crack ", " deep"),
+        "anomalous ones in  deep, crack ",
+        (4, 1, 10, 0),
+    ),
     "coco": (lambda root: coco(root, "annotations.json", "images"), "annotations in annotations.json", (3, 1, 1, 1)),
     "coco in parts": (
         lambda root: [coco(root, f"{p}/_annotations.coco.json", p) for p in ("train", "valid")],
