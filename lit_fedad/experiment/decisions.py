@@ -127,12 +127,18 @@ def _say(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: Alpha) -> Non
             f" {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
         )
     if silent := [client for client, own in judged.items() if own["without_promise"]]:
-        rate, number = judged[silent[0]]["promised"], _number([judged[client] for client in silent])
-        run.display.warn(
-            f"evaluation.alpha={rate:g} needs {needed_images(rate)} calibration images, and"
-            f" {_have(silent, run.federation.names)} {number}: what cannot be promised is"
-            " not called anomalous; give a larger evaluation.alpha, or more images"
-        )
+        who, rate = _have(silent, run.federation.names), judged[silent[0]]["promised"]
+        if any(number for client in silent for number in judged[client]["deciding"]):
+            number = _number([judged[client] for client in silent])
+            run.display.warn(
+                f"evaluation.alpha={rate:g} needs {needed_images(rate)} calibration images, and {who} {number}: what"
+                " cannot be promised is not called anomalous; give a larger evaluation.alpha, or more images"
+            )
+        else:
+            run.display.warn(
+                f"{who} no calibration images: nothing is promised, and no image called anomalous; give"
+                " calibration.share above 0, or more images"
+            )
 
 
 def _number(silent: Sequence[Mapping[str, Any]]) -> str:
