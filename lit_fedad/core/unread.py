@@ -1,10 +1,10 @@
 """Finds settings that a command gives and that nothing of its run reads, such as the backbone of a trained encoder."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from lit_fedad.core.building import takes
+from lit_fedad.core.building import locate, takes
 from lit_fedad.core.config import Config, unresolved
 from lit_fedad.core.nested import value_at
 
@@ -12,6 +12,12 @@ _BY_REFERENCE = frozenset(
     ("backbone", "condensation", "distillation", "encoder", "features", "grid", "public", "warmup")
 )
 """Sections and keys that a run reads only where another section refers to them (``${grid}``), or takes them."""
+
+_OF_ANOMALIES = (
+    "calibration", "evaluation.alone", "evaluation.alpha", "evaluation.pro_limit", "evaluation.spro_limit",
+)  # fmt: skip
+_OF_CLASSES = ("evaluation.client_test",)
+"""Sections and keys that runs of one kind of task read alone."""
 
 
 def unread(overrides: Sequence[str]) -> list[str]:
@@ -21,19 +27,21 @@ def unread(overrides: Sequence[str]) -> list[str]:
         overrides: Of a configuration that can be composed.
 
     Returns:
-        Overrides of sections that no part of the run refers to and none takes as an argument, in their order.
+        Overrides of sections that no part of the run refers to and none takes as an argument, and of those that belong
+        to the other kind of task, in their order.
     """
-    asked = [given for given in overrides if _key(given).split(".")[0] in _BY_REFERENCE]
+    asked = [given for given in overrides if _names(given, (*_BY_REFERENCE, *_OF_ANOMALIES, *_OF_CLASSES))]
     asked = [given for given in asked if not given.startswith("~") and not given.endswith("=null")]
     if not asked:
         return []
     config = unresolved(overrides)
-    read = _referred(config) | _taken(config)
-    return [
-        given
-        for given in asked
-        if not any(_one_holds_the_other(_key(given), reference) for reference in read)
-    ]
+    classifies = getattr(locate(config["task"]["_target_"]), "kind", None) == "classification"
+    read = _referred(config) | _taken(config) | {*(_OF_CLASSES if classifies else _OF_ANOMALIES)}
+    return [given for given in asked if not _names(given, read)]
+
+
+def _names(override: str, sections: Iterable[str]) -> bool:
+    return any(_one_holds_the_other(_key(override), section) for section in sections)
 
 
 def _key(override: str) -> str:

@@ -14,6 +14,8 @@ from lit_fedad.core.unread import unread
         ("fadngs", ["features=train", "backbone=resnet18"], ["backbone=resnet18"]),
         ("fedvck", ["condensation=small", "condensation.contrast=1.0"], []),
         ("feddm", ["condensation.steps=3", "condensation.contrast=1.0"], ["condensation.contrast=1.0"]),
+        ("feddymem", ["calibration.share=0.3", "evaluation.client_test=balanced"], ["evaluation.client_test=balanced"]),
+        ("gldp", ["calibration.share=0.3", "evaluation.client_test=balanced"], ["calibration.share=0.3"]),
         ("feddymem", ["public=null", "seed=3", "task.slots=9"], []),
     ],
 )  # fmt: skip
