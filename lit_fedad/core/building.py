@@ -181,7 +181,7 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def check_type(value: Any, annotation: Any, where: str) -> None:
-    """Refuses scalars, paths and lists of the wrong type; everything more complicated is checked by the target."""
+    """Refuses scalars, paths and lists of the wrong type; what is more complicated is checked by the target."""
     if typing.get_origin(annotation) is typing.Literal:
         listed = typing.get_args(annotation)
         if value not in listed:
@@ -201,6 +201,10 @@ def check_type(value: Any, annotation: Any, where: str) -> None:
     if kind not in kinds and not (kind == "int" and "float" in kinds):
         example = f"; give [{value}]" if kinds == {"list"} and kind in ("str", "int", "float") else ""
         raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}{example}")
+    held = [typing.get_args(one)[:1] for one in alternatives(annotation) if typing.get_args(one)]
+    if kind == "list" and held == [(float,)]:
+        for number, part in enumerate(value):
+            check_type(part, float, f"{where}[{number}]")
 
 
 def _check_built(value: Any, taken: Sequence[Any], where: str) -> None:

@@ -270,6 +270,7 @@ def build_each(section):
             "products='bottle' must be list or null",
         ),
         ("data", ["data.root=5"], "root=5 must be null or str"),
+        ("data", ["data=motif_classes", "data.std=[1,null,1]"], "std[1]=None must be float"),
         (
             "federation",
             ["federation.sampler.min_clients=0"],
