@@ -283,7 +283,7 @@ def check_geometry(config: Config) -> None:
     """Checks that the task takes images that are not square, or cut into tiles, where they are.
 
     Raises:
-        UserError: If it trains from pixels, or does not know tiles.
+        UserError: If it trains from pixels, or does not know tiles; also if tiles overlap, and there are none.
     """
     image, task = config["image"], locate(config["task"]["_target_"]).__name__
     height, width = pair("image.size", image["size"])
@@ -296,6 +296,10 @@ def check_geometry(config: Config) -> None:
         raise UserError(
             f"image.tile={image['tile']}: task {task} does not look at patches of a frozen backbone; leave it out, or"
             " give task=subspace or task=memory_bank"
+        )
+    if image.get("overlap") is not None and image.get("tile") is None:
+        raise UserError(
+            f"image.overlap={image['overlap']} belongs to image.tile; give image.tile too, or leave it out"
         )
 
 

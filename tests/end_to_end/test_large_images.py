@@ -142,6 +142,7 @@ def test_the_exported_graph_cuts_the_tiles_itself(strip_run, tmp_path, kind):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["image.overlap=8"], "image.overlap=8 belongs to image.tile"),
         (["image.tile=64"], "image.tile=64 is larger than the image, 32 x 32"),
         (["image.size=64", "image.tile=32", "image.overlap=32"], "image.overlap=32 must be smaller"),
         (["image.size=64", "image.tile=40"], "image.tile=40: .* give 32 or 48"),
