@@ -48,6 +48,7 @@ TYPES: dict[str, Any] = {
     "image.overlap": int | None,
     "image.page": int | None,
     "evaluation.alpha": float | list | str,
+    "evaluation.client_test": typing.Literal["own", "balanced"],
     "calibration.share": float | None,
     "calibration.by": typing.Literal["product", "client"],
     "learning_rate_decay": typing.Literal["cosine", None],

@@ -114,6 +114,7 @@ def composed_with(overrides):
         (["calibration.by=site"], "calibration.by='site' must be one of ['product', 'client']"),
         (["calibration.shares=0.1"], "unknown key 'calibration.shares'"),
         (["evaluation.batch_size=0"], "evaluation.batch_size=0 must be at least 1"),
+        (["evaluation.client_test=all"], "evaluation.client_test='all' must be one of ['own', 'balanced']"),
         (["evaluation.pictures=-1"], "evaluation.pictures=-1 must be at least 0"),
         (["evaluation=3"], "evaluation"),
         (["callbacks=3"], "callbacks=3 must be a section"),
