@@ -328,6 +328,8 @@ def _explain(error: Exception, overrides: list[str]) -> str:
     text = one_line(error)
     if match := re.search(r"UserError raised while resolving interpolation: (.*) full_key:", text):
         return match[1]
+    if match := re.search(r"Error trying to access ([\w.]+): node `([\w.]+)` is not a container", text):
+        return f"{match[2]} must be a section; give {match[1]}=..."
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
         if key == "experiment":

@@ -117,6 +117,7 @@ def composed_with(overrides):
         (["evaluation.client_test=all"], "evaluation.client_test='all' must be one of ['own', 'balanced']"),
         (["evaluation.pictures=-1"], "evaluation.pictures=-1 must be at least 0"),
         (["evaluation=3"], "evaluation"),
+        (["image=128"], "image must be a section; give image.size=..."),
         (["callbacks=3"], "callbacks=3 must be a section"),
         (["+callbacks.pictures=3"], "callbacks.pictures=3 must be a section with _target_"),
         (["+callbacks.pictures.every=3"], "callbacks.pictures={'every': 3} must be a section with _target_"),
