@@ -48,6 +48,8 @@ def counts(monkeypatch):
 
     def build_and_mark(module, train, test, *rest):
         build(module, train, test, *rest)
+        if isinstance(test, range):  # of lengths alone, by which rounds are checked before images are read
+            return
         kind = type(test)
         if not any(type(other) is kind for other in tests):
             read = kind.__getitems__
