@@ -72,10 +72,14 @@ def reason_against(name: str) -> str:
 
 
 def listing() -> list[dict[str, str]]:
-    """Lists items with what makes them, or else the reason, as lines of a table."""
+    """Lists items with what makes them, or else the reason, and tables of no paper, as lines of a table."""
+    own = [name for name in table_names() if name not in {one.name for one in items()}]
     return [
         {"paper": one.paper, "item": one.printed, "shows": one.shows, "made by": one.call or one.reason}
         for one in items()
+    ] + [
+        {"paper": "none", "item": "", "shows": read_table(name)[1].title, "made by": f"table={name}"}
+        for name in own
     ]
 
 

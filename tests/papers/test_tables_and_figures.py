@@ -59,6 +59,7 @@ def test_the_command_prints_the_catalogue(capsys):
     assert cli.main(["report", "table=list"]) == 0
     printed = capsys.readouterr().out
     assert all(line["made by"] in printed for line in listing())
+    assert "table=detection" in printed
 
 
 def test_the_page_shows_what_report_makes():
