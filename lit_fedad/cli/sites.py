@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lit_fedad.cli.federation import section_of
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.typed_words import settled
 from lit_fedad.report.console import Display
 
 
@@ -90,7 +91,7 @@ def init(
 def _from_anywhere(word: str) -> str:
     """Writes a relative folder out in full, since the site's process may be started in any other."""
     key, _, value = word.partition("=")
-    if key not in ("data.root", "cache.folder") or value == "null" or value[:1] in ("", "'", '"', "$"):
+    if key not in ("data.root", "cache.folder") or settled(value):
         return word
     return f"{key}={Path(value).expanduser().absolute()}"
 

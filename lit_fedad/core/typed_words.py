@@ -47,7 +47,7 @@ def as_typed(override: str) -> str:
         ("data.root='my data (1)'", "data.products=['10','1_0']", 'rounds=3')
     """
     key, equals, value = override.partition("=")
-    if not equals or _settled(value):
+    if not equals or settled(value):
         return override
     section, dot, _ = key.lstrip("+").partition(".")
     leaf = key.rpartition(".")[2]
@@ -56,7 +56,7 @@ def as_typed(override: str) -> str:
             elements = [match[1] for match in _ELEMENT.finditer(value[1:-1]) if match[1]]
             if _read(override) == elements:
                 return override
-            return f"{key}=[{','.join(one if _settled(one) else _quoted(one) for one in elements)}]"
+            return f"{key}=[{','.join(one if settled(one) else _quoted(one) for one in elements)}]"
         return override if _read(override) == value else f"{key}={_quoted(value)}"
     read = _read(override)
     if leaf in _TEXTS and (not dot or section in _SECTIONS):
@@ -73,7 +73,7 @@ def as_list(names: Iterable[str]) -> str:
         "[good,'ok, but old']"
     """
     named = (
-        _quoted(name) if "," in name or name != name.strip() or _settled(name) else name for name in names
+        _quoted(name) if "," in name or name != name.strip() or settled(name) else name for name in names
     )
     return f"[{','.join(named)}]"
 
@@ -84,7 +84,8 @@ def advice(override: str) -> str:
     return f'give "{key}={_quoted(value)}" to take it as typed'
 
 
-def _settled(value: str) -> bool:
+def settled(value: str) -> bool:
+    """Tells whether a value is read as it stands: it is quoted, empty, ``null`` or interpolated."""
     return value in ("", "null", "???") or value[0] in "'\"" or "${" in value
 
 

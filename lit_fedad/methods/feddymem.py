@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     SUM,
-    Client,
     Evidence,
     Exchange,
     Exchanges,
@@ -38,7 +37,7 @@ from lit_fedad.federation.receiver import FAR
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
 from lit_fedad.memory.reduce import Reduced
 from lit_fedad.memory.slot_sums import carried
-from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_memory
+from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_memory, predict_with_bank
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
 from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments, subspace_spec
 from lit_fedad.methods.parts.pooled_statistics import (
@@ -85,10 +84,14 @@ class FedDyMemClient(MomentsClient):
         independent_init: bool = False,
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
-        # Of data that come in stages: what was sent last, and what was sent of other stages (`carried`).
+        # Of data that come in stages: what was sent last, what was sent of other stages (`carried`), and the stages
+        # whose images what was sent last holds.
         self.sent: dict[str, Tensor] = {}
-        self.past, self.summed = dict[str, Tensor](), list[int]()  # and the stages whose images are in `sent`
-        self.send_counts, self.independent_init, self.drew_head = send_counts, independent_init, False
+        self.past: dict[str, Tensor] = {}
+        self.summed: list[int] = []
+        self.send_counts = send_counts
+        self.independent_init = independent_init
+        self.drew_head = False
 
     @property
     def pools_threshold(self) -> bool:
@@ -229,7 +232,8 @@ class FedDyMemServer(MomentsServer):
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.counts_per_image = max(client.task.vectors_per_image, self.slots)
         self.aggregation, self.prior_patches, self.radius_images = aggregation, prior_patches, radius_images
-        self.statistics, self.known = Message(), Message()
+        self.statistics: Message = {}
+        self.known: Message = {}
         self.summed: dict[int, int] = {}  # images of each client that slots have counted, of all its stages
         self.held: Mapping[int, int] = {}
         self.first_spread: float | None = None
@@ -274,7 +278,8 @@ class FedDyMemServer(MomentsServer):
         if self.task.measures and client_id != SUM:  # nobody knows whose images in a sum were measured
             before = self.summed.get(client_id)  # none of a stage in which the client was not sampled
             new = images if before is None or len(update.message.get("count", ())) else 0
-            return (summed := max(images, (before or 0) + new)), summed
+            summed = max(images, (before or 0) + new)
+            return summed, summed
         held = sum(self.held.get(client, 0) for client in update.clients or (client_id,))
         return max(images, held), images
 
@@ -392,9 +397,3 @@ def exchanges(client: FedDyMemClient) -> Exchanges:
         (Train(sums),),
         evidence=Evidence(bank_sent, bank_received, predict_with_bank, invertible_memory),
     )
-
-
-def predict_with_bank(server: FedDyMemServer, client: Client, update: Update) -> None:
-    """Loads the uploaded bank with the initial head of clients: trained heads are never sent; see `Evidence`."""
-    assert isinstance(client, FedDyMemClient)
-    client.task.load_memory(update.message["memory"], update.message.get("radii"))

@@ -43,7 +43,7 @@ class FedRepClient(FedAvgClient):
         if not self.base:
             raise UserError(
                 f"task {type(task).__name__} trains nothing but its head as it is set, and heads are not shared; give"
-                " features.hidden of at least 1, or METHOD=local"
+                " features.hidden of at least 1, or method=local"
             )
 
     @classmethod

@@ -138,6 +138,7 @@ def knowledge_sheet(shared: Mapping[int, tuple[np.ndarray, np.ndarray]], classes
     axes.set_yticks([row * high + tall / 2 - 0.5 for row in range(len(labels))], names)
     middles = [column * wide + (wide - 3 * gap) / 2 - 0.5 for column in range(len(rounds))]
     axes.set_xticks(middles, [f"round {round}" for round in rounds])
+    figure.draw_without_rendering()  # one pass of the layout is only near: long names would be cut
     return figure
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fedad.contracts import Client, Message, MessageSpec, Task
+from lit_fedad.contracts import Client, Message, MessageSpec, Server, Task, Update
 from lit_fedad.contracts.evidence import (
     ChangedLayer,
     Invertible,
@@ -49,6 +49,12 @@ def bank_received(client: Client, received: Message) -> list[Shown]:
     assert isinstance(task, MemoryBank)
     bank = [SharedBank(task.memory, task)] if len(received.get("memory", ())) else []
     return [*bank, *subspace_received(client, received)]
+
+
+def predict_with_bank(server: Server, client: Client, update: Update) -> None:
+    """Loads the uploaded bank with the initial head of clients: trained heads are never sent; see `Evidence`."""
+    assert isinstance(client.task, MemoryBank)
+    client.task.load_memory(update.message["memory"], update.message.get("radii"))
 
 
 def moments_sent(client: Client, received: Message, sent: Message) -> list[Shown]:
