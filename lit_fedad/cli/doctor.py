@@ -78,12 +78,10 @@ def devices() -> Iterator[Finding]:
     cores = os.cpu_count() or 1
     yield Finding("cpu", "ok", f"{cores} cores, {torch.get_num_threads()} threads")
     names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    names += ["mps"] if torch.backends.mps.is_available() else []
     for name in names:
         try:
             torch.ones(2, device=name).sum().item()
-            title = torch.cuda.get_device_name(name) if name.startswith("cuda") else "Apple GPU"
-            yield Finding(name, "ok", title)
+            yield Finding(name, "ok", torch.cuda.get_device_name(name))
         except RuntimeError as error:
             yield Finding(name, "trouble", f"{first_line(error)}; fabric.accelerator=cpu does without it")
     if not names:

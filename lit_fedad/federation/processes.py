@@ -49,7 +49,7 @@ def make_fabric(
 ) -> Fabric:
     """Builds a Fabric whose processes train different clients.
 
-    `accelerator` is ``cpu``, ``cuda``, ``mps`` or ``auto``, `devices` the number of processes on each machine, and
+    `accelerator` is ``cpu``, ``cuda`` or ``auto``, `devices` the number of processes on each machine, and
     `precision` any of Fabric's in which weights stay in single precision.
 
     Raises:
