@@ -89,6 +89,19 @@ def test_the_public_frame_has_uncorrelated_directions_in_which_usual_features_ha
     torch.testing.assert_close(variances, largest / largest.sum())
 
 
+def test_scenes_go_where_the_backbone_is_which_may_be_on_the_gpu_before_the_rest_of_the_task(monkeypatch):
+    task, seen = subspace(), set()
+    task.backbone.to("meta")
+
+    def embed(batch):
+        seen.add(batch["image"].device.type)
+        return torch.zeros(len(batch["image"]), 1, task.num_features)
+
+    monkeypatch.setattr(task, "embed", embed)
+    _moments(task)
+    assert seen == {"meta"}
+
+
 def test_every_image_adds_its_mean_or_products_at_length_one(data):
     task = subspace()
     frame = public(task, 4)

@@ -77,7 +77,8 @@ def _moments(task: PatchTask) -> Moments:
     height, width = task.size
     scenes = _scenes(max(height, width))[:, :, :height, :width]
     mean, std = (torch.tensor(values)[:, None, None] for values in (task.backbone.mean, task.backbone.std))
-    batches = (((part - mean) / std).to(task.mean.device) for part in scenes.split(_BATCH))
+    device = next(task.backbone.parameters()).device  # which computed features before the task came there
+    batches = (((part - mean) / std).to(device) for part in scenes.split(_BATCH))
     rows = (task.embed({"image": batch}).flatten(0, 1) for batch in batches)
     return Moments.of(rows, task.num_features)
 
