@@ -18,6 +18,7 @@ from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import choose_products, limited
 
 _MASK = "_GT"
+_COPY = " (copy)"
 _PRODUCT = "surface"
 
 
@@ -53,6 +54,11 @@ def kolektor_sdd2(
 
 def _samples(folder: Path, skipped: LeftOut) -> list[Sample]:
     files = images_in(folder, skipped, masks=True)
+    # The archive holds two such files, "10301 (copy).png" and "10301_GT (copy).png".
+    names = {path.stem for path in files}
+    copies = [path for path in files if path.stem.removesuffix(_COPY) in names - {path.stem}]
+    skipped.add("copies", copies)
+    files = [path for path in files if path not in copies]
     masks = {
         path.with_name(path.stem.removesuffix(_MASK)): path for path in files if path.stem.endswith(_MASK)
     }

@@ -26,6 +26,7 @@ from lit_fedad.data.labelled_csv import label_column, matches
 from lit_fedad.data.layout_names import MASKS, NORMAL, TEST, TRAIN, bare
 from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
+from lit_fedad.data.published import published
 from lit_fedad.data.sample import ImageSet
 
 _Rows = list[dict[str, str]]
@@ -37,7 +38,10 @@ _READERS = {
     "labelled_csv": "lit_fedad.data.labelled_csv.labelled_csv",
     "coco": "lit_fedad.data.vision.coco",
     "vision": "lit_fedad.data.vision.vision",
-    "visa": "lit_fedad.data.anomaly_sets.visa",
+    **{
+        name: f"lit_fedad.data.anomaly_sets.{name}"
+        for name in ("visa", "kolektor_sdd2", "real_iad", "medianomaly")
+    },
 }
 
 
@@ -119,7 +123,7 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
     require_folder(root, "the folder of your images")
     split = {"train_share": train_share, "seed": seed}
     _refuse_foreign(root)
-    for look in (_annotated, _table, _mvtec, _divided, _classes, _flat):
+    for look in (_published, _annotated, _table, _mvtec, _divided, _classes, _flat):
         if layout := look(root, split):
             return layout
     folders = _folders(root)
@@ -166,10 +170,14 @@ def _refuse_foreign(root: Path) -> None:
                 )
 
 
+def _published(root: Path, split: Mapping[str, Any]) -> Layout | None:
+    """A public set as downloaded."""
+    found = published(root)
+    return Layout(found[1], found[0], root) if found else None
+
+
 def _annotated(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """COCO annotation files."""
-    if sorted(root.glob("*/train/_annotations.coco.json")):
-        return Layout("sets of VISION, with COCO annotations", "vision", root)
     parts = [path for path in _folders(root) if path.name.lower() in (*TRAIN, *TEST)]
     places = (root, root / "annotations", *parts)
     files = [
@@ -192,8 +200,6 @@ def _is_coco(file: Path) -> bool:
 
 def _table(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """One table that names images and labels them."""
-    if (root / "split_csv" / "1cls.csv").is_file():
-        return Layout("VisA with its split files", "visa", root)
     files = [path for path in entries(root) if path.suffix.lower() in _TABLES]
     layouts = [layout for file in files if (layout := _labels(root, file, split))]
     if len(layouts) > 1:
@@ -251,16 +257,10 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     def whole(product: Path) -> bool:
         return (product / "train" / "good").is_dir() and _images(product / "test" / "good")
 
-    below = products_below(root)
-    if any((path / "defects_config.json").is_file() for path in (root, *below)):
-        raise UserError(
-            f"{root}: is MVTec LOCO AD, with a folder of masks for each image; give data=mvtec_loco, and the folder of"
-            " its products as data.root"
-        )
     if whole(root):
         seen = "one product in the layout of MVTec AD"
         return None if _misnamed(root) else Layout(seen, "mvtec_mixture", root)
-    products = [path for path in below if "/." not in f"/{path.relative_to(root).as_posix()}"]
+    products = [path for path in products_below(root) if "/." not in f"/{path.relative_to(root).as_posix()}"]
     if not products or not all(whole(path) and not _misnamed(path) for path in products):
         return None
     others = [path for path in _folders(root) if not any(one.is_relative_to(path) for one in products)]

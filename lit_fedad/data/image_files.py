@@ -32,7 +32,7 @@ _HEIC = (".heic", ".heif")
 _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
 
 _MASKS_BESIDE = frozenset({*MASK_NAMES, "label", "labels"})
-_MASK_ENDINGS = ("_mask", "_gt")
+_MASK_ENDINGS = ("_mask", "_gt", "_label")
 
 SOME = ".bmp, .gif, .jpg, .png, .tif, .webp and others, DICOM too"
 """Suffixes of images, for messages."""
@@ -97,8 +97,8 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
     Args:
         folder: The folder; or one file, which is taken whatever it is.
         left_out: Takes what is no image.
-        masks: Whether masks are taken: else ``<image>_mask`` or ``_gt`` beside its image is left out, and what lies in
-            a folder of masks under the name of an image.
+        masks: Whether masks are taken: else ``<image>_mask``, ``_gt`` or ``_label`` beside its image is left out, and
+            what lies in a folder of masks under the name of an image.
 
     Returns:
         Their paths, in alphabetical order.

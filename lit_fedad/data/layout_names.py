@@ -12,7 +12,7 @@ NORMAL = frozenset(
 MASK_NAMES = ("ground_truth", "groundtruth", "gt", "mask", "masks")
 """What folders of masks are called, in lower case; in the layout of MVTec AD the first alone."""
 
-MASKS = frozenset({*MASK_NAMES, "labelmasks", "annotations", "labels", "segmentations"})
+MASKS = frozenset({*MASK_NAMES, "labelmasks", "annotation", "annotations", "labels", "segmentations"})
 """Folders of masks, as `bare` has them."""
 
 TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")

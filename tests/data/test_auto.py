@@ -56,6 +56,33 @@ def coco(root, file, folder, names=range(5)):
     (root / file).write_text(json.dumps(content))
 
 
+def kolektor(root):
+    images(root, "train", "test")
+    for part, number in (("train", 5), ("test", 2)):
+        for i in range(5):
+            marks = Image.fromarray(np.full((8, 8), 255 * (i >= number - 1), np.uint8))
+            marks.save(root / part / f"{i}_GT.png")
+
+
+def real_iad(root, split="realiad_jsons"):
+    images(root / "realiad_1024" / "usb", "OK/S0001", "NG/AK/S0002")
+    part = [
+        {"image_path": f"{place}/{i}.png", "anomaly_class": place[:2]}
+        for place in ("OK/S0001", "NG/AK/S0002")
+        for i in range(5)
+    ]
+    note(
+        root / "realiad_jsons" / split / "usb.json",
+        json.dumps({"meta": {"normal_class": "OK"}, "train": part[:4], "test": part[4:]}),
+    )
+
+
+def medianomaly(root):
+    images(root, "images")
+    split = {"train": {"0": ["0.png", "1.png"]}, "test": {"0": ["2.png"], "1": ["3.png", "4.png"]}}
+    note(root / "data.json", json.dumps(split))
+
+
 LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test images, masks
     "mvtec": (mvtec, "one product in the layout of MVTec AD", (5, 5, 5, 5)),
     "products": (lambda root: [mvtec(root / p) for p in "ab"], "2 products in the layout", (10, 10, 10, 10)),
@@ -153,6 +180,9 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         "train/_annotations.coco.json, valid/_annotations",
         (6, 2, 2, 2),
     ),
+    "kolektor": (kolektor, "KolektorSDD2", (4, 1, 4, 4)),
+    "real_iad": (real_iad, "Real-IAD with its split files", (4, 1, 5, 0)),
+    "medianomaly": (medianomaly, "MedIAnomaly", (2, 1, 2, 0)),
     "mixed products": (
         lambda root: [mvtec(root / "nut"), images(root / "tile", "good", "bad")],
         "2 products: nut has one product",
@@ -192,6 +222,10 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: table(root, "id,label", lambda i: f"type{i}"), r"give data=labelled_csv data\.label_column"),
         (lambda root: table(root, "id,sex,finding", lambda i: f"{i % 2},{i // 3}"), "columns sex, finding may say"),
         (lambda root: (mvtec(root / "can"), note(root / "can" / "defects_config.json", "[]")), "give data=mvtec_loco"),
+        (lambda root: images(root / "can", "train/good", "test_public/ground_truth/bad"), "give data=mvtec_ad2"),
+        (lambda root: images(root / "Brain", "train/good", "test/Ungood/label"), "BMAD, with masks, .* data=bmad"),
+        (lambda root: images(root / "pcb1", "Data/Images/Normal"), "give data=visa, and the folder with split_csv"),
+        (lambda root: real_iad(root, "other"), "give data=real_iad, and the folder of its images and split files"),
         (lambda root: (images(root, "images"), note(root / "a.xlsx", "")), r"a\.xlsx: is not read, .*save it as CSV"),
         (lambda root: (images(root, "train"), note(root / "a.xls", "")), r"a\.xls: is not read"),
         (lambda root: (images(root, "."), note(root / "a.ODS", "")), r"a\.ODS: is not read, and without it all"),

@@ -40,6 +40,7 @@ def test_only_configurations_for_images_of_ones_own_have_no_card():
         ("mpdd", (888, 176, 282)),  # MPDD's published totals
         ("pcb", (3614, 402, 400)),  # normal: 1,004 + 1,001 + 1,006 + 1,005
         ("visa", (8659, 962, 1200)),  # normal: 9,621
+        ("kolektor_sdd2", (2085, 894, 110)),
     ],
 )
 def test_official_sizes_add_up_to_the_published_totals(name, totals):

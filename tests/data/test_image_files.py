@@ -76,7 +76,9 @@ def test_masks_beside_images_are_no_images_and_masks_may_be_called_so(root):
     assert root / "b_mask.png" in find_images(root, LeftOut(), masks=True)
 
 
-@pytest.mark.parametrize("mask", ["b_GT.bmp", "deep/er/a_Mask.png", "gt/b.png", "deep/Label/er/a_gt.png"])
+@pytest.mark.parametrize(
+    "mask", ["b_GT.bmp", "b_label.bmp", "deep/er/a_Mask.png", "gt/b.png", "deep/Label/er/a_gt.png"]
+)
 def test_masks_of_other_names_and_in_folders_within_are_no_images(root, mask):
     (root / mask).parent.mkdir(parents=True, exist_ok=True)
     (root / mask).touch()

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def test_what_is_missing_or_damaged_is_one_line(root):
     refused(r"20001\.png: no mask 20001_GT\.png beside it \(1 of 2", kolektor_sdd2, root)
     (root / "test").rename(root / "tests")
     refused("test: no such folder", kolektor_sdd2, root)
+
+
+def test_the_copies_in_the_archive_are_left_out(root):
+    for name in ("10001", "10001_GT"):
+        shutil.copy(root / "train" / f"{name}.png", root / "train" / f"{name} (copy).png")
+    with pytest.warns(UserWarning, match=r"skipped copies \(2, first .*10001 \(copy\)\.png"):
+        images = kolektor_sdd2(root)
+    assert [sample.name for sample in images.train] == ["10000.png", "10002.png"]
 
 
 def test_images_of_one_name_in_two_folders_keep_their_own_masks(root):
