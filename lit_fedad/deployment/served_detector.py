@@ -129,7 +129,7 @@ class ServedDetector:
             return {"class": sheet.classes[number], "probability": _number(outputs["probabilities"][number])}
         return {
             "score": _number(outputs["image_score"]),
-            "p_value": _number(outputs["p_value"]),
+            "p_value": _number(outputs["p_value"], 6),  # of nine digits a float32 of 0.1 would be above 0.1
             "decision": "anomalous" if outputs["decision"] else "normal",
             "threshold": None if sheet.threshold is None else _number(sheet.threshold),
             "alpha": sheet.alpha,
@@ -152,6 +152,6 @@ def _transform(folder: Path, sheet: DetectorSheet) -> ImageTransform:
         ) from error
 
 
-def _number(value: Any) -> float | None:
-    """A number that JSON has, with all digits of a float32: NaN and infinity are none."""
-    return float(f"{value:.9g}") if np.isfinite(value) else None
+def _number(value: Any, digits: int = 9) -> float | None:
+    """A number that JSON has, by default with all digits of a float32: NaN and infinity are none."""
+    return float(f"{value:.{digits}g}") if np.isfinite(value) else None
