@@ -14,6 +14,7 @@ from PIL import Image
 
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
@@ -52,6 +53,11 @@ def test_the_snippets_of_the_card_score_a_file_as_the_run_does(exported, tiny_ru
     assert outputs["image_score"].item() == pytest.approx(float(row["score"]), rel=1e-5)
     assert outputs["decision"].item() is (row["decision"] == "anomalous")
     assert outputs["anomaly_map"].shape == (1, 32, 32)
+    pages = [Image.fromarray(np.full((20, 30, 4), (0, 90, 200, seen), np.uint8)) for seen in (255, 128)]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    names["how"]["page"] = 1  # as of a run with image.page=1
+    expected = ImageTransform(32, mean=(0,), std=(1,), page=1).image(tmp_path / "pages.tif")
+    assert np.array_equal(names["read"](tmp_path / "pages.tif")[0], expected)
 
 
 @pytest.mark.slow
