@@ -362,6 +362,8 @@ def _products(root: Path, folders: Sequence[Path], split: Mapping[str, Any]) -> 
     )
     if not with_images or not all(recognisable):
         return None
+    if len(with_images) == 1:
+        return recognise(with_images[0], split["train_share"], split["seed"])
     parts = {path.name: recognise(path, split["train_share"], split["seed"]) for path in with_images}
     seen = "; ".join(f"{product} has {part.seen}" for product, part in parts.items())
     return Layout(f"{len(parts)} products: {seen}", "auto", root, parts=parts)

@@ -180,6 +180,11 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         "train/_annotations.coco.json, valid/_annotations",
         (6, 2, 2, 2),
     ),
+    "one beside a folder without images": (
+        lambda root: [images(root / "nut", "good", "bad"), note(root / "docs" / "a.txt", "")],
+        "normal images in good",
+        (4, 1, 5, 0),
+    ),
     "kolektor": (kolektor, "KolektorSDD2", (4, 1, 4, 4)),
     "real_iad": (real_iad, "Real-IAD with its split files", (4, 1, 5, 0)),
     "medianomaly": (medianomaly, "MedIAnomaly", (2, 1, 2, 0)),
