@@ -191,7 +191,8 @@ def report_privacy(
     answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))
     if not fabric.is_global_zero:
         return None
-    raw, densities = [], evidence.densities(federation.server)
+    # Without clients that failed: nobody knows what images stand behind their densities.
+    raw, densities = [], {c: own for c, own in evidence.densities(federation.server).items() if c in answers}
     for client, (means, covariances) in densities.items():
         gaussians = [(mean[None], cov[None]) for mean, cov in zip(means, covariances, strict=True)]
         if gaussians:

@@ -18,7 +18,7 @@ BUDGET = "differential_privacy"
 """Entry of ``result.json`` that states the privacy budget that a run has spent: ``epsilon`` and ``delta``."""
 
 _STEM = "privacy"
-_METRICS = ("i_auroc", "p_auroc", "accuracy")
+_METRICS = ("i_auroc", "p_auroc", "auroc", "accuracy", "selection_accuracy", "global_accuracy")
 _CORRELATED = {"shared": "shared densities", "noise": "Gaussian noise"}
 _RATES = {"tpr_at_0.1_percent": "TPR at 0.1 % FPR", "tpr_at_1_percent": "TPR at 1 % FPR"}
 _MINIMUM = {

@@ -227,7 +227,8 @@ class Federation:
         pose = Pose(round, which, lent, keep=round == self.rounds and which == "own", sums=sums)
         values = self._ask(query, chosen, pose)
         # Any client can answer for the others where all predict with one model.
-        alike = self.evaluator.alike(self.client, round)
+        one_model = which == "server" and self.client.predictors.server_shared
+        alike = one_model or self.evaluator.alike(self.client, round)
         spares = [number for number in self.clients if alike and number not in chosen]
         while bool(spares) and on_first(self.fabric, partial(operator.not_, values)):
             values = self._ask(query, [spares.pop(0)], pose)

@@ -6,7 +6,7 @@ import re
 import pytest
 from helpers.refusals import refusal
 
-from lit_fedad.audits.distance_correlation import correlate
+from lit_fedad.audits.distance_correlation import correlate, report_privacy
 from lit_fedad.audits.page import write_page
 from lit_fedad.core.config import compose
 from lit_fedad.experiment.finished_run import reopen
@@ -35,7 +35,7 @@ SMALL = [
 
 
 @pytest.mark.slow
-def test_a_finished_run_gives_the_report_of_its_end(tmp_path, capsys):
+def test_a_finished_run_gives_the_report_of_its_end(tmp_path, capsys, monkeypatch):
     result = train(compose([*SMALL, f"out={tmp_path}"]), quiet=True)
     capsys.readouterr()
     run = reopen(str(tmp_path))
@@ -47,6 +47,13 @@ def test_a_finished_run_gives_the_report_of_its_end(tmp_path, capsys):
     assert shared[1:] == [
         f"{result['privacy'][f'shared_raw_{name}']:.3f}" for name in ("r_squared", "r", "corrected")
     ]
+    ask = run.federation.ask
+    monkeypatch.setattr(
+        run.federation, "ask", lambda *given: {c: found for c, found in ask(*given).items() if c != 0}
+    )  # client 0 fails
+    of_others = report_privacy(run.federation, run.data, run.fabric, tmp_path)
+    assert of_others.keys() == result["privacy"].keys()
+    assert of_others != result["privacy"]
 
 
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")

@@ -48,6 +48,15 @@ def test_a_metric_without_a_value_is_left_out(folder):
     assert "I-AUROC" not in privacy_page(run).summary
 
 
+@pytest.mark.parametrize(
+    ("metric", "title"), [("auroc", "AUROC"), ("selection_accuracy", "A_sel"), ("global_accuracy", "A_glo")]
+)
+def test_what_runs_of_other_data_reach_is_said(folder, metric, title):
+    run = reopen(str(folder))
+    run.result["last"] = {"round": 1, metric: {"mean": 0.75}}
+    assert privacy_page(run).summary.endswith(f"; {title} 0.750")
+
+
 def test_findings_and_defences_follow_the_files(folder):
     run = reopen(str(folder))
     before = privacy_page(run)

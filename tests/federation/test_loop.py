@@ -5,8 +5,10 @@ import torch
 from helpers.toy_method import by_hand
 from safetensors.torch import save
 
+from lit_fedad.contracts import Predictors
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.sampling import ClientSampler
 
 
@@ -133,6 +135,21 @@ def test_a_model_that_round_1_alone_makes_takes_a_round(toy, monkeypatch):
         UserError, match="^rounds=0: this method has no model before round 1; give at least 1"
     ):
         federation.evaluate(0)
+
+
+def test_any_client_answers_for_a_server_s_model_that_is_the_same_for_all(toy, monkeypatch):
+    federation = toy(sampler=ClientSampler(on_failure="skip"))
+    federation.run()
+    monkeypatch.setattr(type(federation.client), "predictors", Predictors(server_shared=True))
+
+    def answer(client, number):
+        if number == 0:
+            raise RuntimeError("out of memory")
+        return number
+
+    assert federation.ask(3, LocalQuery("number", answer), [0], "server") == {1: 1}
+    with pytest.raises(UserError, match="no client can be scored; client 0"):
+        federation.ask(3, LocalQuery("number", answer), [0])
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
