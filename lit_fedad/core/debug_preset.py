@@ -21,13 +21,16 @@ def fit_preset(
 
     Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
     have and that are null. Images in memory keep the size that the data's ``size`` says, if it does. Classes that come
-    in stages still do, a stage a round, and images that one client holds (``method=centralised``) stay with it.
+    in stages still do, a stage a round, and images that one client holds (``method=centralised``) stay with it. A
+    backbone that the command leaves out stays out.
     """
     limits = {
         key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
     }
     parts = [part for part in composed.data.values() if isinstance(part, DictConfig) and "_target_" in part]
     with open_dict(composed):
+        if "_target_" not in composed.backbone:
+            composed.backbone = None
         most = composed.pop("most", {})
         own = {name: OmegaConf.to_container(composed[name], resolve=True) for name in ("method", "encoder")}
         for key, value in flatten(own).items():

@@ -27,7 +27,7 @@ class Timetable:
         turn = max(lengths)
         if rounds < turn:
             raise UserError(
-                f"rounds={rounds}, but images come in {turn} stages: give at least as many rounds"
+                f"rounds={rounds}, but images come in {turn} stage{'s' * (turn > 1)}: give at least as many rounds"
             )
         if schedule == "stage_major":
             self.stage_rounds = [

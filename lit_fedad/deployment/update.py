@@ -26,6 +26,7 @@ from lit_fedad.experiment.build import (
     Model,
     build_images,
     build_partition,
+    tells_products,
 )
 from lit_fedad.experiment.claim import claim, locked
 from lit_fedad.experiment.console import Progress
@@ -45,6 +46,7 @@ from lit_fedad.experiment.train import conclude
 from lit_fedad.methods.parts.pooled_moments import MomentsServer
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import metric_title
+from lit_fedad.tasks.patches import PatchTask
 from lit_fedad.tracking.tracker import amend
 
 _KNOWN = "are part of the detector already, or copies"
@@ -182,12 +184,16 @@ def _play(
     stored = folder.config()
     # All clients, and none that fails: what a client does not send now would be missing from the detector.
     sampler = {**stored["federation"]["sampler"], "fraction": 1.0, "on_failure": "fail"}
-    # Whoever forces an update has looked at the images; a new product lies far from all others.
-    robust = None if forced else stored["federation"].get("robust")
+    # Whoever forces an update has looked at the images; a new product lies far from all others. It is for this one.
+    robust = None if forced else folder.home.config()["federation"].get("robust")
     stored |= {
         "rounds": stored["rounds"] + 1,
         "federation": {**stored["federation"], "sampler": sampler, "robust": robust},
     }
+    if tells_products(
+        stored
+    ):  # those of the sums so far: a new product, which a result lists too, is none of them
+        stored["task"] = {**stored["task"], "products": list(cast("PatchTask", model.task).products)}
     claim(made.path, stored)
     memo = hashes_file(config)
     digest = grown_digest(data_digest(images, partition, memo), additions[:-1], memo)

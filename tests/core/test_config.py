@@ -202,6 +202,7 @@ def test_what_the_command_says_wins_over_the_debug_preset():
         UserError, match="unknown key 'data.train_per_product'; did you mean 'data.train_per_class'"
     ):
         compose(["debug=seconds", "data=cifar10", "data.root=x", "data.train_per_product=3"])
+    assert compose(["debug=seconds", "backbone=null"])["backbone"] is None
     assert list(compose(["debug=seconds", "partition=pooled"])["partition"]) == ["_target_"]
     assert list(compose(["debug=seconds", "method=centralised"])["partition"]) == ["_target_"]  # one client
     server = compose(["debug=seconds", "method=creff", "method.server.matching_steps=7"])["method"]["server"]

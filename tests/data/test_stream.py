@@ -131,6 +131,8 @@ def test_without_stages_nothing_changes_with_the_rounds():
 def test_fewer_rounds_than_stages_are_refused_in_one_line(schedule):
     with refusal("rounds=3, but images come in 4 stages: give at least as many"):
         stream(2, 4, 3, rounds=3, schedule=schedule)
+    with refusal("rounds=0, but images come in 1 stage: give"):
+        stream(1, 1, rounds=0, schedule=schedule)
     assert stage_numbers(stream(2, 4, rounds=4, schedule=schedule), client=1) == [0, 1, 2, 3]
 
 

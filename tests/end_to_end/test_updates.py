@@ -239,7 +239,7 @@ def test_images_that_look_anomalous_are_refused_until_they_are_forced(desk, tmp_
 
 
 @pytest.mark.slow
-def test_a_forced_product_is_added_however_far_it_lies_from_all_others(desk, tmp_path):
+def test_a_forced_product_is_added_however_far_it_lies_and_others_after_it_as_ever(desk, tmp_path):
     run = desk.train("run", *BANK, clients=[list(range(5)), list(range(5, 10)), list(range(10, 15))])
     folder = tmp_path / "new"
     folder.mkdir()
@@ -249,8 +249,12 @@ def test_a_forced_product_is_added_however_far_it_lies_from_all_others(desk, tmp
         pixels = np.full((64, 64, 3), (255, 0, 0), np.uint8)
         pixels[number] = 0
         Image.fromarray(pixels).save(folder / f"{number}.png")
-    assert RunFolder(run).config()["federation"]["robust"]["banks"]
+    rules = RunFolder(run).config()["federation"]["robust"]
+    assert rules["banks"]
     assert RunFolder(fold(run, folder, client=0, product="red")).additions()[-1].total == 6
+    choose(run, 1)
+    later = fold(run, desk.images("later", {2: [15]}), force=False)  # judged as the run was
+    assert RunFolder(later).config()["federation"]["robust"] == rules
 
 
 @pytest.mark.slow
