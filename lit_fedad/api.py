@@ -35,6 +35,7 @@ Labelled: TypeAlias = Mapping[str, Paths]
 
 _ImageList: TypeAlias = tuple[Path, str]  # a file and its text
 
+_LISTS = "lit_fedad.data.path_lists.path_lists"  # reads the images of a run that `train` was given by client
 _ALONE = "images"  # the client and product of a plain list
 
 
@@ -72,7 +73,14 @@ class TrainedRun(os.PathLike[str]):
             column = partition["products"].index(client)
             holders = [number for number, own in enumerate(partition["counts"]) if own[column]]
             client = holders[0] if len(holders) == 1 else client
+        elif isinstance(client, str) and not client.isdecimal() and self._named:
+            raise UserError(f"client={client}: the run has clients {', '.join(partition['products'])}")
         return load_detector(self.path, client, alpha, product)
+
+    @property
+    def _named(self) -> bool:
+        """Whether clients have the names that `train` was given."""
+        return bool(RunFolder(self.path).config()["data"]["_target_"] == _LISTS)
 
 
 class Federation:

@@ -12,6 +12,7 @@ from PIL import Image
 
 import lit_fedad as lf
 from lit_fedad import api
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
 from lit_fedad.deployment.predict import predict
@@ -66,6 +67,14 @@ def test_each_name_is_a_client_whatever_a_preset_says(tmp_path):
     normal = {name: [image] for name in ("north", "east", "south")}
     config = api._configured("fedavg", None, normal, None, tmp_path, {"debug": "seconds"})[0]
     assert config["partition"] == {"_target_": "lit_fedad.data.strategies.ByProduct", "clients": None}
+
+
+def test_a_name_that_no_client_has_is_answered_with_those_that_there_are(tmp_path, monkeypatch):
+    stored = compose(["data=path_lists", "data.file=x"])
+    monkeypatch.setattr(RunFolder, "config", lambda self: stored)
+    run = api.TrainedRun(tmp_path, {"partition": {"products": ["east", "north"], "counts": [[3, 0], [0, 3]]}})
+    with pytest.raises(UserError, match="^client=nroth: the run has clients east, north$"):
+        run.detector("nroth")
 
 
 def test_a_run_is_opened_with_the_weights_that_it_took_without_a_question_to_the_hub(tiny_run, monkeypatch):
