@@ -214,13 +214,14 @@ class TrainingPrivacy:
         client, exchanges = method.client, sending(method)
         weights = dict(client.task.named_parameters())
         usual = all(getattr(type(client), hook) is getattr(Client, hook) for hook in _HOOKS)
-        plain = usual and client.task.kind == "classification"
+        sent = {name for exchange in exchanges for name in exchange.upload_spec(client)}
+        plain = usual and client.task.kind == "classification" and sent <= client.task.state_dict().keys()
         if not (plain and exchanges and all(type(e) is Train for e in exchanges)):
             raise UserError(
                 f"federation/privacy=dp_sgd: {type(client).__name__} with task {type(client.task).__name__} sends more"
                 " than weights that are trained by a sum over single images; give method=fedavg with a classifier"
             )
-        buffers = sorted({name for e in exchanges for name in e.upload_spec(client)} - weights.keys())
+        buffers = sorted(sent - weights.keys())
         faults = [f"it shares {buffers[0]}"] if buffers else []
         client.task.train()  # as which Opacus judges it
         faults += [str(fault).split(".")[0] for fault in ModuleValidator.validate(client.task, strict=False)]

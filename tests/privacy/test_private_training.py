@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.methods.creff import CReFFClient
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedbn import FedBNClient
 from lit_fedad.methods.fedprox import FedProxClient
@@ -185,6 +186,10 @@ def test_the_budget_is_spent_when_the_rounds_are_over():
                 "own": lambda: client(Batchwise(nn.Flatten(), nn.Linear(3, 3)), FedRepClient)
             },  # which holds parts of the model still in turn
             "FedRepClient with task Classifier sends more than weights",
+        ),
+        (
+            {"own": lambda: client(kind=CReFFClient)},
+            "CReFFClient with task Classifier sends more than weights",
         ),
         (
             {"own": lambda: client(Batchwise(nn.Flatten(), nn.BatchNorm1d(3)))},
