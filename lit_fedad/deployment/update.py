@@ -190,9 +190,8 @@ def _play(
         "rounds": stored["rounds"] + 1,
         "federation": {**stored["federation"], "sampler": sampler, "robust": robust},
     }
-    if tells_products(
-        stored
-    ):  # those of the sums so far: a new product, which a result lists too, is none of them
+    if tells_products(stored):
+        # Those of the sums so far: a new product, which the result lists too, is none of them.
         stored["task"] = {**stored["task"], "products": list(cast("PatchTask", model.task).products)}
     claim(made.path, stored)
     memo = hashes_file(config)
