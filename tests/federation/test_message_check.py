@@ -16,14 +16,28 @@ ROWS = Free("rows", 3)
         (
             TensorSpec((2,)),
             torch.tensor([0.0, 3e38]),
-            "values from 0 to 3e\\+38, declared from -1e\\+09 to 1e\\+09",
+            "values from 0 to 3e\\+38, declared from -1e\\+09 to 1e\\+09; has training diverged",
         ),
-        (TensorSpec((2,), low=0), torch.tensor([1.0, -0.5]), "values from -0.5 to 1, declared from 0"),
+        (
+            TensorSpec((2,)),
+            torch.tensor([-3e38, 0.0]),
+            "values from -3e\\+38 to 0, .*; has training diverged",
+        ),
+        (
+            TensorSpec((2,), low=0),
+            torch.tensor([1.0, -0.5]),
+            "values from -0.5 to 1, declared from 0 to 1e\\+09$",
+        ),
         (class_list(4), torch.tensor([0, 4]), "values from 0 to 4, declared from 0 to 3"),
         (class_list(4), torch.tensor([-1, 2]), "values from -1 to 2"),
         (class_list(4), torch.tensor([2, 2]), "a value that occurs twice"),
         (TensorSpec((ROWS, 2)), torch.zeros(4, 2), r"shape \(4, 2\), declared as \(rows <= 3, 2\)"),
         (TensorSpec((1, 2, 2), definite=True), -torch.eye(2)[None], "not symmetric and positive definite"),
+        (
+            TensorSpec((2, 2, 2), definite=True),
+            torch.stack([torch.eye(2), -torch.eye(2)]),
+            "not symmetric and positive definite",
+        ),
         (
             TensorSpec((1, 2, 2), definite=True),
             torch.tensor([[[2.0, 1.0], [0.0, 2.0]]]),
@@ -48,7 +62,8 @@ def test_empty_tensors_and_covariances_of_rounded_sums_pass():
     covariance = half.T @ half / 50
     covariance[0, 1] *= 1 + 1e-6
     spec = {"x": TensorSpec((Free("rows"), 4, 4), definite=True), "classes": class_list(5)}
-    check({"x": covariance[None], "classes": torch.zeros(0, dtype=torch.int64)}, spec, "client 3")
+    for classes in ([], [0, 4]):  # none, and the bounds themselves
+        check({"x": covariance[None], "classes": torch.tensor(classes, dtype=torch.int64)}, spec, "client 3")
 
 
 def test_counts_of_given_tensors_are_declared_not_negative():

@@ -41,3 +41,9 @@ def test_picks_may_be_held_for_several_rounds():
     assert held.sample(range(20), Context(0, 0)) == list(range(20))
     with pytest.raises(UserError, match="resample_every=0 must be at least 1"):
         ClientSampler(resample_every=0)
+
+
+@pytest.mark.parametrize(("failed", "end"), [(5, "client 4: lost"), (7, "client 4: lost; and 2 more")])
+def test_a_failure_names_five_clients_and_counts_the_others(failed, end):
+    with pytest.raises(UserError, match=f"^round 3, client 0: lost; .*{end}$"):
+        ClientSampler().check_failures({f"client {number}": "lost" for number in range(failed)}, 3)

@@ -37,5 +37,6 @@ def test_a_change_in_place_is_refused_by_the_name_of_what_changed():
     server = Sums()
     snapshot = ServerSnapshot(server)
     server.banks[0][0][1] = 5
-    with pytest.raises(TypeError, match=r"Sums: merging changes 'banks\.0\.0' in place"):
-        snapshot.check()
+    for look in (snapshot.check, snapshot.restore):
+        with pytest.raises(TypeError, match=r"Sums: merging changes 'banks\.0\.0' in place"):
+            look()

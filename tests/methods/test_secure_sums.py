@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_fedad.contracts import SUM, Cohort, Free, TensorSpec, Update
+from lit_fedad.contracts import SUM, Cohort, Free, TensorSpec, Update, WeightedMeans
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
 from lit_fedad.memory.merge import LloydAggregation
@@ -237,6 +237,13 @@ def test_weights_are_those_of_plain_runs(federate, make_classifier, make_points,
         if entry.is_floating_point():  # the plain run takes counts of batches from the largest client
             torch.testing.assert_close(secure.server.weights[name], entry, rtol=1e-5, atol=1e-6)
     assert [r.participants for r in secure.history] == [r.participants for r in plain.history]
+
+
+def test_a_mean_has_room_up_to_its_lower_bound_and_whole_numbers_are_rounded():
+    spec = {"w": TensorSpec((), low=-5, high=2), "batches": TensorSpec((), torch.int64, low=0)}
+    message = {"w": torch.tensor(-5.0), "batches": torch.tensor(2**25 + 1)}
+    found = summed(WeightedMeans(), spec, dict.fromkeys(IMAGES, message))
+    assert (float(found["w"]), int(found["batches"])) == (-5.0, 2**25 + 1)
 
 
 def test_servers_that_need_single_messages_do_not_take_sums():

@@ -39,6 +39,8 @@ def test_bits_and_steps_follow_from_the_bounds():
     assert points["count"].step == points["many"].step == 1
     assert points["unit"].step == 2**-27
     assert points["mean"].step == 2**-29
+    largest = {bound: FixedPoint.of("n", SumSpec((), bound, whole=True)).bits for bound in (2**27, 2**27 + 1)}
+    assert list(largest.values()) == [32, 64]
     for point in points.values():  # room for the bound, four bits beyond it, and the sign
         assert point.form.bound * 2**4 <= 2 ** (point.bits - 1) * point.step
 
@@ -63,6 +65,8 @@ def test_numbers_beyond_the_bound_are_refused():
         spoilt = {**values, name: torch.full(FORMS[name].shape, value, dtype=torch.float64)}
         with pytest.raises(UserError, match=f"'{name}' adds"):
             encode(spoilt, FORMS)
+    with pytest.raises(ValueError, match=r"'unit' has shape \(1,\), declared as \(4,\)"):
+        encode({**values, "unit": values["unit"][:1]}, FORMS)
 
 
 def test_sums_beyond_the_bound_are_refused():

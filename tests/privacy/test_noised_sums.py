@@ -1,6 +1,7 @@
 """Clipped and noised sums: what one image changes, the variance of the noise, budgets, replay."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.accounting import epsilon_of
 from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, in_words, noise_key
-from lit_fedad.privacy.noised_sums import Noised, clipped_sum, gaussian
+from lit_fedad.privacy.noised_sums import Noise, Noised, clipped_sum, gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
 SHAPES = {"a": (2, 3), "b": ()}
@@ -130,6 +131,17 @@ def test_noise_that_the_server_draws_hides_nothing_from_it(where, hidden):
     inner.discloses = (Disclosure(Kind.PATCHES, "rows"),)
     (told,) = Noised(inner, None, found.noise, b"k" * 32).discloses
     assert (told.noised, told.kind) == ((True, Kind.SUMS) if hidden else (False, Kind.PATCHES))
+
+
+def test_a_sum_longer_than_its_images_allow_is_refused_unless_noise_is_in_it():
+    inner = Sends(Rows())
+    inner.discloses = (Disclosure(Kind.SUMS, "rows"),)
+    for norm, carriers, refused in ((4.5, None, False), (4.545, None, True), (4.545, 3, False)):
+        exchange = Noised(inner, None, Noise(0.5, 1.0, carriers), b"k" * 32)
+        entry = norm / math.sqrt(7)
+        update = Update({"a": torch.full((2, 3), entry), "b": torch.tensor(-entry)}, 9)
+        with refusal("norm of 4.545, its images at most 4.5") if refused else nullcontext():
+            exchange.validate(None, 0, update)
 
 
 def test_a_budget_of_endless_rounds_costs_no_memory():

@@ -10,11 +10,11 @@ import torch
 from helpers.refusals import refusal
 from safetensors.torch import load, save
 
-from lit_fedad.contracts import SUM, TensorSpec, Update, senders
+from lit_fedad.contracts import SUM, Exchange, Sums, TensorSpec, Update, senders
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Half
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.privacy.secure_aggregation import SecureSum
+from lit_fedad.privacy.secure_aggregation import SecureSum, SumForm
 from lit_fedad.privacy.secure_collecting import Parties
 from lit_fedad.robust.aggregation import RobustAggregation
 from lit_fedad.robust.weights import NormClipping
@@ -160,6 +160,14 @@ def test_a_server_that_merges_in_another_way_says_whether_sums_suffice(toy_serve
         class Median(toy_server):
             def aggregate(self, updates):
                 """Merges in another way than its base."""
+
+
+@pytest.mark.parametrize("sums", [None, Sums()])
+def test_a_client_refuses_a_sum_of_messages_that_do_not_add_up(sums):
+    exchange = Exchange()
+    exchange.sums = sums
+    with refusal("a sum of exchange 'answer', whose messages have none"):
+        SumForm.of(exchange, None, None)
 
 
 @pytest.mark.parametrize("quorum", [0.4, 1.0])

@@ -163,6 +163,7 @@ def test_a_client_that_moves_alone_lies_infinitely_far_out():
     kept, remarks = NormClipping()(updates, SPEC, PREVIOUS)
     assert remarks[0][0] == 1
     assert torch.equal(kept[1].message["b"], PREVIOUS["b"])
+    assert lengths(torch.zeros(3, 3), dict.fromkeys(range(3), 10)) == {0: 1, 1: 1, 2: 1}  # nobody moves
 
 
 def test_cosines_are_with_the_sum_of_the_others_directions():
@@ -255,7 +256,16 @@ def test_only_what_the_server_had_sent_counts_as_weights():
     assert weight_names({**spec, "memory": TensorSpec((4, 3), unordered=True)}, previous) == []
 
 
-@pytest.mark.parametrize("wrong", [lambda: NormClipping(far=0.5), lambda: Krum(chosen=0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: NormClipping(far=0.5),
+        lambda: Krum(chosen=0),
+        lambda: Krum(liars=-0.1),
+        lambda: TrimmedMean(far=0.5),
+        lambda: TrimmedMean(liars=1.1),
+    ],
+)
 def test_senseless_settings_are_refused(wrong):
     with pytest.raises(UserError, match="federation.robust.weights"):
         wrong()
