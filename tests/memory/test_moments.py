@@ -36,6 +36,13 @@ def test_the_union_is_that_of_all_rows_in_any_order(rows, sizes):
     close(Moments.union(parts[::-1]), rows)
 
 
+@pytest.mark.parametrize("size", [0, 1, 300, 500])
+def test_what_is_left_without_a_part_is_that_of_the_other_rows(rows, size):
+    whole, part = Moments.of([rows], 6), Moments.of([rows[:size]], 6)
+    left = whole.without(part)
+    close(left, rows[size:], rtol=1e-5) if size < 500 else close(Moments.union([left, part]), rows)
+
+
 def test_partial_sums_add_up(rows):
     parts = [Moments.of([part], 6) for part in rows.split(100)]
     nested = Moments.union([Moments.union(parts[:2]), Moments.union(parts[2:])])

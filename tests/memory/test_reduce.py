@@ -5,7 +5,7 @@ from scipy.spatial.distance import cdist
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.memory.reduce import PositionReduce, SampleReduce, SlotReduce
+from lit_fedad.memory.reduce import PositionReduce, Reduced, SampleReduce, SlotReduce
 
 
 def generator(seed=0):
@@ -262,6 +262,37 @@ def test_plain_means_are_one_lloyd_step(maps, memory):
     for slot, mean in enumerate(reduce.finish().memory):
         own = maps.flatten(0, 1)[at == slot]
         torch.testing.assert_close(mean, own.mean(0) if len(own) else memory[slot], rtol=1e-5, atol=1e-6)
+
+
+def test_vectors_of_earlier_stages_count_as_so_many_patches(maps, memory):
+    past = Reduced(
+        memory[[0, 0, 3]] + torch.tensor([[0.01], [0.03], [0.02]]),
+        torch.tensor([2.0, 3.0, 4.0]),
+        torch.tensor([0.5, 0.0, 1.5]),
+        torch.tensor([2, 3, 1]),
+    )
+    reduce = SlotReduce(weights="none", average=False)
+    found = []
+    for seen in (False, True):
+        reduce.start(memory, 1, 6, generator())
+        reduce.update(maps)
+        if seen:
+            reduce.remember(past)
+        found.append(reduce.finish())
+    new, both = found
+    # Slots 0 and 3: patches, their sum and the sum of their squared distances; images surely different.
+    for slot, old, total, squares, images in (
+        (0, 5, 2 * past.memory[0] + 3 * past.memory[1], 0.5, 3),
+        (3, 4, 4 * past.memory[2], 9.0, 1),
+    ):
+        count = float(new.counts[slot])
+        assert both.counts[slot] == count + old
+        torch.testing.assert_close(both.memory[slot], (count * new.memory[slot] + total) / (count + old))
+        radius = ((count * float(new.radii[slot]) ** 2 + squares) / (count + old)) ** 0.5
+        assert both.radii[slot].item() == pytest.approx(radius, rel=1e-5)
+        assert both.images[slot] == new.images[slot] + images
+    others = [1, 2, 4, 5]
+    assert all(torch.equal(one[others], other[others]) for one, other in zip(new, both, strict=True))
 
 
 def test_a_clipped_weight_keeps_an_outlier_from_pulling_a_slot_away():

@@ -110,6 +110,11 @@ def test_two_clients_of_a_kind_support_each_other():
     assert remarks == []
     _, remarks = BankSupport(holders=2)(updates, FIXED, {})
     assert {client for client, _ in remarks} == {3, 4}
+    # Vectors that count nothing support nobody.
+    mixed, counts = torch.cat([bank(4, centre=10.0)[:20], bank(4)[20:]]), torch.ones(SLOTS)
+    assert 3 in BankSupport()({**updates, 4: update_of(mixed, counts)}, FIXED, {})[0]
+    counts[:20] = 0
+    assert 3 not in BankSupport()({**updates, 4: update_of(mixed, counts)}, FIXED, {})[0]
 
 
 def test_the_last_bank_supports_a_client_alone():
