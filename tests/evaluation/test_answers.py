@@ -127,8 +127,9 @@ def test_decisions_are_counted_where_the_images_are():
     question = DecisionsQuery(list(limits), limits, images, lambda _: torch.tensor([s for *_, s in rows]))
     found = crossed(question, question(None, 0))
     assert found == {"nut": Rate(2, 1, 1, 0), "pin": Rate(1, 0, 1, 1)}
-    with pytest.raises(UserError, match="more decisions about nut are wrong than there are"):
-        question.unpack({"rates": torch.tensor([[1, 2, 0, 0], *[[0, 0, 0, 0]] * 3])})
+    for wrong in ([1, 2, 0, 0], [0, 0, 1, 2]):
+        with pytest.raises(UserError, match="more decisions about nut are wrong than there are"):
+            question.unpack({"rates": torch.tensor([wrong, *[[0, 0, 0, 0]] * 3])})
 
 
 def test_anomalies_of_no_product_are_counted_apart():

@@ -9,11 +9,13 @@ from lit_fedad.evaluation.decisions import (
     EvaluatedImages,
     Rate,
     decide,
+    decide_apart,
     mean_interval,
     pooled_intervals,
     pooled_rates,
     product_rates,
     promised_rates,
+    rates_of,
     summarise_rates,
 )
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts, wilson_interval
@@ -48,6 +50,27 @@ def test_each_product_is_judged_by_its_own_normal_images():
     assert both.miss_rate == pytest.approx((6 * 1 / 2 + 3 * 1 / 2) / 9)
     assert vars(judged[1]["products"]["leaf"]) == leaves
     assert judged[0]["without_promise"] == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("alpha", [0.2, "auto"])
+def test_sites_that_judge_the_same_images_apart_say_the_same(known, alpha):
+    sets, asked = images(known), []
+
+    class Sites:
+        clients, rounds = (0, 1, 2), 5
+
+        def ask(self, round, query, clients, optional):
+            asked.append((round, query.name, optional))
+            rates = rates_of(SCORES, sets, query.numbers)
+            return {client: query.unpack(query.pack(rates)) for client in clients if client != 2}
+
+    held = {**HELD, 2: {"leaf": 1}}  # and does not answer
+    found = decide_apart(Sites(), CALIBRATION, ["nut", "leaf"], held, alpha, known, shipped=False)
+    expected = decide({0: SCORES, 1: SCORES}, sets, CALIBRATION, alpha)
+    assert {client: found[client] for client in HELD} == expected
+    assert found[2]["own"].normal == found[2]["own"].anomalous == 0
+    assert set(asked) == {(5, "further decisions", True)}
 
 
 def test_without_products_one_threshold_holds_for_all():

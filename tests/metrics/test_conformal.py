@@ -154,7 +154,9 @@ def test_the_most_specific_scores_that_suffice_decide():
 
 
 def test_is_read_back_as_it_was_written():
-    calibration = Calibration({0: {"nut": ScoreCounts.of(COARSE)}, 3: {}}, shared=True)
+    ends = ScoreCounts.of(torch.tensor([-math.inf, math.inf]))
+    assert ends.bins.tolist() == [0, DEFAULT_BINS.count - 1]
+    calibration = Calibration({0: {"nut": ScoreCounts.of(COARSE), "bolt": ends}, 3: {}}, shared=True)
     again = Calibration.from_json(json.loads(json.dumps(calibration.to_json())))
     assert again.to_json() == calibration.to_json()
 
