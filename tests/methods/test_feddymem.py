@@ -75,6 +75,7 @@ class Play:
         ({}, {"aggregation": MeanAggregation(), "prior_patches": 16}),
         ({}, {"aggregation": MeanAggregation(), "radius_images": 2}),
         ({"image_score": LocalScale()}, {"aggregation": MeanAggregation()}),
+        ({"subspace": 0.9, "head": None}, {"aggregation": MeanAggregation()}),
     ],
 )
 def test_what_looks_at_counts_is_refused_where_nobody_sends_them(make_task, task, server):
@@ -82,6 +83,12 @@ def test_what_looks_at_counts_is_refused_where_nobody_sends_them(make_task, task
     with pytest.raises(UserError, match="send_counts=false: nobody sends slots' counts and radii"):
         FedDyMemServer(FedDyMemClient(make_task(**task)), **server)
     FedDyMemServer(FedDyMemClient(make_task(**task), send_counts=True), **server)
+
+
+@pytest.mark.parametrize(("key", "value"), [("prior_patches", -1), ("radius_images", 0)])
+def test_senseless_settings_are_refused(make_task, key, value):
+    with pytest.raises(UserError, match=f"method.server.{key}={value} must be at least {value + 1}"):
+        FedDyMemServer(FedDyMemClient(make_task(), send_counts=True), MeanAggregation(), **{key: value})
 
 
 def test_exchanges_before_round_1(make_task):
@@ -164,6 +171,12 @@ def test_independent_initialisation_differs_between_clients_and_can_be_replayed(
     assert not torch.equal(heads[0][0], heads[0][1])
     assert torch.equal(heads[0][0], heads[1][0])
     assert torch.equal(heads[0][1], heads[1][1])
+    plays[0].round(1)  # what is trained is not drawn again
+    client = plays[0].client
+    trained = client.head["project.weight"].clone()
+    client.receive({})
+    assert torch.equal(client.head["project.weight"], trained)
+    assert not torch.equal(trained, heads[0][1])
 
 
 def test_mean_aggregation_is_the_ablation_without_kmeans(make_task, make_loader):

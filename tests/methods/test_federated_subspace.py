@@ -129,6 +129,10 @@ def moments(update=None, images=6):
         ({"count": torch.tensor([0])}, "moments of no image"),
         ({"covariance": -torch.ones(1, 36)}, "negative variance"),
         (
+            {"mean": torch.zeros(0, 8), "covariance": torch.zeros(0, 36)},
+            "0 sets of moments, and counts patches of 1",
+        ),
+        (
             {"count": torch.zeros(0), "mean": torch.zeros(0, 8), "covariance": torch.zeros(0, 36)},
             "0 sets of moments, instead of 1",
         ),
@@ -141,6 +145,14 @@ def test_impossible_moments_are_refused(make_subspace, changed, said):
     exchange.validate(server, 0, moments())
     with pytest.raises(UserError, match=said):
         exchange.validate(server, 0, moments(changed))
+
+
+def test_clusters_of_no_patch_are_refused(make_subspace):
+    client = FederatedSubspaceClient(make_subspace(clusters=3, image_score=LocalScale(1.0)))
+    exchange = next(one for one in exchanges_of(client).setup if one.name == "clusters")
+    exchange.validate(None, 0, Update({"counts": torch.tensor([0.0, 0.0, 1.0])}, 1))
+    with pytest.raises(UserError, match="the client's clusters count no patch"):
+        exchange.validate(None, 0, Update({"counts": torch.zeros(3)}, 1))
 
 
 def test_nothing_can_be_trained(make_subspace):

@@ -150,6 +150,20 @@ def test_sums_by_slot_are_a_step_of_lloyd():
     torch.testing.assert_close(of_sum, squares, rtol=1e-4, atol=1e-3)
 
 
+def test_a_slot_of_one_patch_is_that_patch_and_one_of_none_is_zero():
+    sums = {
+        "rows": torch.tensor([[3.0], [0.0]]),
+        "counts": torch.tensor([1, 0]),
+        "squares": torch.tensor([4.0, 0.0]),
+    }
+    found = SlotMeans(PATCHES, None).from_sums(sums, {}, ANSWERED, EVERYONE)
+    assert {name: entry.flatten().tolist() for name, entry in found.items()} == {
+        "memory": [3, 0],
+        "counts": [1, 0],
+        "radii": [2, 0],
+    }
+
+
 @pytest.mark.parametrize("with_some", [(0, 1, 2), (1,), ()])
 def test_prototypes(with_some):
     classes = 3
@@ -244,6 +258,12 @@ def test_a_mean_has_room_up_to_its_lower_bound_and_whole_numbers_are_rounded():
     message = {"w": torch.tensor(-5.0), "batches": torch.tensor(2**25 + 1)}
     found = summed(WeightedMeans(), spec, dict.fromkeys(IMAGES, message))
     assert (float(found["w"]), int(found["batches"])) == (-5.0, 2**25 + 1)
+
+
+@pytest.mark.parametrize("sums", [WeightedMeans(), ClusterSums(PATCHES)])
+def test_sizes_that_each_client_chooses_have_no_sum(sums):
+    with pytest.raises(TypeError, match="a size"):
+        sums.sum_spec(dict.fromkeys(("squares", "counts"), TensorSpec((Free("rows"),))), EVERYONE)
 
 
 def test_servers_that_need_single_messages_do_not_take_sums():
