@@ -1,9 +1,10 @@
 """By which mean and deviation pixels are normalised."""
 
 import pytest
+from torchvision.models import ResNet18_Weights
 
 from lit_fedad.core.config import compose
-from lit_fedad.core.pixels import IMAGENET_MEAN
+from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,8 @@ def test_tasks_of_pixels_take_what_the_image_section_or_the_data_say(task, data,
 def test_frozen_features_take_it_too():
     config = compose(["method=panda", "features=frozen", "data=labelled_csv", "data.root=images"])
     assert config["features"]["mean"] == list(IMAGENET_MEAN)
+
+
+def test_imagenets_are_those_of_torchvisions_weights():
+    usual = ResNet18_Weights.DEFAULT.transforms()
+    assert (tuple(usual.mean), tuple(usual.std)) == (IMAGENET_MEAN, IMAGENET_STD)

@@ -308,11 +308,21 @@ def test_distillation_begins_after_the_warm_up(play, make_contrastive, make_imag
     assert [torch.equal(one, other) for one, other in zip(*paths, strict=True)] == [True, True, True, False]
 
 
-def test_without_public_images_nothing_is_trained(federate, make_contrastive, make_images, tap):
-    with refusal("distillation needs public images: give public=natural, synthetic"):
+@pytest.mark.parametrize(
+    ("queue", "public", "said"),
+    [
+        (9, None, "distillation needs public images: give public=natural, synthetic"),
+        (9, torch.zeros(1, 3, 8, 8), "distillation needs public images"),
+        (10**12, torch.zeros(2, 3, 8, 8), "distillation.queue=1000000000000: the queues of 1 teachers take"),
+    ],
+)
+def test_what_cannot_be_distilled_is_refused_before_anything_is_trained(
+    federate, make_contrastive, make_images, tap, queue, public, said
+):
+    with refusal(said):
         federate(
             FADngsClient, FADngsServer, task=make_contrastive(), data={0: make_images()}, channel=tap,
-            server={"distillation": EnsembleDistillation()},
+            server={"distillation": EnsembleDistillation(queue), "public": public},
         )  # fmt: skip
     assert not tap.sent
 
