@@ -174,6 +174,10 @@ def test_false_shares_lose_the_round_in_one_line(parties):
         messages = {client: (forged if client == 5 else own).to_bytes() for client, own in shares.items()}
         with pytest.raises(UserError, match=rf"client {max(entries)}'s secrets are not those"):
             server.unmask(messages)
+        del entries[max(entries)]  # shares of other clients than were asked for are none
+        few = Revealed(**{"seeds": shares[5].seeds, "keys": shares[5].keys, spoilt: entries})
+        with pytest.raises(UserError, match="2 clients have revealed their shares, of 3 that must"):
+            server.unmask({**messages, 5: few.to_bytes()})
 
 
 def test_two_clients_and_minorities_are_refused():

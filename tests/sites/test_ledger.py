@@ -45,3 +45,10 @@ def test_a_damaged_file_is_no_empty_ledger(tmp_path, content):
     (tmp_path / "ledger.jsonl").write_text(content)
     with pytest.raises(UserError, match=r"ledger.jsonl, line 1: .* restore it from a copy"):
         Ledger(tmp_path / "ledger.jsonl", 8.0).spend("run", "noise", 1.0, 1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, "1", None, 1e400])
+def test_what_a_whole_file_says_was_spent_is_a_number(tmp_path, epsilon):
+    Ledger(tmp_path / "ledger.jsonl").log.append(run="run", noise="noise", epsilon=epsilon, delta=1e-5)
+    with pytest.raises(UserError, match="ledger.jsonl: holds an epsilon or delta that is none"):
+        Ledger(tmp_path / "ledger.jsonl", 8.0).spend("run", "noise", 1.0, 1e-5)
