@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.kmeans import add_by_slot, kmeans, plus_plus_seeds
+from lit_fedad.memory.kmeans import _reassign, add_by_slot, kmeans, plus_plus_seeds
 
 
 def generator(seed=0):
@@ -86,6 +86,20 @@ def test_light_points_keep_their_mean_when_heavy_ones_leave():
         points, 3, generator=generator(), weights=weights, initial=torch.tensor([[0.0], [6.9], [-8.1]])
     )
     assert found.centroids.flatten().tolist() == pytest.approx([0.15, 3.5, -4.5])
+
+
+def test_after_a_move_of_few_centroids_every_point_is_at_its_nearest():
+    """Most comparisons are left out then; some points' own centroid has gone, and one that stayed is nearest."""
+    points, last = (torch.randn(n, 2, generator=generator(n)) for n in (400, 30))
+    centroids = last.clone()
+    centroids[:4] += 0.5
+    distances, assignment = torch.cdist(points.double(), last.double()).min(1)
+    expected, nearest = torch.cdist(points.double(), centroids.double()).min(1)
+    assert ((assignment < 4) & (nearest >= 4)).any()
+    assert ((assignment >= 4) & (nearest < 4)).any()
+    found, places = _reassign(points, last, centroids, distances.float(), assignment, "torch")
+    assert torch.equal(places, nearest)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_empty_cluster_keeps_its_centroid():

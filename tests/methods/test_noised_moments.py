@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.audits.statistics import sum_products
 from lit_fedad.contracts import Context, Update
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
@@ -23,6 +24,7 @@ from lit_fedad.methods.parts.noised_subspace import (
     Projected,
     _moments,
     public_frame,
+    weight_of,
     without_negative,
 )
 from lit_fedad.privacy.accounting import mu_of
@@ -260,6 +262,12 @@ def test_what_folds_and_noise_forbid_is_refused_in_one_line(federate, data):
         play(federate, data, epsilon=0.01)
     with pytest.raises(UserError, match=r"method\.client\.noised_directions"):
         FederatedSubspaceClient(subspace(), noised_directions=1)
+
+
+def test_a_weight_of_up_to_three_deviations_of_the_noise_is_hidden_by_it():
+    assert weight_of({"weight": torch.tensor(3.25)}, 1.0) == 3.25
+    with pytest.raises(HiddenByNoiseError, match="give more images or a larger epsilon \\("):
+        weight_of({"weight": torch.tensor(3.0)}, 1.0)
 
 
 def test_what_noise_made_negative_is_taken_for_no_variance():
