@@ -111,7 +111,8 @@ def test_different_seeds_differ():
 
 
 @pytest.mark.parametrize(("clients", "min_size"), [(5, 21), (5, 20)])
-def test_an_impossible_min_size_says_what_to_lower(clients, min_size):
+def test_an_impossible_min_size_says_what_to_lower(clients, min_size, monkeypatch):
+    monkeypatch.setattr("lit_fedad.data.strategies._MAX_DRAWS", 100)
     said = rf"min_size={min_size} of the 100 images; lower them, or deal evenly: partition=iid partition.clients=5"
     with pytest.raises(UserError, match=said):
         Dirichlet(clients, 0.1, min_size)(image_set(100), 0)
