@@ -110,7 +110,7 @@ class Jury:
         """Computes features [n, D] of pixels in [0, 1] [n, ch, H, W], of 1 or 3 channels."""
         mean, std = (torch.tensor(by).view(-1, 1, 1) for by in (self.backbone.mean, self.backbone.std))
         parts = []
-        for part in images.cpu().expand(-1, 3, -1, -1).split(32):
+        for part in images.expand(-1, 3, -1, -1).split(32):
             pyramid = self.backbone((part - mean) / std)
             parts.append(torch.cat([layer.mean((2, 3)) for layer in pyramid], 1))
         return torch.cat(parts)
@@ -154,7 +154,7 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
     if attack.target == "weights":
         with attack.run.display.progress("Positive control") as progress:
             inverted = attack.invert_one_gradient(int(order[0]), progress)
-        yield Control("gradient of one image", inverted.images.cpu(), private[order[:1]])
+        yield Control("gradient of one image", inverted.images, private[order[:1]])
     if attack.target != "memory":
         return
     run = attack.run
@@ -163,7 +163,7 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
         with torch.no_grad():
             features = attack.encode(one.to(run.fabric.device))[0]
         yield Control(
-            "one image, by position", attack.search_features(features, True, 1, progress).images.cpu(), one
+            "one image, by position", attack.search_features(features, True, 1, progress).images, one
         )
         positions = torch.tensor(run.data.partition.clients[attack.client])
         for size in (size for size in BANKS if size <= len(private)):
@@ -173,7 +173,7 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
             bank = attack.bank.of_images(loader, context)
             images = min(size, attack.options.images)
             inverted = attack.search_features(bank, attack.bank.ordered, images, progress)
-            yield Control(f"bank of {size} image{'s' * (size > 1)}", inverted.images.cpu(), private[chosen])
+            yield Control(f"bank of {size} image{'s' * (size > 1)}", inverted.images, private[chosen])
 
 
 class Judged(NamedTuple):
@@ -232,7 +232,7 @@ def _quality(judged: Judged, index: int) -> str:
 
 
 def _panel(image: Tensor, caption: str) -> Shown:
-    pixels = image.cpu().permute(1, 2, 0).numpy()
+    pixels = image.permute(1, 2, 0).numpy()
     return Shown(pixels[..., 0] if pixels.shape[2] == 1 else pixels, caption)
 
 

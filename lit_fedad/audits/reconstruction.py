@@ -26,7 +26,7 @@ class Inversion(NamedTuple):
     """Result of an attack.
 
     Attributes:
-        images: Reconstructions in [0, 1] [n, ch, H, W].
+        images: Reconstructions in [0, 1] [n, ch, H, W], on the CPU as what they are compared with.
         losses: The loss before each step.
     """
 
@@ -95,7 +95,7 @@ def invert_features(
         return discrepancy(encode(images), target) + smoothness * _roughness(images)
 
     losses = _minimise(loss, [images], steps, on_step)
-    return Inversion(images.detach(), losses)
+    return Inversion(images.detach().cpu(), losses)
 
 
 def invert_gradients(
@@ -140,7 +140,7 @@ def invert_gradients(
 
     moved = [images, soft] if labels is None else [images]
     losses = _minimise(loss, moved, steps, on_step, signed=True)
-    return Inversion(images.detach(), losses)
+    return Inversion(images.detach().cpu(), losses)
 
 
 def closest(reconstructed: Tensor, private: Tensor) -> Matches:
