@@ -13,7 +13,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
-from lit_fedad.core.nested import flatten
+from lit_fedad.core.nested import flatten, value_at
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Cell
@@ -240,9 +240,14 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
     for runs in sorted(several, key=lambda runs: runs[0].result["method"]):
         method, config = runs[0].result["method"], runs[0].config
         others = [other[0].config for other in several if other[0].result["method"] == method]
-        keys = {key for other in others for key in differences(config, other)}
-        values = flatten(config)
-        settings = [f"{key}={values[key]}" for key in sorted(keys) if key in values]
+        settings = sorted(
+            {
+                setting
+                for other in others
+                for key in differences(config, other)
+                for setting in _told(key, config, other)
+            }
+        )
         groups.append(RunGroup(f"{method} ({shortened(settings)})" if settings else method, runs))
     # Labels that are equal because they were shortened get a number.
     for label in {group.label for group in groups}:
@@ -250,6 +255,19 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
         for number, index in enumerate(alike if len(alike) > 1 else (), start=1):
             groups[index] = RunGroup(f"{label} ({number})", groups[index].runs)
     return groups
+
+
+def _told(key: str, config: Config, other: Config) -> list[str]:
+    """Writes a key of one of two configurations, or the name of the section that only one has, or that is another."""
+    parts = key.split(".")
+    for length in range(1, len(parts) + 1):
+        section = ".".join(parts[:length])
+        ours, theirs = value_at(config, section), value_at(other, section)
+        kinds = [value.get("_target_") if isinstance(value, Mapping) else None for value in (ours, theirs)]
+        if kinds[0] != kinds[1]:
+            return [f"{section}={kinds[0].rpartition('.')[2] if kinds[0] else _text(ours)}"]
+    values = flatten(config)
+    return [f"{key}={_text(values[key])}"] if key in values else []
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,17 +48,18 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
     above = [x for curve in curves for x, _ in curve if x > 0]
     logarithmic = not whole and bool(above) and max(above) >= _WIDE * min(above)
     columns = 2 if max(map(len, groups)) <= _SHORT else 1
-    figure = blank_figure(4.6, 2.5 + 0.14 * math.ceil(len(groups) / columns))
+    names = _wrapped(groups, 64)
+    figure = blank_figure(4.6, 2.5 + 0.14 * math.ceil(sum(map(_lines, names)) / columns))
     axes = labelled_axes(figure, xlabel, ylabel)
     if whole:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if logarithmic:
         axes.set_xscale("log")
-    for index, (label, group) in enumerate(groups.items()):
+    for index, (label, group) in enumerate(zip(names, groups.values(), strict=True)):
         for number, curve in enumerate(group):
             points = [(x, y) for x, y in curve if x > 0 or not logarithmic]
             style = line_style(index, len(points)) | {"alpha": 0.85}
-            axes.plot(*zip(*points, strict=True), label=as_written(label) if number == 0 else None, **style)
+            axes.plot(*zip(*points, strict=True), label=label if number == 0 else None, **style)
     axes.margins(x=0.04, y=0.08)
     figure.legend(loc="outside lower center", ncols=columns, **LEGEND)
     return figure
@@ -65,7 +67,8 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
 
 def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Figure:
     """Draws one row a run with one dot a client and a bar at the mean; the worst client is named."""
-    figure = blank_figure(4.6, 0.7 + 0.26 * len(groups))
+    names = _wrapped(groups, 36)
+    figure = blank_figure(4.6, 0.7 + max(0.26, 0.13 * max(map(_lines, names))) * len(groups))
     axes = labelled_axes(figure, xlabel, "")
     axes.grid(visible=False)
     axes.grid(axis="x", color="0.9", linewidth=0.5)
@@ -84,10 +87,19 @@ def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Fig
                 fontsize=FONT_SIZE - 1,
                 color=DARK,
             )
-    axes.set_yticks(range(len(groups)), list(map(as_written, groups)))
+    axes.set_yticks(range(len(groups)), names)
     axes.set_ylim(len(groups) - 0.4, -0.7)
     axes.margins(x=0.06)
     return figure
+
+
+def _wrapped(names: Iterable[str], width: int) -> list[str]:
+    """Writes names that are longer than a picture has room for in several lines."""
+    return [as_written(textwrap.fill(name, width, break_on_hyphens=False)) for name in names]
+
+
+def _lines(name: str) -> int:
+    return name.count("\n") + 1
 
 
 def svg(figure: Figure) -> bytes:

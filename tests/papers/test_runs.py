@@ -20,3 +20,13 @@ def test_differences_are_overrides(configs):
     told = differences(configs["feddymem"], configs["fedavg"]).values()
     again = compose(["method=fedavg", "rounds=2", *told])
     assert differences(again, configs["feddymem"]) == {}
+
+
+def test_a_section_that_another_run_has_not_is_told_by_its_class(make_run, configs):
+    federation = configs["feddymem"]["federation"]
+    bare = {**federation, "robust": {**federation["robust"], "banks": None}}
+    runs = [make_run("a", "feddymem", [0.5, 0.5]), make_run("b", "feddymem", [0.6, 0.6], federation=bare)]
+    assert {group.label for group in groups_by_data(runs)["textures"]} == {
+        "feddymem (federation.robust.banks=BankSupport)",
+        "feddymem (federation.robust.banks=null)",
+    }

@@ -166,6 +166,25 @@ def test_figures_of_several_runs():
     assert [text.get_text() for text in axes.texts] == ["1"]
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda names: spread_figure({name: {"0": 0.5, "1": 0.2} for name in names}, "x"),
+        lambda names: lines_figure({name: [[(1, 0.5), (2, 0.6)]] for name in names}, "x", "y", whole=True),
+    ],
+    ids=["spread", "lines"],
+)
+def test_long_names_of_runs_stand_within_the_picture(draw):
+    others = "federation.robust.banks=BankSupport, federation.robust.statistics=StatisticsCheck and 16 more)"
+    names = [f"federated_bank (evaluation.alpha=0.{digit}, {others}" for digit in (1, 2)]
+    figure = draw(names)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.get_window_extent().width > 0.3 * figure.bbox.width
+    texts = [*axes.get_yticklabels(), *(text for legend in figure.legends for text in legend.get_texts())]
+    assert all(0 <= box.x0 < box.x1 <= figure.bbox.x1 for box in (text.get_window_extent() for text in texts))
+
+
 def test_a_sheet_is_no_wider_than_a_page(tmp_path):
     Image.fromarray(np.zeros((30, 2000, 3), np.uint8)).save(tmp_path / "wide.png")
     (tmp_path / "small.webp").write_bytes(sheet(tmp_path / "wide.png"))
