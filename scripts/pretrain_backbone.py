@@ -5,6 +5,8 @@ The same command continues. The same settings give the same weights on the same 
 
 from __future__ import annotations
 
+import lit_fedad  # isort: skip  # noqa: F401  (before timm imports torchvision)
+
 import argparse
 import itertools
 from collections.abc import Iterator

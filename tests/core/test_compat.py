@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +30,12 @@ services = {"fastapi", "flwr", "gradio", "ray", "starlette", "uvicorn"}
 heavy = {"mlflow", "onnx", "onnxruntime", "opacus", "openvino", "optuna", "pandas", "skimage", "sklearn", *services}
 assert not heavy & {*sys.modules}, heavy & {*sys.modules}
 """
+
+
+@pytest.mark.slow
+def test_the_script_that_trains_a_backbone_starts_beside_any_torch():
+    script = Path(lit_fedad.__file__).parents[1] / "scripts" / "pretrain_backbone.py"
+    subprocess.run([sys.executable, script, "--help"], check=True, capture_output=True)
 
 
 @pytest.mark.slow
