@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,12 @@ from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context
+from lit_fedad.contracts import Context, Exchanges
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.creff import CReFFClient
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.deep_svdd import Pretrain
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedbn import FedBNClient
 from lit_fedad.methods.fedprox import FedProxClient
 from lit_fedad.methods.fedrep import FedRepClient
@@ -86,11 +88,13 @@ def clipped_mean(rows, weight, clip):
     return ((clip / norms).clamp(max=1)[:, None, None] * gradients).mean(0)
 
 
-def plan(own=None, rounds=3, sizes=(40, 10), stage=0, **settings):
+def plan(own=None, rounds=3, sizes=(40, 10), stage=0, exchanges=None, **settings):
     sizes = dict(enumerate(sizes))
     privacy = TrainingPrivacy(**{"epsilon": 4.0, "batch_size": 10, **settings})
     stages = dict.fromkeys(sizes, stage)
-    return privacy.plan(method_of(own or client()), Course(rounds, stages, sizes, ClientSampler()))
+    method = method_of(own or client())
+    method = replace(method, exchanges=exchanges or method.exchanges)
+    return privacy.plan(method, Course(rounds, stages, sizes, ClientSampler()))
 
 
 @needs_opacus
@@ -199,6 +203,12 @@ def test_the_budget_is_spent_when_the_rounds_are_over():
             {"own": lambda: client(Batchwise(nn.Conv2d(3, 3, 1), BatchNorm(3)), FedBNClient)},
             "a layer keeps statistics of batches",
         ),
+        (
+            {"own": lambda: client(Batchwise(nn.BatchNorm1d(3, affine=False)), FedBNClient)},
+            "a layer keeps statistics of batches",
+        ),
+        ({"own": lambda: client(Batchwise(nn.LSTM(3, 3)))}, "We do not support nn.LSTM"),
+        ({"exchanges": Exchanges(rounds=(Pretrain(MEANS),))}, "sends more than weights"),  # trains in its own way
         ({"stage": 1}, "data that come in stages"),
     ],
 )
