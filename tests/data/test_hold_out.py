@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.hold_out import hold_out
+from lit_fedad.data.hold_out import hold_out, image_groups
+from lit_fedad.data.labelled import LabelledImage
 from lit_fedad.data.partition import FromFile, Partition
 from lit_fedad.data.sample import ImageSet, Sample
 
@@ -115,6 +116,8 @@ def test_an_image_that_trains_cannot_calibrate(tmp_path):
 def test_groups_that_are_none_are_refused(group, said, share):
     with pytest.raises(UserError, match=said):
         hold_out(Partition((tuple(range(3)),)), images(3), share, 0, group)
+    with pytest.raises(UserError, match="these images are no files; leave it out"):
+        image_groups([LabelledImage("cat")], "c")
 
 
 def test_an_expression_that_is_searched_for_without_end_is_refused(monkeypatch):

@@ -1,6 +1,7 @@
 """Masks: which pixels a file marks, whatever it is coded as, and what is refused or told."""
 
 from io import BytesIO
+from itertools import product
 
 import numpy as np
 import pytest
@@ -167,6 +168,15 @@ def test_what_masks_say_together_is_told(tmp_path):
     assert line.startswith(f"1 of 2 masks, such as {tmp_path / '1.png'}, mark no pixel")
     (line,) = facts(tmp_path, ~MARKED, ~MARKED, MARKED)
     assert "are they inverted?" in line
+    for corner in product((0, -1), (0, -1)):
+        most = ~MARKED
+        most[corner] = False
+        assert facts(tmp_path, most, most) == []
+    frame = np.pad(np.zeros((30, 46), bool), 1, constant_values=True)
+    assert facts(tmp_path, frame, frame) == []
+    square = np.zeros((32, 32), bool)
+    square[4:8, 4:8] = True
+    assert facts(tmp_path, square, square) == []  # each is as large as a pixel of 8x8
     (line,) = facts(tmp_path, MARKED, MARKED | True)
     assert "mark their whole image" in line
     for marked, said in ((0 * MARKED, "none of the 2 masks"), (MARKED | True, "each of the 2 masks")):

@@ -90,6 +90,9 @@ def test_a_lone_feature_joins_the_nearest_cluster_that_has_more():
     assert found.count[order].tolist() == [6, 8]
     np.testing.assert_allclose(found.mean[order[0]].numpy(), near.mean(0).numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.mean[order[1]].numpy(), features[6:].mean(0).numpy(), rtol=1e-5)
+    of_two = torch.tensor([[0.0], [0.1], [0.2], [50.0], [50.1], [90.0]])
+    assert kmeans(of_two, 3, generator=generator()).counts.sort()[0].tolist() == [1, 2, 3]
+    assert estimate_densities(of_two, 3, 0.0, generator()).mean.max() > 60
 
 
 @pytest.mark.parametrize(("size", "most"), [(2, 1), (3, 1), (5, 2), (9, 4)])
