@@ -118,7 +118,7 @@ def fewest_images(sums: Message) -> float:
 def longest_embedding(sums: Message) -> float:
     """Computes the length of the longest mean embedding: above 1, no images can have such sums."""
     lengths, mass = sums[TOTAL].double().norm(dim=1), sums[MASS].double()
-    return float((CONSTANT * lengths / mass.clamp(min=1e-9)).where(lengths > 0, 0.0).max())
+    return float((CONSTANT * lengths / mass.clamp(min=1e-9)).max())
 
 
 _TOLERANCE = 1e-3  # of lengths that went through float32, or through fixed point

@@ -76,7 +76,7 @@ def test_server_settings_out_of_range_are_refused(setting):
         server_of(**setting)
 
 
-@pytest.mark.parametrize("alpha", [-0.1, 1.1])
-def test_a_mixture_of_more_than_all_is_refused(alpha):
-    with pytest.raises(UserError, match=rf"alpha={alpha} must be in"):
-        FedVCKClient(make(), condensation=Condensation(1), init="noise", alpha=alpha)
+@pytest.mark.parametrize(("name", "value"), [("alpha", -0.1), ("alpha", 1.1), ("bias", 51.0)])
+def test_mixtures_of_more_than_all_and_weights_of_nothing_are_refused(name, value):
+    with pytest.raises(UserError, match=rf"{name}={value} must be in"):
+        FedVCKClient(make(), condensation=Condensation(1), init="noise", **{name: value})

@@ -175,6 +175,17 @@ def test_a_class_that_nobody_reports_keeps_its_prototype():
     assert found[3].isnan().all()
 
 
+def test_a_feature_that_no_image_has_leaves_its_class_among_the_negatives(monkeypatch):
+    server = server_of()
+    server.context, sent = Context(0, 1), upload([0, 0, 1, 1, 2])
+    server.aggregate({0: sent})
+    without = torch.arange(WIDTH).clamp(max=1.0)
+    original = server._features
+    monkeypatch.setattr(server, "_features", lambda *given: original(*given) * without)
+    extra = server.extra_loss([sent.message])
+    assert extra.module.candidates.tolist() == [[True] * 3 + [False]] * 3 + [[False] * 4]
+
+
 def test_prototypes_are_weighted_by_images():
     server = server_of()
     one, two = upload([0, 1], 1, size=30), upload([1, 3], 2, size=10)
