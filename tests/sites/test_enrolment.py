@@ -60,9 +60,9 @@ def test_a_run_goes_on_without_a_site_that_is_away(tmp_path, model):
     ]
 
 
-def test_a_site_of_the_minor_version_before_takes_part(tmp_path, model, monkeypatch):
+def test_sites_of_the_minor_version_before_and_of_a_stage_for_every_round_take_part(tmp_path, model, monkeypatch):
     monkeypatch.setattr(lit_fedad, "__version__", "0.4.2")
-    given = {0: replace(FACTS[0], version="0.3.1"), 1: replace(FACTS[1], version="0.4.2")}
+    given = {0: replace(FACTS[0], version="0.3.1"), 1: replace(FACTS[1], version="0.4.2", stages=[{"bolt": 6}] * 3)}
     _, facts, warnings = call(tmp_path, model, facts=given)
     assert facts == given
     assert warnings == ["site north has lit_fedad 0.3.1, here is 0.4.2: last digits may differ"]
@@ -111,8 +111,8 @@ def test_products_that_a_model_tells_apart_are_those_of_the_sites_that_began(tmp
 
 def test_more_products_than_a_model_tells_apart_are_refused(tmp_path, model, monkeypatch):
     monkeypatch.setattr(enrolment, "tells_products", lambda config: True)
-    many = {c: replace(own, held={f"{c}.{n}": 1 for n in range(101 + c)}) for c, own in FACTS.items()}
-    said = "sites name 203 products; a model tells at most 200 apart; site east names most, 102"
+    many = {c: replace(own, held={f"{c}.{n}": 1 for n in range(102 - c)}) for c, own in FACTS.items()}
+    said = "sites name 203 products; a model tells at most 200 apart; site north names most, 102"
     with pytest.raises(UserError, match=said):
         call(tmp_path, model, facts=many)
 

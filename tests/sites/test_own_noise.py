@@ -152,6 +152,9 @@ def test_noise_of_many_runs_together_hides_nothing(tmp_path, runs, hides):
     assert 3 < plan.epsilon(plan.releases) < 6
     noise = OwnNoise(plan, tmp_path / "own", "images", ledger)
     assert (noise.hides, "counts as none" not in noise.words) == (hides, hides)
+    for settings in ({"delta": 2e-5}, {"where": "central"}):
+        noise.plan = replace(plan, settings=replace(plan.settings, **settings))
+        assert not noise.hides
 
 
 def test_noise_that_hides_is_not_used_up_by_more_answers_than_planned(tmp_path):

@@ -305,7 +305,7 @@ def test_runs_without_noise_are_few(files):
     "content",
     [
         {"allow": ["everything"]}, {"allow": "counts"}, {"allow": None}, {"vary": 5}, {"allow": {"counts": 1}},
-        {"images": 0}, {"images": 1.5}, {"runs": "many"},
+        {"images": 0}, {"images": 1.5}, {"runs": "many"}, {"names": 1}, {"vary": [5]},
         {"floors": {"method.client.x": 1}}, {"floors": {"method.client.group": "1"}}, {"ceilings": {"x": 1}},
         {"floors": {"batch_size": math.nan}},
         {"other": 1}, [], None,
