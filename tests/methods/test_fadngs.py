@@ -330,6 +330,9 @@ def test_what_cannot_be_distilled_is_refused_before_anything_is_trained(
 def test_without_statistics_of_the_server_there_is_no_distillation(play, make_contrastive, make_images):
     with pytest.raises(UserError, match="aggregate_buffers=mean"):
         play(make_contrastive(), {0: make_images()}, sed=True, settings={"aggregate_buffers": "local"})
+    client = FADngsClient(make_contrastive(), aggregate_buffers="local")
+    assert FADngsServer(client).distillation is None
+    assert not client.predictors.shared
 
 
 # ----------------------------------------------------------------------------------- going on, and looking on
