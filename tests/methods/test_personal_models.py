@@ -7,7 +7,9 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.ditto import DittoClient
+from lit_fedad.methods.fedphp import FedPHPClient
 from lit_fedad.methods.local import LocalClient
+from lit_fedad.methods.pfedme import PFedMeClient
 
 APART = {
     "ditto": (DittoClient, {"lam": 0.0}),
@@ -49,3 +51,14 @@ def test_it_has_the_learning_rate_of_the_round(federate, make_linear, hand, apar
     for number in data:
         theta = hand.theta(played.pool.get(number)["personal_entries"])
         np.testing.assert_allclose(theta @ (1, 0, 1), f, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "client"),
+    [(DittoClient, {}), (APFLClient, {}), (PFedMeClient, {}), (FedPHPClient, {"rounds": 2})],
+)
+def test_the_servers_model_is_the_shared_one(federate, make_linear, make_points, hand, kind, client):
+    played = federate(kind, task=make_linear(), data={0: make_points(4), 1: make_points(3, seed=1)}, client=client)
+    (found,) = played.ask(2, played.evaluator, [0], "server").values()
+    assert (hand.theta(found) == hand.theta(played.server.weights)).all()
+    assert not np.allclose(hand.theta(found), hand.theta(played.history[-1].metrics[0]))
