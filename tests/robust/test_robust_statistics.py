@@ -100,8 +100,9 @@ def test_other_messages_stay():
     assert StatisticsCheck()(updates, {"w": TensorSpec((3,))}, {}) == (updates, [])
 
 
-@pytest.mark.parametrize("settings", [{"means": 0.0}, {"ratio": 1.0}])
+@pytest.mark.parametrize("settings", [{"means": 0.0}, {"ratio": 1.0}, {"liars": 1.1}])
 def test_senseless_settings_are_refused(settings):
+    StatisticsCheck(means=0.5, ratio=1.5, liars=1.0)
     with pytest.raises(UserError, match="federation.robust.statistics"):
         StatisticsCheck(**settings)
 

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from lit_fedad.contracts import Client, Exchange, TensorSpec, disclosed_by
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, DisclosedBy, Kind
+from lit_fedad.contracts import Client, Exchange, Exchanges, TensorSpec, disclosed_by
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, DisclosedBy, Kind, summed
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.evaluator import ClientQuery
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedmix import SendAverages
+from lit_fedad.sites.offer import taken_by
+from lit_fedad.sites.settings import Policy
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,15 @@ def test_what_settings_decide_follows_them():
     asked = Silent()
     asked.discloses = DisclosedBy(lambda client: (TRAINED_WEIGHTS,) if client.group else ())
     assert disclosed_by(asked, Nothing()) == (TRAINED_WEIGHTS,)
+
+
+def test_sums_of_each_product_are_over_no_more_images_than_the_smallest_has():
+    asked = Silent()
+    asked.discloses = (summed("means", by_product=True), summed("means"))
+    config = {"federation": {"channel": {"_target_": "lit_fedad.federation.channel.Channel"}}}
+    taken = taken_by(Exchanges((asked,), ()), Nothing(), config, smallest=4)
+    assert [part.disclosed.images for part in taken] == [4, None]
+    assert [Policy(images=5).allows(part.disclosed, 1000) for part in taken] == [False, True]
 
 
 @pytest.mark.parametrize(
