@@ -166,7 +166,10 @@ def test_from_file_reads_a_plain_list_and_may_leave_images_out(tmp_path):
         ({"stages": [[[0]]], "reserved": [2, 2]}, "image 2 is listed for the server .* again for the server"),
         ({"stages": [[[0]]], "reserved": [5]}, r"the server \(reserved\) lists image 5.* 0 to 4"),
         ({"stages": [[[0]]], "reserved": 3}, "reserved is not a list of whole numbers"),
-        ({"clients": [[0]], "calibration": [[True]]}, "calibration of client 0 is not a list of whole numbers"),
+        (
+            {"clients": [[0]], "calibration": [[True]]},
+            "calibration of client 0 is not a list of whole numbers",
+        ),
         ({"clients": [[0]], "calibration": [[1], [2]]}, "calibration is not one list a client"),
         ({"clients": [[0]], "calibration": "1"}, "calibration is not one list a client"),
     ],

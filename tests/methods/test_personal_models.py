@@ -58,7 +58,9 @@ def test_it_has_the_learning_rate_of_the_round(federate, make_linear, hand, apar
     [(DittoClient, {}), (APFLClient, {}), (PFedMeClient, {}), (FedPHPClient, {"rounds": 2})],
 )
 def test_the_servers_model_is_the_shared_one(federate, make_linear, make_points, hand, kind, client):
-    played = federate(kind, task=make_linear(), data={0: make_points(4), 1: make_points(3, seed=1)}, client=client)
+    played = federate(
+        kind, task=make_linear(), data={0: make_points(4), 1: make_points(3, seed=1)}, client=client
+    )
     (found,) = played.ask(2, played.evaluator, [0], "server").values()
     assert (hand.theta(found) == hand.theta(played.server.weights)).all()
     assert not np.allclose(hand.theta(found), hand.theta(played.history[-1].metrics[0]))

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.anomaly import AnomalyMetrics
-from lit_fedad.metrics.federated import summarise, summary, with_products
+from lit_fedad.metrics.federated import summarise, with_products
 
 
 def client(scores: list[float], labels: list[int]) -> AnomalyMetrics:
@@ -110,9 +110,9 @@ def test_values_are_plain_floats():
 
 
 def test_a_metric_without_values_of_products_stays_as_it_is():
-    plain = {name: summary({0: 0.5}, 0.5, min) for name in ("pro", "aupimo")}
+    plain = summarise({0: with_maps(0)})
     found = with_products(plain, {"pro": {"nut": 0.25, "cap": 0.75}})
-    assert found["aupimo"] == plain["aupimo"]
+    assert found["i_auroc"] == plain["i_auroc"]
     assert found["pro"]["product_mean"] == 0.5
 
 

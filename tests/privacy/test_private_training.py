@@ -208,7 +208,10 @@ def test_the_budget_is_spent_when_the_rounds_are_over():
             "a layer keeps statistics of batches",
         ),
         ({"own": lambda: client(Batchwise(nn.LSTM(3, 3)))}, "We do not support nn.LSTM"),
-        ({"exchanges": Exchanges(rounds=(Pretrain(MEANS),))}, "sends more than weights"),  # trains in its own way
+        (
+            {"exchanges": Exchanges(rounds=(Pretrain(MEANS),))},
+            "sends more than weights",
+        ),  # trains in its own way
         ({"stage": 1}, "data that come in stages"),
     ],
 )

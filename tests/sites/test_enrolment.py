@@ -60,9 +60,14 @@ def test_a_run_goes_on_without_a_site_that_is_away(tmp_path, model):
     ]
 
 
-def test_sites_of_the_minor_version_before_and_of_a_stage_for_every_round_take_part(tmp_path, model, monkeypatch):
+def test_sites_of_the_minor_version_before_and_of_a_stage_for_every_round_take_part(
+    tmp_path, model, monkeypatch
+):
     monkeypatch.setattr(lit_fedad, "__version__", "0.4.2")
-    given = {0: replace(FACTS[0], version="0.3.1"), 1: replace(FACTS[1], version="0.4.2", stages=[{"bolt": 6}] * 3)}
+    given = {
+        0: replace(FACTS[0], version="0.3.1"),
+        1: replace(FACTS[1], version="0.4.2", stages=[{"bolt": 6}] * 3),
+    }
     _, facts, warnings = call(tmp_path, model, facts=given)
     assert facts == given
     assert warnings == ["site north has lit_fedad 0.3.1, here is 0.4.2: last digits may differ"]

@@ -152,8 +152,8 @@ def test_noise_of_many_runs_together_hides_nothing(tmp_path, runs, hides):
     assert 3 < plan.epsilon(plan.releases) < 6
     noise = OwnNoise(plan, tmp_path / "own", "images", ledger)
     assert (noise.hides, "counts as none" not in noise.words) == (hides, hides)
-    for settings in ({"delta": 2e-5}, {"where": "central"}):
-        noise.plan = replace(plan, settings=replace(plan.settings, **settings))
+    for other in ({"delta": 2e-5}, {"where": "central"}):
+        noise.plan = replace(plan, settings=replace(plan.settings, **other))
         assert not noise.hides
 
 
