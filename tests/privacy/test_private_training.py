@@ -235,6 +235,14 @@ def test_numbers_out_of_range_are_refused(given):
         TrainingPrivacy(**given)
 
 
+@needs_opacus
+def test_batch_normalisation_that_stays_as_it_is_looks_at_single_images():
+    own = client(Batchwise(nn.Flatten(), nn.BatchNorm1d(3)), FedBNClient)
+    own.task.encoder[1].requires_grad_(False).train = lambda mode: own.task.encoder[1]
+    own.task.encoder[1].training = False
+    assert plan(own).steps(10).share == 1.0
+
+
 def test_training_takes_the_place_of_training_alone():
     found = TrainingPlan(TrainingPrivacy(epsilon=1.0), {0: 4}, 1, 2)
     noised = found.noised(method_of(client()), b"secret")
