@@ -147,17 +147,20 @@ def visa(
         The image set, with masks, products as given, images as in the file.
 
     Raises:
-        UserError: The file is missing or of another form, it names a file that is missing, or an anomalous image is
-            for training.
+        UserError: The file is missing or of another form, it names a file that is missing or not below ``root``, or an
+            anomalous image is for training.
     """
     root = Path(root).expanduser()
     table = root / split_csv
     rows = _rows(table)
     chosen = choose_products(products, list(dict.fromkeys(row["object"] for row in rows)), table)
     listed = [row for product in chosen for row in rows if row["object"] == product]
-    train, test = (
-        [_visa_sample(root, row) for row in listed if row["split"] == part] for part in ("train", "test")
-    )
+    try:
+        train, test = (
+            [_visa_sample(root, row) for row in listed if row["split"] == part] for part in ("train", "test")
+        )
+    except ValueError as error:
+        raise UserError(f"{table}: {error}; unpack it again") from None
     require_files([*train, *test], table, "unpack the archive again")
     return _normal_training(name, train, test, table, "split_csv")
 
@@ -181,9 +184,10 @@ def _rows(table: Path) -> list[dict[str, str]]:
 
 
 def _visa_sample(root: Path, row: dict[str, str]) -> Sample:
+    image = inside(root, row["image"])
     if row["label"] == "normal":
-        return Sample(root / row["image"], row["object"])
-    return Sample(root / row["image"], row["object"], "anomaly", root / row["mask"] if row["mask"] else None)
+        return Sample(image, row["object"])
+    return Sample(image, row["object"], "anomaly", inside(root, row["mask"]) if row["mask"] else None)
 
 
 @limited

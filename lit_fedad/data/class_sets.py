@@ -179,7 +179,7 @@ def _tiny_imagenet(root: Path) -> tuple[Sequence[str], Part, Part]:
     annotations = folder / "val" / "val_annotations.txt"
     rows = [line.split("\t") for line in _lines(annotations)]  # name, class and the corners of a box
     for number, row in enumerate(rows, 1):
-        if len(row) < 2 or row[1] not in labels:
+        if len(row) < 2 or row[1] not in labels or Path(row[0]).name != row[0]:
             raise UserError(
                 f"{annotations}: line {number} names no image and class of wnids.txt; unpack {TINY_ADDRESS} anew"
             )
