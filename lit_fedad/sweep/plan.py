@@ -105,6 +105,7 @@ class GridSampler(_GridSampler):
             study.stop()
 
 
+_ABSENT = object()
 _KINDS = ("mean", "worst", "pooled", "product_mean")
 _DIRECTIONS = ("maximize", "minimize")
 
@@ -205,14 +206,13 @@ class Plan:
         return json.dumps([identity(self.base_config), space, self.objectives], sort_keys=True)
 
     def _default(self, key: str) -> Any:
+        """Reads the base experiment's value of a key, or choice of a group; `_ABSENT` if it has none."""
+        if choices(key):
+            same = (c for c in self.space[key].choices or () if self.config({key: c}) == self.base_config)
+            return next(same, _ABSENT)
         value: Any = self.base_config
-        for part in key.split("."):
-            value = value[part]
-        if (
-            isinstance(value, Mapping) and key in self.base_config
-        ):  # a configuration group: which of its choices is it?
-            same = (c for c in self.space[key].choices if self.config({key: c})[key] == value)
-            return next(same, value)
+        for part in key.lstrip("+").split("."):
+            value = value.get(part, _ABSENT) if isinstance(value, Mapping) else _ABSENT
         return value
 
 

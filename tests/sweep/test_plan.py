@@ -48,6 +48,15 @@ def test_default_outside_the_search_space_is_none(study_file):
     assert read_plan(str(study_file)).defaults() is None
 
 
+def test_groups_within_groups_have_a_default_and_keys_that_are_added_none(study_file):
+    dimension = "task.loss.neighbours: {type: int, low: 1, high: 8}"
+    group, text = "federation/robust: {type: categorical, choices: [median, default]}", study_file.read_text()
+    study_file.write_text(text.replace(dimension, group))
+    assert read_plan(str(study_file)).defaults()["federation/robust"] == "default"
+    study_file.write_text(text.replace(dimension, "+data.more: {type: int, low: 1, high: 8}"))
+    assert read_plan(str(study_file)).defaults() is None
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
