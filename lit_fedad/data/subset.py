@@ -63,7 +63,8 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
             image is a group of its own.
 
     Raises:
-        UserError: The share is out of range, the expression is none, a path lacks it, or no image is left to test.
+        UserError: The share is out of range, the expression is none, a path lacks it, or no image is left to train or
+            to test.
     """
     if not 0 < train_share < 1:
         raise UserError(f"train_share={train_share}: give a number between 0 and 1")
@@ -80,6 +81,11 @@ def split_normals(images: ImageSet, train_share: float, seed: int, group: str | 
             if len(healthy[place]) <= left:
                 trained.update(healthy[place])
                 left -= len(healthy[place])
+        if trained.isdisjoint(pool):
+            raise UserError(
+                f"data.group='{group}': no group of normal images is left to train on, each has an anomalous image or"
+                f" holds more than {left} of {len(pool)} normal ones; give one that tells more groups apart, or none"
+            )
     train = tuple(sample for sample in images.train if sample in trained)
     test = (*(one for one in images.train if one not in trained), *images.test)
     if not test:

@@ -138,6 +138,22 @@ def test_an_empty_label_is_no_label(table, label):
     assert labels(images) == {"a": "good", "c": "Mass"}
 
 
+def test_a_label_that_is_named_counts_though_others_mean_an_empty_cell(table):
+    rows = [("a", "none"), ("b", "NA"), ("c", "Mass"), ("", "NA")]
+    with pytest.warns(UserWarning, match="1 of 4 rows have no 'finding' or no 'image'.* first row 4"):
+        images = table(rows, files=["a.png", "b.png", "c.png"], normal=["none"], anomalous=["NA"])
+    assert labels(images) == {"a": "good", "b": "NA"}
+
+
+def test_a_column_that_is_read_has_a_name_of_its_own(head_ct):
+    file = head_ct / "labels.csv"
+    rows = file.read_text().splitlines()[1:]
+    file.write_text("\n".join(["id, hemorrhage, x, x", *(f"{row},1,2" for row in rows)]))
+    assert len(read_head_ct(head_ct).train) == 75
+    file.write_text("\n".join(["id, hemorrhage, hemorrhage", *(f"{row},1" for row in rows)]))
+    refused("has two columns 'hemorrhage'; rename one", read_head_ct, head_ct)
+
+
 def test_blanks_around_a_label_do_not_matter(table):
     assert labels(table([("a", "No finding "), ("b", "Mass")], files=["a.png", "b.png"])) == {
         "a": "good",
@@ -225,6 +241,12 @@ def test_images_of_a_patient_are_on_one_side(table):
     assert len(images.train) == 12  # four of the six patients without a finding
     assert labels(images).keys() == {name for name, _ in rows}
     refused("data.group='x' is not found in", table, rows, group="x")
+
+
+def test_groups_that_leave_no_image_to_train_on_are_one_line(table):
+    normal, ill = [("p0", "No finding"), ("q0", "No finding")], [("p1", "Mass"), ("q1", "Mass")]
+    for rows in (normal + ill, [("p0", "No finding"), ("p1", "No finding"), ("q1", "Mass")]):
+        refused("no group of normal images is left to train on", table, rows, group=r"[pq](?=\d\.png)")
 
 
 def test_a_label_called_good_that_is_not_normal_is_anomalous(table):
