@@ -110,17 +110,21 @@ class OwnPart:
     def fewest_scored(self, question: str) -> int:
         """Returns the fewest images of which an answer to a question tells apart from others.
 
-        Calibration and decisions tell of each product, scores of each stage; the last two of normal and of anomalous
-        images.
+        Calibration and decisions tell of each product, scores of each stage, and of each class or set of semantic
+        anomalies; scores and decisions of normal and of anomalous images.
         """
         if question == "calibration":
             chosen = (self.partition.calibration or self.partition.clients)[self.number]
             return min(Counter(self.images.train[index].category for index in chosen).values(), default=0)
-        anomalies = self.images.anomalies if isinstance(self.images, SemanticSet) else ()
+        apart: Sequence[str] = ()
+        if isinstance(self.images, LabelledSet):
+            apart = self.images.anomalies if isinstance(self.images, SemanticSet) else self.images.classes
         scored = Counter(
             (
-                self._stages.get(image.category, 0) if question == "scores" else image.category,
-                getattr(image, "label", image.category in anomalies),
+                image.category
+                if question != "scores" or image.category in apart
+                else self._stages.get(image.category, 0),
+                getattr(image, "label", image.category in apart),
             )
             for image in self.images.test
         )

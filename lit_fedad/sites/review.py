@@ -10,10 +10,12 @@ from pathlib import Path
 from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, summed
 from lit_fedad.core.config import Config
 from lit_fedad.core.nested import flatten
+from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
+from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.report.naming import human_bytes, method_title
 from lit_fedad.sites.offer import Offer, Taken, judge
 from lit_fedad.sites.own_part import OwnPart
@@ -171,8 +173,9 @@ def _queries(part: OwnPart) -> list[str]:
     when = f"At the beginning, and {rounds}" if setup else rounds.capitalize()
     asked: list[tuple[str, str, Disclosures]] = [(when, "scores", AccuracyEvaluator.discloses)]
     if part.images.kind != "classification":
+        scorer = SemanticEvaluator if isinstance(part.images, SemanticSet) else AnomalyEvaluator
         asked = [
-            (when, "scores", AnomalyEvaluator.discloses),
+            (when, "scores", scorer.discloses),
             ("After the last round", "calibration", CalibrationQuery.discloses),
             ("After the last round", "decisions", DecisionsQuery.discloses),
         ]

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from helpers.class_sites import CLASSES, class_data
+from helpers.class_sites import CLASSES, class_data, semantic_data
 from helpers.refusals import refusal
 from helpers.sites import DEBUG, HERE, message_of, settings
 
@@ -125,6 +125,25 @@ def test_of_four_images_no_sum_leaves(files, tmp_path):
     reply = hello(few, ["method=federated_subspace"])
     assert (reply.code, reply.numbers[0]) == (Code.NOT_ALLOWED, KINDS.index(Kind.SUMS))
     assert not list((tmp_path / "cache").rglob("*.safetensors"))  # nor are features computed for it
+
+
+def told_of_test_images(given, *words):
+    lines = review(given, Offer([*SMALL, *words], CLASSES)).lines
+    return next(line for line in lines if "numbers of test images" in line)
+
+
+def test_counts_of_a_class_with_few_test_images_need_an_approval(classes):
+    told = told_of_test_images(classes, "method=fedavg", "task=classifier_convnet")
+    assert told.endswith("by class and predicted class. NEEDS YOUR APPROVAL: 3 images are few.")  # of nine
+
+
+@pytest.mark.slow
+def test_scores_of_a_set_of_few_anomalies_need_an_approval(classes):
+    of_set = "+data.anomalies.more."  # beside another set of four
+    more = ("_target_=lit_fedad.data.packed.packed", "_partial_=true", "train=null", "test=odd.npz")
+    data = (*semantic_data(classes.data[1].partition("=")[2]), *(of_set + word for word in more))
+    told = told_of_test_images(replace(classes, data=data), "method=fadngs")
+    assert told.endswith("by bin of their score, and set. NEEDS YOUR APPROVAL: 4 images are few.")
 
 
 @pytest.mark.slow
