@@ -1,6 +1,7 @@
 """What a site has given to sums and to runs holds over all runs, whatever their numbers, seeds and settings."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,18 @@ def test_sums_of_many_runs_tell_of_many_images_together(tmp_path, last, few):
         return
     with pytest.raises(RefusalError, match=f"would be of {few} images"):
         claims.begin("last", "one", False, 20, trained[3], 5)
+
+
+def test_what_tells_of_no_few_images_more_is_let_in(tmp_path):
+    """A few that are summed by themselves, copies in all sums alike, one run of means, policies of single images."""
+    claims = Claims(tmp_path / "runs.jsonl")
+    training = Trained({"few": IMAGES[:3], "copies": IMAGES[10:20] + IMAGES[10:12]})
+    means, others = replace(training, groups="seed 0"), replace(training, groups="seed 1")
+    for run, (own, least) in enumerate([(training, 5), (means, 5), (training, 5), (others, 1)]):
+        claims.begin(str(run), "one", False, 20, own, least)
+    with pytest.raises(RefusalError) as refused:
+        claims.begin("last", "one", False, 20, others, 2)
+    assert refused.value.code is Code.GROUPS
 
 
 def test_mean_images_are_of_the_same_groups_in_all_runs(tmp_path):
