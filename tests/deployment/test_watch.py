@@ -16,7 +16,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.deployment import watch as module
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.watch import watch
-from lit_fedad.deployment.watch_log import COLUMNS, WatchLog
+from lit_fedad.deployment.watch_log import COLUMNS, WatchLog, key_of
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.drift import DriftTest
 from lit_fedad.tracking.sender import Delivery
@@ -132,6 +132,13 @@ def test_only_new_and_changed_files_are_scored(tiny_run, camera, tmp_path):
 
 
 @pytest.mark.usefixtures("unpainted")
+def test_a_file_is_known_by_its_place_in_the_folder(tmp_path):
+    (tmp_path / "line 2").mkdir()
+    image = tmp_path / "line 2" / "1.png"
+    image.touch()
+    assert [key_of(image, root)[0] for root in (tmp_path, image)] == ["line 2/1.png", "1.png"]
+
+
 def test_what_a_killed_call_left_half_written_is_written_anew(exact, tiny_run, camera, tmp_path):
     whole = look(tiny_run, camera(3), tmp_path / "out")
     path = tmp_path / "out" / "images.csv"

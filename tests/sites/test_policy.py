@@ -326,7 +326,7 @@ def test_runs_without_noise_are_few(files):
         {"allow": ["everything"]}, {"allow": "counts"}, {"allow": None}, {"vary": 5}, {"allow": {"counts": 1}},
         {"images": 0}, {"images": 1.5}, {"runs": "many"}, {"names": 1}, {"vary": [5]},
         {"floors": {"method.client.x": 1}}, {"floors": {"method.client.group": "1"}}, {"ceilings": {"x": 1}},
-        {"floors": {"batch_size": math.nan}},
+        {"floors": {"batch_size": math.nan, "calibration.share": 0.1}}, {"floors": ["batch_size"]},
         {"other": 1}, [], None,
     ],
 )  # fmt: skip
@@ -350,6 +350,7 @@ def test_a_file_that_holds_no_offer_is_refused(tmp_path, classes):
         ("ewc", 0.0, 2.0, Code.CEILING), ("bias", 0.3, 4.0, Code.CEILING),
         ("base_temperature", None, 1e-9, Code.FLOOR), ("base_temperature", None, 0.07, None),
         ("nu", 0.5, 0.005, None), ("weight", 10.0, 0, None), ("ewc", 0.0, 1.0, None), ("epochs", 1, 9000, None),
+        ("learning_rate", 1e-4, 0.5, None),
     ],
 )  # fmt: skip
 def test_numbers_that_multiply_gradients_are_near_those_of_the_package(key, usual, value, code):
@@ -360,6 +361,25 @@ def test_numbers_that_multiply_gradients_are_near_those_of_the_package(key, usua
     with pytest.raises(RefusalError) as refused:
         Policy().check_bounds(offered, packaged)
     assert refused.value.code is code
+
+
+@pytest.mark.parametrize(
+    ("task", "batch", "refused"),
+    [
+        ({"learning_rate": 2.0, "head_rate": 0.1}, 4, "task.learning_rate"), ({"learning_rate": 2.0}, 2, "task.l"),
+        ({"learning_rate": 2.0}, 1, ""), ({"learning_rate": 1.0, "weight_decay": 0.6}, 4, "task.weight_decay"),
+        ({"learning_rate": 1.0, "weight_decay": 0.5}, 4, ""),
+    ],
+)  # fmt: skip
+def test_rates_and_pulls_leave_more_than_the_last_gradient_unless_batches_may_be_single_images(
+    task, batch, refused
+):
+    policy = Policy(floors={"batch_size": batch})
+    if not refused:
+        policy.check_bounds({"task": task}, {})
+        return
+    with refusal(refused):
+        policy.check_bounds({"task": task}, {})
 
 
 @pytest.mark.slow
