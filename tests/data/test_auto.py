@@ -193,6 +193,16 @@ LAYOUTS = {  # how it is made: what is seen; training, normal and anomalous test
         "2 products: nut has one product",
         (9, 6, 10, 5),
     ),
+    "one product without normal tests": (
+        lambda root: [mvtec(root / "nut"), images(root / "tile", "train/good", "test/bad")],
+        "tile has training images in train/good, no normal test images",
+        (9, 6, 10, 5),
+    ),
+    "few labels": (
+        lambda root: [table(root, "id,label", lambda i: i % 2), images(root, "images", number=20)],
+        "labels in labels.csv",
+        (2, 1, 3, 0),
+    ),
 }  # fmt: skip
 
 
@@ -247,6 +257,12 @@ def test_what_is_not_recognised_is_one_line(tmp_path, make, said):
     make(tmp_path / "set")
     with refusal(said):
         recognise(tmp_path / "set")
+
+
+def test_a_set_has_the_name_that_is_given(tmp_path):
+    mvtec(tmp_path / "set")
+    with pytest.warns(UserWarning, match="data=auto saw"):
+        assert auto(tmp_path / "set", "mine").name == "mine"
 
 
 def test_a_table_that_names_no_image_is_said_to_be_left_out(tmp_path):
