@@ -95,7 +95,8 @@ def outliers(
 
     An entry is far larger if its largest magnitude or its root mean square exceeds `factor` times the median of the
     other clients, and the same of the server's last message where it holds an entry of this name and shape. Without
-    either, nothing can be compared. Counts are not: a client may have a thousand times the images of another.
+    either, nothing can be compared. Counts are not: a client may have a thousand times the images of another. Nor is
+    anything with zeros: statistics of batch normalisation begin as such, and one image leaves them so.
 
     Args:
         updates: Updates by client, of the declared form.
@@ -112,7 +113,7 @@ def outliers(
         sizes = {client: size for client, t in tensors.items() if (size := _magnitudes(t))}
         last = _magnitudes(previous[name]) if name in previous else None
         for client, own in sizes.items():
-            others = [size for other, size in sizes.items() if other != client]
+            others = [size for other, size in sizes.items() if other != client and any(size)]
             for kind in (0, 1):
                 # The upper median: with two others, one of them small, the larger is the measure.
                 usual = sorted(size[kind] for size in others)[len(others) // 2] if others else 0.0

@@ -94,6 +94,9 @@ def test_small_values_never_make_others_look_large():
     """A client that sends zeros must not cost the others their round."""
     assert far(updates(0.0, 1.0, 1.1), {}) == {}
     assert far(updates(1e-6, 1e-3, 0.1), {}) == {}
+    nothing = {"w": torch.zeros(4)}
+    assert far(updates(0.0, 5.0), nothing) == far(updates(0.0, 0.0, 5.0, 4.0), nothing) == {}
+    assert list(far(updates(0.0, 1.0, 1.0, 50.0), nothing)) == [3]
 
 
 def test_two_clients_are_measured_by_the_servers_last_message_too():
