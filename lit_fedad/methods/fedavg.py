@@ -271,16 +271,26 @@ class FedAvgServer(Server):
         }
         return weighted_mean(weights, equal)
 
+    def moved(self, updates: Mapping[int, Update]) -> list[str]:
+        """Lists the weights that any client has changed; a task may train some of them in some rounds alone."""
+        sent = [update.message for update in updates.values()]
+        return [
+            name for name in self.trained if any(not torch.equal(m[name], self.weights[name]) for m in sent)
+        ]
+
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Moves W to the mean of the clients' weights, or towards it by an optimiser."""
+        """Moves W to the mean of the clients' weights, or towards it by an optimiser.
+
+        What no client has changed stays: momentum would take it away from what clients train on it.
+        """
         merged = self.mean_weights(updates)
         if self.server_optimizer is not None:
             moving = {name: nn.Parameter(self.weights[name].clone()) for name in self.trained}
             optimizer = self.server_optimizer(moving.values())
             if self.server_optimizer_state:  # copied, for its steps change what it is given
                 optimizer.load_state_dict(deepcopy(self.server_optimizer_state))
-            for name, parameter in moving.items():
-                parameter.grad = self.weights[name] - merged[name]
+            for name in self.moved(updates):
+                moving[name].grad = self.weights[name] - merged[name]
             optimizer.step()
             merged |= {name: parameter.detach() for name, parameter in moving.items()}
             self.server_optimizer_state = optimizer.state_dict()

@@ -82,10 +82,10 @@ class FedDynServer(FedAvgServer):
         self.clients = len(sizes)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Updates h, then the weights; running statistics are averaged."""
+        """Updates h, then the weights that any client has changed; running statistics are averaged."""
         merged = weighted_mean(updates, equal=True)
         share = len(senders(updates)) / self.clients
-        for name in self.trained:
+        for name in self.moved(updates):
             self.correction[name] = self.correction[name] - share * (merged[name] - self.weights[name])
             merged[name] = merged[name] - self.correction[name]
         self.weights = merged

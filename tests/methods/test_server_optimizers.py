@@ -12,6 +12,7 @@ from torch import nn
 from lit_fedad.contracts import Context, Task, Update
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.feddyn import FedDynClient, FedDynServer
 from lit_fedad.methods.parts.server_optimizers import Adaptive
 
 
@@ -47,6 +48,23 @@ def played(make, rounds=3):
 @pytest.mark.parametrize(("momentum", "expected"), [(0.5, [4.0, 6.0, 5.0]), (0.0, [4.0, 4.0, 4.0])])
 def test_fedavgm_is_sgd_with_momentum(momentum, expected):
     assert played(partial(torch.optim.SGD, lr=1.0, momentum=momentum)) == expected
+
+
+@pytest.mark.parametrize("method", ["fedavgm", "adam", "feddyn"])
+def test_weights_that_no_client_changes_stay(method):
+    """As those of a network whose last rounds train the output alone."""
+    if method == "feddyn":
+        server = FedDynServer(FedDynClient(OneWeight()))
+    else:
+        make = partial(torch.optim.SGD, lr=1.0, momentum=0.5) if method == "fedavgm" else Adaptive
+        server = FedAvgServer(FedAvgClient(OneWeight()), make)
+    server.register_clients({0: 10, 1: 30})
+    server.aggregate({0: Update(message(1.0), 10), 1: Update(message(5.0), 30)})
+    reached = server.broadcast(0)["weight"].item()
+    back = {**message(2.0), "weight": server.broadcast(0)["weight"]}
+    server.aggregate({0: Update(back, 10), 1: Update(back, 30)})
+    assert server.broadcast(0)["weight"].item() == reached != 0.0
+    assert server.broadcast(0)["running"].item() == 2.0
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "adam", "yogi"])
