@@ -25,13 +25,15 @@ class FedRepClient(FedAvgClient):
         base_first: Whether the representation is trained before the head.
 
     Raises:
-        UserError: If the task has no head, or trains nothing else.
+        UserError: If the task has no head, or trains nothing else, or there is no epoch.
     """
 
     def __init__(
         self, task: Task, head_epochs: int = 10, base_epochs: int = 1, base_first: bool = False
     ) -> None:
         at_least("method.client", 0, head_epochs=head_epochs, base_epochs=base_epochs)
+        if head_epochs == base_epochs == 0:
+            raise UserError("method.client.head_epochs=0 base_epochs=0 train nothing; raise one of them")
         super().__init__(task, head_epochs + base_epochs)
         self.head_epochs, self.base_epochs, self.base_first = head_epochs, base_epochs, base_first
         self.epoch = 0

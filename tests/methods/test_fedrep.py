@@ -253,6 +253,11 @@ def test_a_task_that_is_all_head_is_refused_in_one_line(make_deep):
         FedRepClient(task)
 
 
+def test_no_epoch_at_all_is_refused_by_its_keys(make_deep):
+    with refusal("method.client.head_epochs=0 base_epochs=0"):
+        FedRepClient(make_deep(), head_epochs=0, base_epochs=0)
+
+
 def test_a_task_without_a_head_is_refused_in_one_line(make_task):
     with refusal("fedrep keeps heads personal, and task MemoryBank has none"):
         FedRepClient(make_task())
