@@ -244,13 +244,21 @@ class FedDMServer(CondensedServer):
         training: Epochs, batches and learning rate of training in a round.
     """
 
-    advice = "no client of round 1 owns class {}: the model learns nothing of it; lower method.client.least"
+    advice = (
+        "no client of round 1 owns class {}: the model learns nothing of it until one does;"
+        " lower method.client.least"
+    )
 
     merges_sums = False
 
     def __init__(self, client: ImageCondenser, training: CondensedTraining) -> None:
         super().__init__(client, training)
         self.least, self.share, self.minimum = client.least, client.share, client.minimum
+        self.clients = 0
+
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
+        """Keeps the number of all clients: those of one round may own nothing while others do."""
+        self.clients = len(sizes)
 
     def validate(self, client_id: int, update: Update) -> None:
         """Checks numbers of images and classes, and that images are of one form with those of earlier rounds."""
@@ -272,10 +280,12 @@ class FedDMServer(CondensedServer):
         """Trains on the clients' images; a round without images changes nothing.
 
         Raises:
-            UserError: If no client has ever sent an image, image sizes differ between clients, or training diverges.
+            UserError: If no client owns a class, image sizes differ between clients, or training diverges.
         """
-        if self.knowledge and not any(len(update.message[IMAGES]) for update in updates.values()):
+        sent = any(len(update.message[IMAGES]) for update in updates.values())
+        if not sent and (self.knowledge or len(updates) < self.clients):
             self.report = {"images": 0.0}
+            self._unowned = list(range(self.task.classes))  # told after round 1 alone
             return
         new = joined({client: update.message for client, update in updates.items()})
         self.learn(new, self.extra_loss([update.message for update in updates.values()]))

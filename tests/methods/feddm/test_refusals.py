@@ -4,12 +4,13 @@ import math
 from functools import partial
 
 import pytest
-from helpers.feddm import WIDTH, client_of, loader, make
+from helpers.feddm import WIDTH, client_of, loader, make, server_of, upload
 from helpers.refusals import refusal
 from torch import nn
 
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
+from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient
 from lit_fedad.methods.parts.condensed_images import CLASSES, IMAGES
@@ -30,6 +31,19 @@ def test_a_client_that_owns_no_class_sends_nothing_and_the_others_go_on(feddm, d
 def test_clients_that_own_nothing_at_all_end_the_run(feddm):
     with refusal(r"no client owns a class.*method\.client\.least"):
         feddm(client={"least": 100})
+
+
+def test_where_others_are_not_sampled_yet_a_first_round_without_images_changes_nothing():
+    server = server_of()
+    before, nothing = dict(server.weights), {1: Update(upload([]), 3)}
+    server.register_clients({0: 9, 1: 3})
+    server.aggregate(nothing)
+    assert all(server.weights[name] is entry for name, entry in before.items())
+    assert server.report == {"images": 0.0}
+    assert "class 0, 1, 2" in server.warnings()[0]
+    server.register_clients({1: 3})
+    with refusal("no client owns a class"):
+        server.aggregate(nothing)
 
 
 def test_a_class_that_nobody_owns_is_named_once(feddm, data):
