@@ -129,7 +129,9 @@ def test_a_root_without_the_set_is_named(tmp_path):
     refused(f"{tmp_path / 'wnids.txt'}: cannot be read", tmp_path)
 
 
-@pytest.mark.parametrize("row", ["val_0.JPEG", "val_0.JPEG\tn05\t0\t0\t9\t9", "../0.JPEG\tn01", "", "\x00\xff"])
+@pytest.mark.parametrize(
+    "row", ["val_0.JPEG", "val_0.JPEG\tn05\t0\t0\t9\t9", "../0.JPEG\tn01", "", "\x00\xff"]
+)
 def test_a_damaged_annotation_is_named(folder, row):
     file = folder / "val" / "val_annotations.txt"
     file.write_text(f"{file.read_text()}{row}\n")

@@ -131,7 +131,6 @@ def test_only_new_and_changed_files_are_scored(tiny_run, camera, tmp_path):
     assert float(table(out)[-1]["score"]) == pytest.approx(float(table(out)[1]["score"]), rel=1e-5)
 
 
-@pytest.mark.usefixtures("unpainted")
 def test_a_file_is_known_by_its_place_in_the_folder(tmp_path):
     (tmp_path / "line 2").mkdir()
     image = tmp_path / "line 2" / "1.png"
@@ -139,6 +138,7 @@ def test_a_file_is_known_by_its_place_in_the_folder(tmp_path):
     assert [key_of(image, root)[0] for root in (tmp_path, image)] == ["line 2/1.png", "1.png"]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_what_a_killed_call_left_half_written_is_written_anew(exact, tiny_run, camera, tmp_path):
     whole = look(tiny_run, camera(3), tmp_path / "out")
     path = tmp_path / "out" / "images.csv"
