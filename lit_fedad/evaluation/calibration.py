@@ -139,7 +139,8 @@ class CalibrationScores:
         order = numpy_generator(self.seed, "calibration folds", number).permutation(len(groups))
         folds = [
             sorted(chain.from_iterable(groups[group] for group in chosen))
-            for chosen in np.array_split(order, min(self.folds, len(groups)))
+            for chosen in np.array_split(order, max(min(self.folds, len(groups)), 1))
+            if len(chosen)  # no fold of a client whose images the sums do not hold
         ]
         loaders = [self.module.normal_loader([indices[place] for place in places]) for places in folds]
         for places, found in zip(folds, sums.scores(client, loaders, self._scores), strict=True):

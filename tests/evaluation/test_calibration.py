@@ -109,6 +109,12 @@ def test_images_of_a_stage_that_sums_do_not_hold_are_scored_by_the_model_as_it_i
     assert grouped(client, 0)["leaf"].to_json() == counts([whole - 16])
 
 
+@pytest.mark.parametrize(("held", "total"), [(False, 7), (None, 0)])
+def test_a_client_that_took_part_in_no_sum_is_scored_by_the_model_as_it_is(held, total):
+    found = scores_of(Partition((tuple(range(7)),)), Sums(held=(held,)))
+    assert sum(part.total for part in found.values()) == total
+
+
 def test_images_that_were_held_out_are_scored_by_the_model_as_it_is():
     partition = Partition((tuple(range(5)),), calibration=((5, 6),))
     found = scores_of(partition, Sums())
