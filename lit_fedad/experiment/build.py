@@ -353,8 +353,10 @@ def start_from(task: Task, run: str) -> None:
     except UserError as error:
         raise UserError(f"start={str(error).removeprefix('run=')}") from error
     checkpoints = Checkpoints(folder.path / "checkpoints")
-    latest = checkpoints.latest()
-    if folder.result() is None or latest is None:
+    latest, result = checkpoints.latest(), folder.result()
+    if result and "own_client" in result:
+        raise UserError(f"start={run}: a site's own detector has no server's weights; give a run of train")
+    if result is None or latest is None:
         raise UserError(f"start={run}: the run is not complete; the command that began it continues it")
     server = checkpoints.load(latest)[1]["server"]
     weights = server.get("weights", {}) if isinstance(server, dict) else {}

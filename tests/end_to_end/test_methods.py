@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 from helpers.pairs import of_method
@@ -15,6 +16,7 @@ from lit_fedad.deployment.predict import evaluate
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.evaluation.semantic import semantic_names
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation
 
@@ -232,13 +234,15 @@ def test_weights_that_fit_are_taken_and_the_others_drawn(lab, tmp_path, differen
 @pytest.mark.slow
 def test_a_start_that_is_none_is_refused_in_one_line(lab, tmp_path):
     start, _ = ended(lab)
-    (tmp_path / "begun").mkdir()
-    for name in ("config.yaml", "manifest.json"):
-        (tmp_path / "begun" / name).write_bytes((start / name).read_bytes())
+    for folder, name in product(("begun", "site"), ("config.yaml", "manifest.json")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_bytes((start / name).read_bytes())
+    save_json(tmp_path / "site", "result.json", {"own_client": ""})
     local, _ = lab.finished("method=local")
     for overrides, said in [
         ((f"start={tmp_path / 'nothing'}",), "start=.*nothing: no such folder, and no tracked run"),
         ((f"start={tmp_path / 'begun'}",), "start=.*begun: the run is not complete"),
+        ((f"start={tmp_path / 'site'}",), "start=.*site: a site's own detector has no server's weights"),
         ((f"start={local}",), "start=.*holds no weights that fit this task"),
     ]:
         with refusal(said):
