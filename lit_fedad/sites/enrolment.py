@@ -146,7 +146,7 @@ _ADVICE = {
     ),
     "backbone": ("backbone", "give it the same file of weights"),
     "initial": ("initial weights", "install the same torch and the same backbone"),
-    "anomalies": ("sets of anomalies", "all sites have those of the first"),
+    "anomalies": ("list of sets of anomalies", "all sites have those of the first"),
     "form": ("list of classes", "all sites have that of the first"),
 }
 
@@ -158,7 +158,7 @@ def _difference(own: Facts, here: Facts, rounds: int) -> str:
     for field, (what, mend) in _ADVICE.items():
         theirs, ours = getattr(own, field), getattr(here, field)
         if theirs != ours:
-            return f"has another {what} ({theirs}, here {ours}); {mend}"
+            return f"has another {what} ({theirs or 'none'}, here {ours or 'none'}); {mend}"
     if not own.size or not all(own.stage_sizes):
         return "has no image to train with; give it some, or leave it out"
     if len(own.stages) > max(rounds, 1):
