@@ -82,6 +82,10 @@ class Plan:
         }
 
 
+_LONGEST_WAIT = 10
+"""Most rounds until a site that did not join is asked again: each time the run is built anew."""
+
+
 class JoinError(RunStoppedError):
     """The end of a run's rounds because sites join: it goes on with them at once."""
 
@@ -130,6 +134,7 @@ class SiteClients(Participants, RunCallback):
         self.plan, self.carrier, self.present = plan, carrier, present
         self.known: dict[int, Facts] = {}
         self.refused: set[int] = set()
+        self.again: dict[int, int] = {}  # round from which a site is asked to join again
         self.contacts = defaultdict[int, Contact](Contact)
 
     @property
@@ -141,16 +146,23 @@ class SiteClients(Participants, RunCallback):
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
         """Looks after each round but the last for sites that take no part yet, but for those that were refused.
 
+        One that does not join, such as a site whose operator has not approved the run, is asked again when twice as many
+        rounds have passed, and at most ten later.
+
         Raises:
             JoinError: If there are some.
         """
-        names = [
-            name
+        round = report.round
+        come = {
+            client: name
             for client, name in sorted(self.present().items())
-            if client not in self.refused and not self.known.get(client, ABSENT).size
-        ]
-        if names and 0 <= report.round < federation.rounds:
-            raise JoinError(f"sites join after round {report.round}: {', '.join(names)}")
+            if client not in self.refused
+            and not self.known.get(client, ABSENT).size
+            and round >= self.again.get(client, 0)
+        }
+        if come and 0 <= round < federation.rounds:
+            self.again |= dict.fromkeys(come, round + min(max(round, 1), _LONGEST_WAIT))
+            raise JoinError(f"sites join after round {round}: {', '.join(come.values())}")
 
     def build(self, fabric: Fabric, config: Config, display: Display) -> Run:
         """Builds all parts of a run, once every site has said who it is; see `Participants.build`."""

@@ -1,6 +1,7 @@
 """Sites come to a run that has begun, and leave it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from lit_fedad.contracts.exchange import Exchange, Exchanges
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.report.console import Display
-from lit_fedad.sites.coordinator import Plan, coordinate, joinable
+from lit_fedad.sites.coordinator import JoinError, Plan, SiteClients, coordinate, joinable
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.remote import NoReply
@@ -71,6 +72,16 @@ def test_a_site_joins_between_rounds_and_the_run_goes_on(folder, tmp_path):
     record = journal_file(tmp_path / "joined").read_text()
     assert '"FINISHED"' in record
     assert '"stopped"' not in record
+
+
+def test_a_site_that_does_not_join_is_asked_less_and_less_often(tmp_path):
+    clients, asked = SiteClients(Plan([], NAMES, str(tmp_path), ()), Here([]), lambda: {2: "south"}), []
+    for round in range(1, 60):
+        try:
+            clients.on_checkpoint(SimpleNamespace(rounds=100), SimpleNamespace(round=round))
+        except JoinError:
+            asked.append(round)
+    assert asked == [1, 2, 4, 8, 16, 26, 36, 46, 56]
 
 
 class Fails(Here):
