@@ -146,8 +146,8 @@ class SiteClients(Participants, RunCallback):
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
         """Looks after each round but the last for sites that take no part yet, but for those that were refused.
 
-        One that does not join, such as a site whose operator has not approved the run, is asked again when twice as many
-        rounds have passed, and at most ten later.
+        One that does not join, such as a site whose operator has not approved the run, is asked again when twice as
+        many rounds have passed, and at most ten later.
 
         Raises:
             JoinError: If there are some.
