@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import nn
@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Method, Sums
+from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import ANEW, UserError
 from lit_fedad.core.extras import require
@@ -91,25 +92,35 @@ def fit_privately(
     if getattr(fabric.strategy.precision, "scaler", None) is not None:
         raise UserError("federation/privacy=dp_sgd: give fabric.precision=32-true or bf16-mixed")
     task, images = client.task, len(loader.dataset)  # type: ignore[arg-type]
-    draw, noise = (_generator(key, client.context, what, fabric.device) for what in ("draw", "noise"))
+    draw, noise = (_generator(key, client.context, what) for what in ("draw", "noise"))
+    batch = steps.share * images
+    deviation = steps.noise * clip / batch
+
+    def add_noise(optimizer: DPOptimizer) -> None:
+        for parameter in optimizer.params:
+            drawn = torch.from_numpy(deviation * noise.standard_normal(tuple(parameter.shape)))
+            parameter.grad = (parameter.grad.cpu() + drawn).to(parameter.grad)
+
     configured = client.optimizer_of_round()
     if client.optimizer_state is not None:
         resume_optimizer(configured, client.optimizer_state)
     task.train()
-    with _gradients_by_image(task):
+    # Views and dropout are secret too: they change for all images of a step where one comes or goes.
+    views = _generator(key, client.context, "views").integers(1 << 63)
+    with _gradients_by_image(task), seeded(int(views), "views"):
+        # Opacus shortens gradients; torch's generator on the CPU has 2^32 seeds, and whoever tries all finds its noise.
         optimizer = DPOptimizer(
             configured,
-            noise_multiplier=steps.noise,
+            noise_multiplier=0.0,
             max_grad_norm=clip,
-            expected_batch_size=steps.share * images,  # type: ignore[arg-type]
-            generator=noise,
+            expected_batch_size=batch,  # type: ignore[arg-type]
         )
+        optimizer.attach_step_hook(add_noise)
         client.on_train_start()
         for _ in range(client.local_epochs):
             client.on_train_epoch_start()
             # Each step draws each image with the same probability.
-            chances = (torch.rand(images, generator=draw, device=draw.device) for _ in range(steps.number))
-            drawn = [(chance < steps.share).nonzero()[:, 0].tolist() for chance in chances]
+            drawn = [(draw.random(images) < steps.share).nonzero()[0].tolist() for _ in range(steps.number)]
             batches = iter(
                 DataLoader(
                     loader.dataset,
@@ -160,10 +171,9 @@ def _gradients_by_image(task: nn.Module) -> Iterator[None]:
             parameter.__dict__.pop("summed_grad", None)
 
 
-def _generator(key: bytes, context: Context, what: str, device: Any) -> torch.Generator:
+def _generator(key: bytes, context: Context, what: str) -> np.random.Generator:
     place = f"{what}/{context.round}/{context.exchange}/{context.client}".encode()
-    seed = int.from_bytes(blake2b(place, key=key, digest_size=8).digest(), "big")
-    return torch.Generator(device).manual_seed(seed)
+    return np.random.default_rng(int.from_bytes(blake2b(place, key=key, digest_size=32).digest(), "big"))
 
 
 @dataclass(frozen=True)

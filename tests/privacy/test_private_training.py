@@ -124,6 +124,39 @@ def test_draws_and_noise_follow_from_the_secret_and_the_round_alone():
     assert not torch.equal(weights(trained(Rows(8), steps, round=2)), once)
 
 
+class Digest:
+    """A hash whose lowest 32 bits are the same for every secret."""
+
+    def __init__(self, place, key, digest_size):
+        self.bytes = key[:1] * (digest_size - 4) + b"same"
+
+    def digest(self):
+        return self.bytes
+
+
+@needs_opacus
+def test_all_of_a_secret_decides_and_not_only_the_32_bits_that_a_seed_of_torch_has(monkeypatch):
+    monkeypatch.setattr("lit_fedad.privacy.dp_sgd.blake2b", Digest)
+    steps = Steps(share=1.0, number=1, noise=1.0)
+    found = [weights(trained(Rows(8), steps, key=key)) for key in (b"a", b"b")]
+    assert not torch.isclose(*found).any()
+
+
+@needs_opacus
+def test_views_of_images_are_as_secret_as_which_of_them_a_step_draws():
+    """One image more changes those of all others in a batch, and who knew them would see it."""
+    rows = Rows(8)
+    rows.images = torch.randn(8, 1, 8, 8)
+
+    def moved(key):
+        encoder = AsIs()
+        encoder.num_features = 64
+        return weights(trained(rows, Steps(1.0, 1, 0.0), key=key, own=client(encoder, augment=True)))
+
+    assert torch.equal(moved(b"one"), moved(b"one"))
+    assert not torch.equal(moved(b"one"), moved(b"other"))
+
+
 @needs_opacus
 def test_nothing_stays_on_the_model():
     own = client()
