@@ -46,6 +46,7 @@ class Exchange(Discloses, Generic[C, S]):
         joining: What a client that joins in a later round, or comes back, does of this exchange before round 1: it does
             without (``"skip"``), or receives its message then (``"play"``). With None it cannot join.
         first_stage: Whether what it makes of images before round 1 stays as it is where later stages bring others.
+        noised: Whether merging draws noise: then a merge of some messages alone tells more, which no epsilon counts.
     """
 
     name: str = "answer"
@@ -56,6 +57,7 @@ class Exchange(Discloses, Generic[C, S]):
     discloses: Disclosures | DisclosedBy | None = None
     joining: Literal["skip", "play"] | None = None
     first_stage: bool = False
+    noised: bool = False
 
     def broadcast(self, server: S, client_id: int) -> Message:
         """Returns the message to a client. Runs on the server."""

@@ -22,7 +22,6 @@ from lit_fedad.contracts import (
     senders,
 )
 from lit_fedad.contracts.state import leaves, load_state, mapped, state_of
-from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
@@ -106,7 +105,7 @@ class Receiver:
 
         Where merging fails, or leaves a state that cannot be sent, the server returns to its state before, and merges
         without the clients at fault: those whose message cannot be merged alone, or else the one without which the
-        others can be merged. Noise that hides the images of all is no client's fault.
+        others can be merged. Where merging draws noise, no client is tried alone.
 
         Raises:
             UserError: If no message can be merged.
@@ -136,7 +135,7 @@ class Receiver:
         error = attempt(left)
         if error is not None:
             # Noise is nobody's fault, and each further merge would draw, and tell, a sum that no epsilon counts.
-            at_fault = [] if isinstance(error, HiddenByNoiseError) else attempt.at_fault(left)
+            at_fault = [] if exchange.noised else attempt.at_fault(left)
             if not at_fault:
                 raise error
             text = f"sent what cannot be merged ({first_line(error)})"

@@ -32,6 +32,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.disclosure import by_class
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
@@ -91,14 +92,12 @@ class ImagePrototypes:
         Classes whose count lies within three deviations of the noise are taken for empty.
 
         Raises:
-            UserError: If all do.
+            HiddenByNoiseError: If all do.
         """
         counts = _ROOT * sums["count"]
         shown = counts > max(0.5, 3 * _ROOT * noise) if noise > 0 else counts > 0
         if not shown.any():
-            raise UserError(
-                f"federation.privacy: noise of {noise:.3g} hides every class; give more images or a larger epsilon"
-            )
+            raise HiddenByNoiseError
         counts = torch.where(shown, counts, 0.0)
         mean = torch.where(shown[:, None], _ROOT * sums["total"] / counts.clamp(min=1e-9)[:, None], 0.0)
         images = counts.sum()

@@ -136,6 +136,8 @@ class Noised(Exchange[Any, Any]):
         key: The secret that the noise is drawn from.
     """
 
+    noised = True
+
     def __init__(self, inner: Exchange, client: Client, noise: Noise, key: bytes) -> None:
         self.inner, self.client, self.noise, self._key = inner, client, noise, key
         self.name = inner.name

@@ -118,19 +118,21 @@ def test_a_mistake_in_the_servers_code_is_no_clients_fault(toy, monkeypatch):
         federation.run()
 
 
-def test_noise_that_hides_the_images_is_no_clients_fault_and_is_drawn_once(toy, monkeypatch):
+@pytest.mark.parametrize("error", [HiddenByNoiseError(), UserError("training has diverged")])
+def test_what_fails_under_noise_is_no_clients_fault_and_noise_is_drawn_once(toy, monkeypatch, error):
     """Merging without each client in turn would draw sums until one passes, and no epsilon would count them."""
     federation = toy(values=FIVE, rounds=1)
+    monkeypatch.setattr(federation.exchanges.rounds[0], "noised", True)
     aggregate, drawn = federation.server.aggregate, list[int]()
 
     def hidden(updates):
         drawn.append(len(updates))
         if len(updates) == 5:
-            raise HiddenByNoiseError
+            raise error
         aggregate(updates)
 
     monkeypatch.setattr(federation.server, "aggregate", hidden)
-    with pytest.raises(HiddenByNoiseError, match="give more images or a larger epsilon"):
+    with pytest.raises(type(error), match="give more images or a larger epsilon|diverged"):
         federation.run()
     assert drawn == [5]
 

@@ -7,6 +7,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.contracts import Update
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.prototype_statistics import (
     ImagePrototypes,
@@ -175,7 +176,7 @@ def test_every_image_adds_the_same_norm_whatever_it_shows():
 
 def test_classes_that_noise_hides_are_taken_for_empty(federate):
     rare = labelled(40, 0, classes=1), labelled(41, 1, classes=2)
-    with pytest.raises(UserError, match="hides every class"):
+    with pytest.raises(HiddenByNoiseError, match="the noise hides the images"):
         noised(federate, dict(enumerate(rare)), epsilon=0.05)
     found = noised(federate, dict(enumerate(rare)), epsilon=8.0)
     assert found.server.count[2] == 0

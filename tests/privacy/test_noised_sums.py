@@ -156,6 +156,7 @@ def test_the_difference_of_sums_of_different_clients_is_no_clients_own():
     inner = Sends(Rows())
     inner.discloses = (Disclosure(Kind.SUMS, "rows"),)
     exchange = Noised(inner, None, found.noise, b"k" * 32)
+    assert exchange.noised  # no client is tried alone
     whole, again = (exchange.released(server, updates)["a"] for _ in range(2))
     assert whole.equal(again)
     rest = exchange.released(server, {client: updates[client] for client in range(4)})["a"]
