@@ -191,6 +191,7 @@ class SiteClients(Participants, RunCallback):
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))
         central = is_central(promised(config))  # all other noise sites draw
+        held = {client: own.held for client, own in sorted(facts.items())}  # other sites get other noise
         federation = build_federation(
             config,
             folder.path,
@@ -201,7 +202,7 @@ class SiteClients(Participants, RunCallback):
             images=None,
             transport=lambda _: sites,
             names=ClientNames(names),
-            key=noise_key(folder.path, None, run_id) if central else b"",
+            key=noise_key(folder.path, None, f"{run_id} {held}") if central else b"",
         )
         return Run(config, folder, model, data, federation, fabric, display)
 

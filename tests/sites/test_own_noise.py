@@ -296,6 +296,32 @@ def test_shares_of_sites_add_up_to_the_noise_that_was_planned(folder):
     assert (spent["noise"], spent["where"], spent["sums"]) == (0.001, "distributed", 3)
 
 
+class Drawn(Exception):  # noqa: N818
+    """Ends a run that would draw noise."""
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_goes_on_with_other_sites_draws_other_noise(folder, tmp_path, monkeypatch):
+    """The difference of two sums with the same would show what one site sends."""
+    found = [Site(settings(folder, name, *OWN), Display(quiet=True)) for name in NAMES]
+    private = ["federation/privacy=central", "federation.privacy.epsilon=8"]
+    overrides = [*SUBSPACE, *private, "federation.sampler.on_failure=skip"]
+    plan = coordinator.Plan(overrides, NAMES, str(tmp_path / "run"), OWN)
+
+    def drawn(folder, seed, images):
+        raise Drawn(images)
+
+    def key(sites):
+        with pytest.raises(Drawn) as caught:
+            coordinate(plan, Here(sites), quiet=True)
+        return caught.value.args
+
+    monkeypatch.setattr(coordinator, "noise_key", drawn)
+    two = key(found[:2])
+    assert two == key(found[:2])
+    assert two != key(found)
+
+
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
