@@ -153,6 +153,20 @@ class Claims:
                 return
         self.log.append(run=run, members=list(sites))
 
+    def invite(self, run: str, invitation: str) -> None:
+        """Notes the invitation to a secure sum before it is accepted: the keys of its envelopes seal one message each.
+
+        Args:
+            run: Number of the run.
+            invitation: Hash of the invitation.
+
+        Raises:
+            RefusalError: If it was accepted before, in whatever run.
+        """
+        if any(line.get("invitation") == invitation for line in self.log.entries()):
+            raise RefusalError(Code.INVITED)
+        self.log.append(run=run, invitation=invitation)
+
     def claim(
         self, run: str, place: tuple[int, int, str], sites: Sequence[str], noised: bool = False
     ) -> None:

@@ -105,6 +105,7 @@ class Code(IntEnum):
         "was asked for a sum of which {0} sites must finish, and {1} must in this run: both follow from"
         " federation.secure_sum.quorum",
     )
+    INVITED = 39, "was invited to two sums by one invitation: their shares together would unmask what it sent"
 
 
 class RefusalError(UserError):

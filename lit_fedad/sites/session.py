@@ -266,6 +266,7 @@ class Session:
             raise RefusalError(Code.COUNT, images, self.facts.size)
         if invitation.quorum < least:
             raise RefusalError(Code.QUORUM, invitation.quorum, least)
+        self.claims.invite(self.run, invitation.digest.hex())
         self.party = party
         return offer
 

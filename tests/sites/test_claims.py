@@ -49,6 +49,14 @@ def test_the_same_sites_and_other_images_and_noise_are_answered(claims):
         claims.claim("b", (1, 0, "train"), ALL)
 
 
+def test_an_invitation_is_accepted_once_over_all_runs(claims):
+    claims.invite("a", "one")
+    claims.invite("a", "other")
+    with pytest.raises(RefusalError) as refused:
+        Claims(claims.log.file).invite("b", "one")
+    assert refused.value.code is Code.INVITED
+
+
 def test_sites_are_told_apart_where_an_older_version_noted_no_images(claims):
     claims.log.append(run="old", configuration="configuration", noised=False)
     with pytest.raises(RefusalError):
