@@ -139,6 +139,9 @@ def fit_privately(
                             "the loss is not finite: training has diverged; lower the learning rate"
                         )
                     loss.backward()
+                    # By their lengths in bfloat16 some would be shortened too little.
+                    for parameter in optimizer.params:
+                        parameter.grad_sample = parameter.grad_sample.to(parameter.dtype)
                 else:  # noise alone
                     for parameter in optimizer.params:
                         parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)

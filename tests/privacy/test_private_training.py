@@ -69,11 +69,11 @@ def weights(own):
     return torch.cat([own.task.classifier.weight.detach(), own.task.classifier.bias.detach()[:, None]], 1)
 
 
-def trained(rows, steps, clip=0.3, key=b"secret", round=1, own=None):
+def trained(rows, steps, clip=0.3, key=b"secret", round=1, own=None, precision="32-true"):
     own = own or client()
     own.context = Context(0, round, 0)
     loader = DataLoader(rows, batch_size=4, collate_fn=lambda batch: batch)
-    fit_privately(own, loader, Fabric(accelerator="cpu"), steps, clip, key)
+    fit_privately(own, loader, Fabric(accelerator="cpu", precision=precision), steps, clip, key)
     return own
 
 
@@ -103,6 +103,16 @@ def test_a_step_without_noise_is_the_mean_of_clipped_gradients():
     after = weights(trained(rows, Steps(share=1.0, number=1, noise=0.0)))
     expected = before.double() - 0.5 * clipped_mean(rows, before, 0.3)
     torch.testing.assert_close(after.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@needs_opacus
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_no_image_adds_more_than_the_clip_in_whatever_precision(precision):
+    for seed in range(8):
+        own = client(learning_rate=1.0)
+        before = weights(own).double()
+        moved = weights(trained(Rows(1, seed), Steps(1.0, 1, 0.0), own=own, precision=precision)) - before
+        assert float(moved.norm()) < 0.3 * (1 + 1e-5)
 
 
 @needs_opacus
