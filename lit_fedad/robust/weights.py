@@ -3,8 +3,8 @@
 Weights are the floating-point entries of a fixed shape that the server had sent under the same name; messages with
 sets of vectors hold none, and what only clients send stays as it is. Servers average weights: a combination is
 returned as the same weights from every client, whose mean is exact (`weighted_mean`). Lengths and directions are those
-of the model's weights; what else is averaged, as SCAFFOLD's controls are, is measured apart: as gradients, controls are
-many times as long as changes of weights.
+of the model's weights; what else is averaged is measured apart, since it hides them: changes of running statistics, and
+SCAFFOLD's controls, which are gradients, are many times as long as changes of weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 Products = Mapping[str, Tensor]
 """Inner products of the clients' changes [N, N], by part of the weights; the model comes first."""
 
-_MODEL = "weights"
+_MODEL, _STATISTICS = "weights", "running statistics"
 _SPAN = 16_384  # weights at a time: the changes of ten clients stay in a core's cache
 
 
@@ -45,12 +45,16 @@ def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
 
 
 def _parts(names: Sequence[str]) -> dict[str, list[str]]:
-    """Divides names by what stands before a slash: the model's weights have no such prefix, and come first."""
-    parts: dict[str, list[str]] = {}
-    for name in sorted(names, key=lambda name: "/" in name):
+    """Divides names by what stands before a slash: the model's weights have no such prefix, and come first.
+
+    Its running statistics, of batch normalisation, follow.
+    """
+    parts: dict[str, list[str]] = {_MODEL: [], _STATISTICS: []}
+    for name in names:
         prefix, slash, _ = name.partition("/")
-        parts.setdefault(prefix if slash else _MODEL, []).append(name)
-    return parts
+        own = _STATISTICS if name.endswith(("running_mean", "running_var")) else _MODEL
+        parts.setdefault(prefix if slash else own, []).append(name)
+    return {part: own for part, own in parts.items() if own}
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,23 @@ def test_controls_and_weights_are_measured_apart():
     np.testing.assert_array_equal(median[0].message[control], expected)
 
 
+def test_running_statistics_hide_no_change_of_weights():
+    """Those of batch normalisation change many times as far as weights, and of all clients in one direction."""
+    name, draw = "norm.running_var", torch.Generator().manual_seed(1)
+    previous, spec = {name: torch.ones(4), **PREVIOUS}, {name: TensorSpec((4,)), **SPEC}
+    liar = moved(updates_of(5), 4, 20.0)
+    variances = {client: 1000 + torch.rand(4, generator=draw) for client in liar}
+    given = {c: Update({name: variances[c], **u.message}, u.num_samples) for c, u in liar.items()}
+    plain, said = NormClipping()(liar, SPEC, PREVIOUS)
+    judged, remarks = NormClipping()(given, spec, previous)
+    assert [client for client, _ in remarks] == [4]
+    assert remarks == said
+    for client, update in judged.items():
+        assert torch.equal(update.message["w"], plain[client].message["w"])
+        assert torch.equal(update.message[name], variances[client])
+    assert list(Krum(chosen=3)(given, spec, previous)[0]) == list(Krum(chosen=3)(liar, SPEC, PREVIOUS)[0])
+
+
 def test_clients_with_more_images_may_move_the_weights_farther():
     products = torch.diag(torch.tensor([1.0, 1.0, 36.0, 1.0, 1.0], dtype=torch.float64))
     assert lengths(products, dict.fromkeys(range(5), 10))[2] == 6
