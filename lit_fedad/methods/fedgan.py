@@ -29,6 +29,9 @@ from lit_fedad.tasks.classifier import Classifier
 
 _MOMENTS = (0.5, 0.999)  # of Adam, as in DCGAN
 
+GAN = "GAN/"
+"""Prefix of both networks' weights: robust rules measure them apart from the model's, which move less far."""
+
 
 class FedGANClient(FedAvgClient):
     """A client that trains its model on local and generated images, then generator and discriminator on local ones.
@@ -166,7 +169,7 @@ class FedGANClient(FedAvgClient):
     @property
     def _gan(self) -> nn.ModuleDict:
         """Both networks, with the names that their weights have in messages."""
-        return nn.ModuleDict({"generator": self.generator, "discriminator": self.discriminator})
+        return nn.ModuleDict({f"{GAN}generator": self.generator, f"{GAN}discriminator": self.discriminator})
 
 
 def balanced_labels(count: int, classes: int) -> Tensor:

@@ -10,6 +10,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedgan import FedGANClient, balanced_labels
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator
+from lit_fedad.robust.weights import NormClipping
 
 SMALL = {"image_size": 8, "latent": 4, "width": 4}
 
@@ -97,7 +98,7 @@ def test_all_three_networks_cross_in_both_directions(federate, tap):
     assert set(last.elements_up.values()) == {size}
     assert min(last.bytes_down.values()) > 4 * (size - 10)
     names = {name.split(".")[0] + "." for name in played.server.weights}
-    assert {"generator.", "discriminator."} < names
+    assert {"GAN/generator.", "GAN/discriminator."} < names
 
 
 def test_equal_uploads_are_their_own_mean_and_the_order_of_clients_does_not_matter():
@@ -111,11 +112,22 @@ def test_equal_uploads_are_their_own_mean_and_the_order_of_clients_does_not_matt
     assert all(torch.equal(servers[1].weights[n], entry) for n, entry in servers[2].weights.items())
 
 
+def test_the_gan_hides_no_change_of_the_model_that_is_too_long():
+    """With the preset their 250 times as many weights change twice as far."""
+    client = client_of()
+    sent, model = client.shared_state(), dict(client.task.named_parameters())
+    moved = {name: entry + (0.01 if name in model else 0.1) for name, entry in sent.items()}
+    lie = {n: sent[n] + 10 * (entry - sent[n]) if n in model else entry for n, entry in moved.items()}
+    updates = {number: Update(lie if number == 1 else moved, 5) for number in range(4)}
+    _, remarks = NormClipping(far=6.0)(updates, client.shared_spec(), sent)
+    assert [number for number, _ in remarks] == [1]
+
+
 def test_generator_and_discriminator_learn(federate):
     played = federate(FedGANClient, FedAvgServer, task=make(), data=data_of(), client=SMALL, rounds=1)
     first = client_of()
     assert not torch.equal(
-        played.server.weights["generator.embedding.weight"], first.generator.embedding.weight
+        played.server.weights["GAN/generator.embedding.weight"], first.generator.embedding.weight
     )
 
 
