@@ -151,12 +151,19 @@ def test_the_most_specific_scores_that_suffice_decide():
     assert own.rule(0, 0.1, "nut").of == "client 0"
     assert own.threshold(0, 0.1, "nut") == math.inf
     assert own.threshold(7, 0.5) == math.inf
+    assert own.rule(1, 0.1, "nut").colour == own.threshold(1, 0.1, "nut") < math.inf
+    # Heatmaps without a threshold: the largest calibration score.
+    assert own.rule(0, 0.1, "nut").colour == pytest.approx(5, rel=0.01)
+    assert own.rule(7, 0.5).colour == 1
 
 
 def test_is_read_back_as_it_was_written():
     ends = ScoreCounts.of(torch.tensor([-math.inf, math.inf]))
     assert ends.bins.tolist() == [0, DEFAULT_BINS.count - 1]
-    calibration = Calibration({0: {"nut": ScoreCounts.of(COARSE), "bolt": ends}, 3: {}}, shared=True)
+    neighbours = ScoreCounts(torch.tensor([4, 5]), torch.tensor([2, 1]))
+    calibration = Calibration(
+        {0: {"nut": ScoreCounts.of(COARSE), "bolt": ends, "pin": neighbours}, 3: {}}, shared=True
+    )
     again = Calibration.from_json(json.loads(json.dumps(calibration.to_json())))
     assert again.to_json() == calibration.to_json()
 
@@ -165,9 +172,10 @@ def test_is_read_back_as_it_was_written():
     "counts",
     [
         {"bins": [1, 2]},
-        {"bins": [2, 1], "counts": [1, 1]},
+        {"bins": [2, 1, 3], "counts": [1, 1, 1]},
         {"bins": [1, 1], "counts": [1, 1]},
         {"bins": [1], "counts": [0]},
+        {"bins": [1, 2], "counts": [1, 0]},
         {"bins": [1], "counts": [1, 2]},
         {"bins": [-1], "counts": [1]},
         {"bins": [DEFAULT_BINS.count], "counts": [1]},

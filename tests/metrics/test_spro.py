@@ -109,6 +109,8 @@ def test_what_does_not_go_together_is_refused():
     scores, areas = images()[0]
     with pytest.raises(ValueError, match="needs regions"):
         metrics.update(torch.ones(1), torch.ones(1), scores[None], (areas > 0).any(0)[None])
+    with pytest.raises(ValueError, match="needs regions"):
+        metrics.update(torch.ones(1), torch.ones(1), scores[None], (areas > 0).any(0)[None], [areas[:, 1:]])
 
 
 def _components(mask: torch.Tensor) -> list[torch.Tensor]:
