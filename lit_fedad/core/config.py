@@ -242,7 +242,9 @@ def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool)
     noised = privacy is not None and privacy.get("epsilon") is not None
     kind = "noised" if noised else "secure" if composed.federation.get("secure_sum") is not None else None
     # The debug preset has fewer rounds than these.
-    settings = [one for one in (brought.get(kind, ()) if kind else ()) if not (debug and one.startswith("rounds="))]
+    settings = [
+        one for one in (brought.get(kind, ()) if kind else ()) if not (debug and one.startswith("rounds="))
+    ]
     if settings:
         composed = hydra_compose("config", [*settings, *overrides])
     with open_dict(composed):
