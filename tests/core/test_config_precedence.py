@@ -102,3 +102,12 @@ def test_what_is_asked_for_wins_over_the_preset_of_a_method():
         "task"
     ]
     assert (task["encoder"]["network"]["depth"], task["warmup"], task["rounds"]) == (34, 3, 9)
+
+
+def test_what_a_method_brings_for_noise_wins_over_its_task_and_loses_to_the_command_line():
+    noise = ["federation/privacy=central", "federation.privacy.epsilon=4"]
+    found = [
+        compose(["method=federated_subspace", *words])["task"]["scales"]
+        for words in (["federation=secure"], noise, [*noise, "task.scales=2"])
+    ]
+    assert found == [None, 1, 2]
