@@ -32,7 +32,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Plain
 from lit_fedad.federation.message_check import check
 from lit_fedad.privacy.fixed_point import Words, decode, encode, fixed_points
-from lit_fedad.privacy.messages import Invitation
+from lit_fedad.privacy.messages import FEWEST_MEMBERS, Invitation
 from lit_fedad.privacy.protocol import Gathering, Party
 from lit_fedad.robust.aggregation import RobustAggregation
 
@@ -43,7 +43,7 @@ class SecureSum:
 
     Attributes:
         quorum: Share of a round's clients, more of which must finish: at least half, so that no two sums come of one
-            round. The others may drop out.
+            round. The others may drop out, as long as three finish: each of two knows the other's message.
 
     Raises:
         UserError: If the quorum is below a half, or 1 and more.
@@ -74,8 +74,8 @@ class SecureSum:
                 "federation.secure_sum sends numbers in fixed point, which no coding shortens: leave"
                 " federation.channel.up out"
             )
-        if clients < 3:
-            raise UserError(f"federation.secure_sum needs 3 clients, and {clients} take part")
+        if clients < FEWEST_MEMBERS:
+            raise UserError(f"federation.secure_sum needs {FEWEST_MEMBERS} clients, and {clients} take part")
         for exchange in sending(method):
             if not merges_sums(exchange, method.server):
                 raise UserError(
@@ -89,9 +89,9 @@ class SecureSum:
 
         Example:
             >>> [SecureSum().quorum_of(clients) for clients in (3, 4, 5, 10)]
-            [2, 3, 3, 6]
+            [3, 3, 3, 6]
         """
-        return min(clients, math.floor(self.quorum * clients) + 1)
+        return min(clients, max(FEWEST_MEMBERS, math.floor(self.quorum * clients) + 1))
 
     def gather(
         self, exchange: Exchange, context: Context, sizes: Mapping[int, int], names: ClientNames

@@ -102,8 +102,8 @@ class Code(IntEnum):
     )
     QUORUM = (
         38,
-        "was asked for a sum of which {0} sites must finish, and {1} must in this run: both follow from"
-        " federation.secure_sum.quorum",
+        "was asked for a sum of which {0} sites must finish, and {1} must in this run: at least three, and more than"
+        " the share federation.secure_sum.quorum",
     )
     INVITED = 39, "was invited to two sums by one invitation: their shares together would unmask what it sent"
 

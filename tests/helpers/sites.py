@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -60,12 +61,12 @@ class Here:
             yield client, found
 
 
-def paint(folder: Path) -> list[str]:
-    """Paints images of three products: all below ``all``, and each below a site's folder; returns the products."""
+def paint(folder: Path, names: Sequence[str] = NAMES) -> list[str]:
+    """Paints images of a product a site: all below ``all``, and each below a site's folder; returns the products."""
     images = textures(folder / "painted", size=64, train_per_product=8, test_per_product=4)
-    products = images.categories[: len(NAMES)]
+    products = images.categories[: len(names)]
     root = images.train[0].path.parents[3]
-    for name, product in zip(NAMES, products, strict=True):
+    for name, product in zip(names, products, strict=True):
         shutil.copytree(root / product, folder / name / "images" / product)
         shutil.copytree(root / product, folder / "all" / product)
     return products
@@ -82,12 +83,12 @@ def settings(folder: Path, name: str, *own: str) -> SiteSettings:
     )
 
 
-def enrol_in_sums(folder: Path) -> None:
+def enrol_in_sums(folder: Path, names: Sequence[str] = NAMES) -> None:
     """Writes the keys for secure sums of all sites, and to each site's folder the registry of them."""
-    for name in NAMES:
+    for name in names:
         write_sum_key(folder / name, name)
-    registry = "".join((folder / name / "sum.pub").read_text() for name in NAMES)
-    for name in NAMES:
+    registry = "".join((folder / name / "sum.pub").read_text() for name in names)
+    for name in names:
         (folder / name / "key_registry").write_text(registry)
 
 

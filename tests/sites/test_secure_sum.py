@@ -23,6 +23,7 @@ from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.site import Site
 
 WORDS = ["method=federated_subspace", *DEBUG, "rounds=0"]
+FOUR = (*NAMES, "west")  # of three, all must finish
 OWN = ["cache.enabled=false", "fabric.accelerator=cpu"]
 
 
@@ -34,7 +35,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def sites(folder, secure):
+def sites(folder, secure, names=NAMES):
     own = (*OWN,) if secure else OWN
     return [
         Site(
@@ -44,7 +45,7 @@ def sites(folder, secure):
             ),
             Display(quiet=True),
         )
-        for name in NAMES
+        for name in names
     ]
 
 
@@ -57,8 +58,8 @@ class Dropping(Here):
             yield client, NoReply("the line went dead") if dead else found
 
 
-def play(folder, name, carrier, overrides):
-    plan = Plan([*WORDS, *overrides], NAMES, str(folder / name), OWN)
+def play(folder, name, carrier, overrides, names=NAMES):
+    plan = Plan([*WORDS, *overrides], names, str(folder / name), OWN)
     coordinate(plan, carrier, quiet=True)
     checkpoints = Checkpoints(folder / name / "checkpoints")
     return checkpoints.load(checkpoints.latest())[1]["server"]
@@ -96,15 +97,18 @@ def test_the_coordinator_has_the_sum_alone(folder):
 @pytest.mark.slow
 def test_a_site_that_drops_out_is_not_in_the_sum(tmp_path):
     folder = tmp_path  # whose images were in no sum before
-    paint(folder)
-    enrol_in_sums(folder)
-    carrier = Dropping(sites(folder, secure=True))
-    server = play(folder, "dropped", carrier, ["federation=secure", "seed=1"])
-    whole = play(folder, "whole", Here(sites(folder, secure=False)), ["federation/robust=off", "seed=1"])
-    assert 3 * int(server["moments"]["count"].sum()) == 2 * int(whole["moments"]["count"].sum())
+    paint(folder, FOUR)
+    enrol_in_sums(folder, FOUR)
+
+    def run(name, secure, *overrides, carrier=Here):
+        return play(folder, name, carrier(sites(folder, secure, FOUR)), overrides, FOUR)
+
+    server = run("dropped", True, "federation=secure", "seed=1", carrier=Dropping)
+    whole = run("whole", False, "federation/robust=off", "seed=1")
+    assert 4 * int(server["moments"]["count"].sum()) == 3 * int(whole["moments"]["count"].sum())
     # In another run with others, the sites that were in the sum give nothing: the difference is east's.
     with pytest.raises(UserError, match="its part of round 0 to the sum of other sites already"):
-        play(folder, "again", Here(sites(folder, secure=True)), ["federation=secure", "seed=2"])
+        run("again", True, "federation=secure", "seed=2")
 
 
 def test_sites_refuse_what_their_key_registry_does_not_say(folder):
@@ -155,14 +159,14 @@ def test_a_site_answers_in_one_kind_of_run(folder, secure, overrides, cause):
 
 
 @pytest.mark.slow
-def test_a_coordinator_asks_for_no_sum_of_fewer_sites_than_the_run_says(tmp_path):
+def test_a_coordinator_asks_for_no_sum_of_two_sites(tmp_path):
     paint(tmp_path)
     enrol_in_sums(tmp_path)
     site = sites(tmp_path, secure=True)[0]
     products = [next((tmp_path / name / "images").iterdir()).name for name in NAMES]
 
     def ask(kind, **given):
-        words = [*WORDS, "federation=secure", "federation.secure_sum.quorum=0.9"]
+        words = [*WORDS, "federation=secure"]
         request = Request(kind, "0123456789abcdef", words, 0, products=products, names=list(NAMES), **given)
         return Reply.from_bytes(site.answer(request.to_bytes()))
 
@@ -180,11 +184,11 @@ def test_a_coordinator_asks_for_no_sum_of_fewer_sites_than_the_run_says(tmp_path
 @pytest.mark.slow
 def test_a_part_of_one_round_is_not_given_as_that_of_another(tmp_path):
     """Asked in between for what it cannot answer or sends nothing for, a site knows what its shares would unmask."""
-    paint(tmp_path)
-    enrol_in_sums(tmp_path)
+    paint(tmp_path, FOUR)
+    enrol_in_sums(tmp_path, FOUR)
     own, products = (
-        sites(tmp_path, secure=True),
-        [next((tmp_path / n / "images").iterdir()).name for n in NAMES],
+        sites(tmp_path, secure=True, names=FOUR),
+        [next((tmp_path / n / "images").iterdir()).name for n in FOUR],
     )
 
     def ask(client, kind, **given):
@@ -193,12 +197,12 @@ def test_a_part_of_one_round_is_not_given_as_that_of_another(tmp_path):
         return Reply.from_bytes(own[client].answer(request.to_bytes()))
 
     def revealed(survivors, between):
-        sizes = {client: own[client]._session[1].facts.size for client in range(3)}
-        gathering = Gathering("place", sizes, 2)
+        sizes = {client: own[client]._session[1].facts.size for client in range(4)}
+        gathering = Gathering("place", sizes, 3)
         invited = gathering.invitation.to_bytes()
-        offers = {c: ask(c, "offer", names=list(NAMES), payload=invited).payload for c in range(3)}
+        offers = {c: ask(c, "offer", names=list(FOUR), payload=invited).payload for c in range(4)}
         envelopes, _ = gathering.take_offers(offers)
-        for c in range(3):
+        for c in range(4):
             assert not ask(c, "play", round=0, step=1, sealed=len(envelopes[c]), payload=envelopes[c]).code
         if between:
             session = own[0]._session[1]
@@ -213,7 +217,7 @@ def test_a_part_of_one_round_is_not_given_as_that_of_another(tmp_path):
                 assert ask(0, "play", round=1, step=2, sums=sums, payload=blob).code == code
         return ask(0, "reveal", payload=write_survivors(survivors)).code
 
-    for client in range(3):
+    for client in range(4):
         ask(client, "hello")
-    assert revealed([0, 1, 2], between=False) == Code.NONE
-    assert revealed([0, 1], between=True) == Code.CLAIMED
+    assert revealed([0, 1, 2, 3], between=False) == Code.NONE
+    assert revealed([0, 1, 2], between=True) == Code.CLAIMED
