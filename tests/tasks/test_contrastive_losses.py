@@ -284,7 +284,7 @@ def test_the_base_temperature_scales_loss_and_gradient(loss):
         z = rows(views, 4, 5).requires_grad_()
         value = loss(0.5, base_temperature=base)(z, batch)["loss"]
         value.backward()
-        found[base] = float(value), z.grad
+        found[base] = float(value.detach()), z.grad
     assert found[0.07][0] / found[None][0] == pytest.approx(0.5 / 0.07, rel=1e-5)
     torch.testing.assert_close(found[0.07][1], found[None][1] * 0.5 / 0.07, rtol=1e-4, atol=1e-6)
 
