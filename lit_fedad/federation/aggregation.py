@@ -120,6 +120,11 @@ def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: fl
             for s, count in zip(sketches, counts, strict=True)
         ]
     )
+    return weighted_quantile(values, weights, level)
+
+
+def weighted_quantile(values: Tensor, weights: Tensor, level: float) -> float:
+    """Returns the smallest of values [n], at least one, that a share `level` of their weight does not exceed."""
     values, order = values.sort()
     mass = weights[order].cumsum(0)
     return float(values[torch.searchsorted(mass, level * mass[-1]).clamp(max=len(values) - 1)])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_fedad.contracts.message import Message
 from lit_fedad.core.errors import UserError
+from lit_fedad.memory.knn import chunks
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,8 +234,7 @@ class MomentSets:
 
 def cached_sets(sets: int, channels: int) -> list[slice]:
     """Cuts sets into parts whose matrices [C, C] stay in the processor's cache."""
-    step = max(1, _CACHED // channels**2)
-    return [slice(start, start + step) for start in range(0, sets, step)]
+    return list(chunks(sets, channels**2, _CACHED))
 
 
 def placed(rows: Tensor, filled: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.aggregation import weighted_quantile
 from lit_fedad.robust.aggregation import Judged, Updates, tolerated
 
 COUNTS, IMAGES, RADII = "counts", "image_counts", "radii"
@@ -38,6 +39,8 @@ APART = 1.1
 
 NAMED = 0.01
 """Share of a client's patches from which on their loss is worth a warning."""
+
+_CHUNK = 1024  # vectors whose distances are held at once
 
 
 def bank_name(spec: MessageSpec) -> str | None:
@@ -108,7 +111,10 @@ class BankSupport:
         distances = self._distances(messages, name, last)
         masses = {client: _mass(message, name) for client, message in messages.items()}
         limit = self.far if COUNTS in spec else self.far_without_counts
-        medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
+        medians = {
+            client: weighted_quantile(distances[client], mass, 0.5) if len(mass) else 0.0
+            for client, mass in masses.items()
+        }
         known = {client: median for client, median in medians.items() if math.isfinite(median)}
         far = standing_out(known, limit, tolerated(self.liars, len(known)))
         lines = {
@@ -199,11 +205,8 @@ def _spaced(bank: Tensor) -> tuple[Tensor, Tensor]:
     reached = math.ceil(SHARE * len(rows))
     spacing = torch.cat(
         [
-            torch.cdist(rows[part], rows)
-            .scatter(1, torch.arange(len(rows))[part, None], torch.inf)
-            .kthvalue(reached, dim=1)
-            .values
-            for part in _parts(len(rows))
+            torch.cdist(rows[own], rows).scatter(1, own[:, None], torch.inf).kthvalue(reached, dim=1).values
+            for own in torch.arange(len(rows)).split(_CHUNK)
         ]
     )
     return rows, spacing.clamp(min=torch.finfo(rows.dtype).tiny)
@@ -214,20 +217,7 @@ def _distance(rows: Tensor, bank: Tensor, spacing: Tensor) -> Tensor:
     if not len(rows) or len(bank) < 2:
         held = (rows[:, None] == bank).all(2).any(1)
         return torch.where(held, 0.0, torch.inf)
-    return torch.cat([(torch.cdist(rows[part], bank) / spacing).amin(1) for part in _parts(len(rows))])
-
-
-def _parts(length: int, step: int = 1024) -> list[slice]:
-    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
-
-
-def _weighted_median(values: Tensor, masses: Tensor) -> float:
-    """Returns the smallest value that at least half of the mass does not exceed; 0 of no values."""
-    if not len(values):
-        return 0.0
-    values, order = values.sort()
-    mass = masses[order].cumsum(0)
-    return float(values[torch.searchsorted(mass, mass[-1] / 2).clamp(max=len(values) - 1)])
+    return torch.cat([(torch.cdist(part, bank) / spacing).amin(1) for part in rows.split(_CHUNK)])
 
 
 def _only(update: Update, stays: Tensor, spec: MessageSpec, name: str) -> Update:
