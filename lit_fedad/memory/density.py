@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_fedad.contracts.compute import full_precision
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
@@ -146,7 +147,7 @@ class DensitySet(nn.Module):
                 " METHOD=fadngs of any client; give it more"
             )
         width = features.shape[1]
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features):
             whitening = self._whiten()
             # One product for all densities: rows of z and of the means, each turned by each whitening matrix.
             turned = features.float() @ whitening.reshape(-1, width).T

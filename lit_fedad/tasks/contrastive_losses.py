@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.contracts.compute import full_precision
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.models.contrastive_views import kept_turns, rotations
 
@@ -64,7 +65,7 @@ def similarities(projections: Tensor, temperature: float, anchors: int | None = 
         anchors: Number A of vectors, the first, whose similarities are wanted; None for all.
     """
     z = F.normalize(projections.flatten(0, 1).float(), dim=1)
-    with torch.autocast(z.device.type, enabled=False):
+    with full_precision(z):
         return (z[:anchors] / temperature @ z.T).fill_diagonal_(-torch.inf)
 
 
