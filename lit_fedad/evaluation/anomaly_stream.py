@@ -173,11 +173,9 @@ class AnomalyStreamEvaluator(Evaluator):
         """Scores clients as they predict now; scores after earlier stages are read from the history."""
         if self.cases is not None:
             self.cases.choose(federation.clients)
-        now = federation.ask(round, self, self.asked(federation.client, federation.clients, round))
-        if not federation.fabric.is_global_zero:
+        now = self.collect(federation, round)
+        if now is None:
             return None
-        if self.alike(federation.client, round):
-            now = self.spread(next(iter(now.values())), federation.clients)
         predicted = {client: judged.predicted for client, judged in now.items()}
         if not self.common:
             stages = self.timetable.stages(round)

@@ -140,13 +140,20 @@ class Evaluator(ClientQuery[Any]):
         Returns:
             The evaluation; None on all processes but the first.
         """
+        states = self.collect(federation, round)
+        if states is None:
+            return None
+        predictions = {client: self.predicted(state) for client, state in states.items()}
+        return Evaluation(self.summarise(states), predictions=predictions)
+
+    def collect(self, federation: QueriedFederation, round: int) -> dict[int, Any] | None:
+        """Asks for the metric states of all clients after a round; None on all processes but the first."""
         states = federation.ask(round, self, self.asked(federation.client, federation.clients, round))
         if not federation.fabric.is_global_zero:
             return None
         if self.alike(federation.client, round):
-            states = self.spread(next(iter(states.values())), federation.clients)
-        predictions = {client: self.predicted(state) for client, state in states.items()}
-        return Evaluation(self.summarise(states), predictions=predictions)
+            return self.spread(next(iter(states.values())), federation.clients)
+        return states
 
     def __call__(self, client: Client, number: int) -> Any:
         """Answers with the client's metric state."""

@@ -18,7 +18,7 @@ from lit_fedad.contracts.compute import one_thread
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, by_class
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgServer, ServerModelClient
-from lit_fedad.methods.parts.functional import take_step, with_weights
+from lit_fedad.methods.parts.functional import gathered, take_step, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 WEIGHT, BIAS = "retrained.weight", "retrained.bias"
@@ -77,8 +77,7 @@ class CReFFClient(ServerModelClient):
     @torch.no_grad()
     def _class_gradients(self, loader: DataLoader) -> Message:
         """Computes gradients under the received weights, with normalisation layers in evaluation mode."""
-        batches = list(loader)
-        images, labels = (torch.cat([batch[name] for batch in batches]) for name in ("image", "label"))
+        images, labels = gathered(loader, "image", "label")
         classes = labels.unique()
         received = {name: entry.to(self.device) for name, entry in self._received.items()}
         with self.context.seeded("class gradients"):

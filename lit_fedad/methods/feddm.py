@@ -32,7 +32,7 @@ from lit_fedad.methods.parts.condensed_images import (
     synthetic_images,
 )
 from lit_fedad.methods.parts.condensed_server import CONDENSED, CondensedClient, CondensedServer
-from lit_fedad.methods.parts.functional import frozen, with_weights
+from lit_fedad.methods.parts.functional import frozen, gathered, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 
@@ -164,10 +164,7 @@ class ImageCondenser(CondensedClient):
 
     def images_by_class(self, loader: DataLoader) -> OwnImages:
         """Collects the images of owned classes in an order that does not depend on the loader's."""
-        batches = list(loader)
-        images, labels, index = (
-            torch.cat([batch[name] for batch in batches]) for name in ("image", "label", "index")
-        )
+        images, labels, index = gathered(loader, "image", "label", "index")
         sizes = labels.bincount(minlength=self.task.classes)
         owned = sizes >= self.least
         order = index.argsort()

@@ -17,6 +17,7 @@ from lit_fedad.contracts.disclosure import DisclosedBy, Disclosure, Disclosures,
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, with_exchanges
+from lit_fedad.methods.parts.functional import gathered
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
@@ -120,8 +121,7 @@ class SendAverages(Exchange[FedMixClient, FedMixServer]):
 
         Groups have at least ``group`` images, or all of the client's.
         """
-        batches = list(loader)
-        images, labels = (torch.cat([batch[name] for batch in batches]) for name in ("image", "label"))
+        images, labels = gathered(loader, "image", "label")
         order = torch.randperm(len(images), generator=client.context.generator("groups"))
         parts = order.tensor_split(max(1, len(images) // client.group) if client.group else 1)
         hot = F.one_hot(labels, client.task.classes).float()

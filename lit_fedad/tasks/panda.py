@@ -133,9 +133,7 @@ class Panda(Task):
         weights = dict(self._network.named_parameters())
         total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         images = 0
-        for batch in loader:
-            moved = self.transfer_batch_to_device(batch, self.device, 0)
-            features = self(moved)
+        for features in map_batches(self, loader, self):
             drawn = torch.randn(features.shape, generator=generator).to(features)
             slopes = torch.autograd.grad((drawn * features).sum(), list(weights.values()))
             for name, slope in zip(weights, slopes, strict=True):

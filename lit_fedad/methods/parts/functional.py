@@ -1,6 +1,6 @@
 """Functional calls of tasks: with other weights, in evaluation mode, in chunks."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, TypeVar
@@ -139,6 +139,12 @@ def copied(task: AnyTask) -> AnyTask:
 def trainable(task: Task) -> dict[str, nn.Parameter]:
     """Returns the trainable parameters of a task, by name."""
     return {name: p for name, p in task.named_parameters() if p.requires_grad}
+
+
+def gathered(loader: Iterable[Mapping[str, Tensor]], *names: str) -> tuple[Tensor, ...]:
+    """Concatenates the named entries of all batches of a loader."""
+    batches = list(loader)
+    return tuple(torch.cat([batch[name] for batch in batches]) for name in names)
 
 
 def pooled(features: Tensor) -> Tensor:
