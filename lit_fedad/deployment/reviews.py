@@ -13,6 +13,7 @@ from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import appended, told_unwritable
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.input_files import written_rows
+from lit_fedad.federation.chained_log import TIME
 
 if TYPE_CHECKING:
     from lit_fedad.deployment.ui.reading import ScoredFile
@@ -44,7 +45,7 @@ def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
         "decision": image.decision,
         "review": review,
         "run": run,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": time.strftime(TIME, time.gmtime()),
     }
     with told_unwritable(file):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -55,14 +55,19 @@ def labelled_axes(
 ) -> Axes:
     """Adds axes in the common style to a figure."""
     axes = figure.add_subplot(*place, **shared)
+    style_axes(axes)
+    axes.set_xlabel(as_written(xlabel), fontsize=FONT_SIZE + 1)
+    axes.set_ylabel(as_written(ylabel), fontsize=FONT_SIZE + 1)
+    return axes
+
+
+def style_axes(axes: Axes) -> None:
+    """Brings axes to the common style: thin lines at the left and below, and a grid along y."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)
     axes.tick_params(labelsize=FONT_SIZE, color=DARK, width=0.6, length=2.5)
     axes.grid(axis="y", color="0.9", linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.set_xlabel(as_written(xlabel), fontsize=FONT_SIZE + 1)
-    axes.set_ylabel(as_written(ylabel), fontsize=FONT_SIZE + 1)
-    return axes
 
 
 def line_style(index: int, points: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
 from lit_fedad.report.figures import save_figure
-from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure
+from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure, style_axes
 
 _A_BOX = 200  # test images per box
 
@@ -194,11 +194,7 @@ def draw_score_boxes(
 
 def _panel(axes: Axes, pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> None:
     """Draws the boxes of one client, a pair a model, and the gap between their medians."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)
-    axes.grid(axis="y", color="0.9", linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=FONT_SIZE, color=DARK, width=0.6, length=2.5)
+    style_axes(axes)
     line = {"color": DARK, "linewidth": 0.6}
     for place, pair in enumerate(pairs):
         kinds = _scaled(pair)

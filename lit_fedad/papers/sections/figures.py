@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.paper import FilledTable
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
@@ -85,7 +86,6 @@ def _over_bytes(run: CompleteRun, metric: str) -> Curve:
     return [(sent[int(number)] / 1e6, value) for number, value in _over_rounds(run, metric)]
 
 
-_RATES = ("false_alarm_rate", "miss_rate", "false_alarm_rate_foreign", "miss_rate_foreign")
 _NOTES = (
     "Mean over clients, of their own products and of foreign ones. Of a product: mean over the clients that hold it and"
     " over the others; in brackets the 95 % interval (Wilson) of as many images as the product has in the test set.",
@@ -98,7 +98,7 @@ _FIGURES = {
 
 def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Tabulates the rates of each run's decisions beside the promised rate, and shows the figures of the first runs."""
-    heads = ["run, product", "promised", *map(metric_title, _RATES)]
+    heads = ["run, product", "promised", *map(metric_title, RATES)]
     for name, groups in data.items():
         runs = [(f"{group.label}, seed {run.seed}", run) for group in groups for run in group.runs]
         lines = [line for label, run in runs for line in _lines(label, run, links)]
@@ -111,7 +111,7 @@ def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
     """Yields one line a promised rate, and under that of the shipped one a line a product."""
     url = links.run(run.tracked)
     for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
-        means = [judged.get(rate, {}).get("mean") for rate in _RATES]
+        means = [judged.get(rate, {}).get("mean") for rate in RATES]
         rates = judged.get("promised")  # what was stored may lack it
         promised = promised_text([rates["lowest"], rates["highest"]]) if rates else alpha
         yield Line.of([label, promised, *map(_share, means)], url)
