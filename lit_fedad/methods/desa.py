@@ -193,12 +193,12 @@ class DESAServer(FedAvgServer):
         images = self._normalised(self.anchors)
         self.task.to(self.device)
         self.logits = {
-            client: torch.cat(apply_in_chunks(self.task, update.message, images, self._ask))
+            client: torch.cat(apply_in_chunks(self.task, update.message, images, self._anchor_logits))
             for client, update in updates.items()
         }
         self.task.to("cpu")
 
-    def _ask(self, images: Tensor) -> Tensor:
+    def _anchor_logits(self, images: Tensor) -> Tensor:
         logits: Tensor = self.task.classifier(self.task({"image": images}))
         return logits.float().cpu()
 

@@ -130,16 +130,16 @@ class FEDICServer(FedAvgServer):
             images = torch.cat([task.encoder.features(part) for part in images.split(_FROZEN_BATCH)])
 
         def hard(batch: Tensor) -> Tensor:
-            return F.cross_entropy(self._look(images[batch])[0], labels[batch])
+            return F.cross_entropy(self._outputs(images[batch])[0], labels[batch])
 
         task.to(device)
-        answers = [self._ask(model, images) for model in clients]
+        answers = [self._outputs_of(model, images) for model in clients]
         logits = torch.stack([answer for answer, _ in answers])
         features = torch.stack([answer for _, answer in answers]).mean(0)
 
         task.load_state_dict(self.weights, strict=False)
         tuning = self._train(task, hard, self._batches("fine-tuning", count, self.labelled_batch))
-        tuned, _ = self._ask(learned_state(task), images)
+        tuned, _ = self._outputs_of(learned_state(task), images)
 
         calibration = self.calibration.to(device)
         calibrating = self._train(
@@ -154,7 +154,7 @@ class FEDICServer(FedAvgServer):
         self.calibration.to("cpu")
 
         def soft(batch: Tensor) -> Tensor:
-            return divergence(self._look(images[count + batch])[0], teacher[batch], self.temperature)
+            return divergence(self._outputs(images[count + batch])[0], teacher[batch], self.temperature)
 
         task.load_state_dict(self.weights, strict=False)
         distilling = self._train(
@@ -176,16 +176,16 @@ class FEDICServer(FedAvgServer):
         chances = torch.ones(count).expand(self.steps, count)
         return torch.multinomial(chances, min(size, count), generator=self.context.generator(purpose))
 
-    def _look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Computes logits [B, K] and features [B, D] under the task's current weights."""
         with self.launched.autocast():
             features = self.task({"image": images})
             logits = self.task.classifier(features)
         return logits.float(), features.float()
 
-    def _ask(self, model: Message, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _outputs_of(self, model: Message, images: Tensor) -> tuple[Tensor, Tensor]:
         """Computes logits [N, K] and features [N, D] of all images under a model's weights, in evaluation mode."""
-        logits, features = zip(*apply_in_chunks(self.task, model, images, self._look), strict=True)
+        logits, features = zip(*apply_in_chunks(self.task, model, images, self._outputs), strict=True)
         return torch.cat(logits), torch.cat(features)
 
     def _train(self, module: nn.Module, loss: Callable[..., Tensor], *batches: Tensor) -> float:

@@ -78,7 +78,7 @@ class FedRepClient(FedAvgClient):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds the task's optimiser of both parts: a client that failed has left one of them without gradients."""
-        self._free(head=True, base=True)
+        self._set_trained(head=True, base=True)
         return super().configure_optimizers()
 
     def on_train_start(self) -> None:
@@ -88,7 +88,7 @@ class FedRepClient(FedAvgClient):
     def on_train_epoch_start(self) -> None:
         """Enables gradients for the part that the epoch trains, and disables them for the other."""
         self.epoch += 1
-        self._free(head=not self.trains_base, base=self.trains_base)
+        self._set_trained(head=not self.trains_base, base=self.trains_base)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss; one that the part in training is not in, as AE-1SVM's at last, moves nothing."""
@@ -99,9 +99,10 @@ class FedRepClient(FedAvgClient):
 
     def on_train_end(self) -> None:
         """Enables gradients for both parts."""
-        self._free(head=True, base=True)
+        self._set_trained(head=True, base=True)
 
-    def _free(self, head: bool, base: bool) -> None:
+    def _set_trained(self, head: bool, base: bool) -> None:
+        """Sets which parts have gradients."""
         for parameter in self.head:
             parameter.requires_grad_(head)
         for parameter in self.base:

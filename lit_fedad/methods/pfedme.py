@@ -50,19 +50,20 @@ class PFedMeClient(AnchoredClient):
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the loss of theta; before the first step on a batch, w follows the theta of the batch before."""
         if batch_idx % self.inner_steps == 0:
-            self._follow()
+            self._move_shared()
         outputs = self.task.training_step(batch, batch_idx)
         envelope = self.lam / 2 * self.squared_distance(trainable(self.task))
         return {**outputs, "loss": outputs["loss"] + envelope, "envelope": envelope}
 
     def on_train_end(self) -> None:
         """Moves w a last time, keeps theta, and leaves w in the task, with the running statistics of theta."""
-        self._follow()
+        self._move_shared()
         self.personal_entries = self.shared_state()
         self.task.load_state_dict(self.anchor, strict=False)
 
     @torch.no_grad()
-    def _follow(self) -> None:
+    def _move_shared(self) -> None:
+        """Moves w by ``-eta lam (w - theta)``."""
         for name, theta in trainable(self.task).items():
             self.anchor[name].lerp_(theta, self.learning_rate * self.lam)
 

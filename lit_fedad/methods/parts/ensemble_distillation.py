@@ -264,7 +264,7 @@ class EnsembleDistillation:
         device = fabric.device if fabric else torch.device("cpu")
         task.to(device)
         images = public.to(device)
-        embeddings, weights = self._ask_teachers(task, list(teachers.values()), images, fabric)
+        embeddings, weights = self._teacher_embeddings(task, list(teachers.values()), images, fabric)
         task.load_state_dict(start, strict=False)
         draw = context.generator("distillation")
         queues = InstanceQueues(embeddings, self.queue, draw)
@@ -311,7 +311,7 @@ class EnsembleDistillation:
         return student_weights, report
 
     @torch.no_grad()
-    def _ask_teachers(
+    def _teacher_embeddings(
         self, task: Contrastive, teachers: Sequence[Message], images: Tensor, fabric: Fabric | None
     ) -> tuple[Tensor, Tensor]:
         """Computes every teacher's embeddings [C, P, D], once for all epochs, and the teachers' weights [C]."""
