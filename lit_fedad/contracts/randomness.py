@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,11 +95,9 @@ class Context:
         """Returns a CPU generator that depends only on seed, purpose, round, exchange and client."""
         return generator(self.seed, self._named(purpose), self.round, self.client)
 
-    @contextmanager
-    def seeded(self, purpose: str) -> Iterator[None]:
+    def seeded(self, purpose: str) -> AbstractContextManager[None]:
         """Seeds torch's global generators for a block and restores them afterwards."""
-        with seeded(self.seed, self._named(purpose), self.round, self.client):
-            yield
+        return seeded(self.seed, self._named(purpose), self.round, self.client)
 
     def _named(self, purpose: str) -> str:
         """Returns the purpose, with the exchange's index for all but the first exchange of a round."""

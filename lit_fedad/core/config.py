@@ -30,16 +30,8 @@ from lit_fedad.core.typed_words import advice, as_typed
 Config = dict[str, Any]
 
 _EVERY_RUN_HAS = (
-    "data",
-    "partition",
-    "task",
-    "encoder",
-    "federation",
-    "tracking",
-    "method",
-    "image",
-    "fabric",
-)
+    "data", "partition", "task", "encoder", "federation", "tracking", "method", "image", "fabric",
+)  # fmt: skip
 
 TYPES: dict[str, Any] = {
     "image.size": int | list,

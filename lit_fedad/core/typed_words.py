@@ -7,23 +7,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
-_TEXTS = frozenset(
-    {
-        *(
-            "folder",
-            "group",
-            "id_column",
-            "images",
-            "label_column",
-            "labels",
-            "mask_folder",
-            "name",
-            "out",
-            "path",
-        ),
-        *("root", "split", "split_csv", "start", "uri", "weights"),
-    }
-)
+_TEXTS = frozenset((
+    "folder", "group", "id_column", "images", "label_column", "labels", "mask_folder", "name", "out", "path", "root",
+    "split", "split_csv", "start", "uri", "weights",
+))  # fmt: skip
 """Last words of keys whose values are paths or names."""
 
 _SECTIONS = frozenset({"backbone", "cache", "calibration", "data", "partition", "public", "root", "tracking"})

@@ -213,12 +213,11 @@ class NoisedSpread(Projected):
     """The exchange that finds the covariance around the means of cells, and with it the Gaussians.
 
     Args:
-        name: Name in reports.
         cells: Cells along a side.
     """
 
-    def __init__(self, name: str, cells: int) -> None:
-        super().__init__(name, ImageSpread)
+    def __init__(self, cells: int) -> None:
+        super().__init__("covariance", ImageSpread)
         self.cells = cells
 
     def broadcast(self, server: MomentsServer, client_id: int) -> Message:
@@ -233,7 +232,7 @@ class NoisedSpread(Projected):
 def exchanges(client: FederatedPaDiMClient) -> Exchanges:
     """Moments before round 1; in rounds those of new data."""
     rounds = (NewMoments(),)
-    noised = (*NOISED_FRAME, Projected("cells", ImageCells), NoisedSpread("covariance", client.cells))
+    noised = (*NOISED_FRAME, Projected("cells", ImageCells), NoisedSpread(client.cells))
     return Exchanges(
         (PooledMoments(),), rounds, PositionSums(), Exchanges(noised, rounds), Evidence(moments_sent)
     )

@@ -7,7 +7,7 @@ the merger they send the centres of their features under the merged weights.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -37,7 +37,6 @@ class PandaClient(FedAvgClient):
     """
 
     needs = Panda
-    state_names: ClassVar[tuple[str, ...]] = ()
     task: Panda
 
     def __init__(

@@ -70,7 +70,9 @@ class EfficientAD(PatchTask):
         rim: int = 0,
         top: float = 0.0,
     ) -> None:
-        super().__init__(backbone, grid, image_size, True, 0.0, False, sigma, rim, top)
+        super().__init__(
+            backbone, grid, image_size, shrinkage=0.0, average_pool=False, sigma=sigma, rim=rim, top=top
+        )
         at_least("task", 2, width=width, latent=latent)
         within("task", 0, 1, hard=hard, low=low, high=high)
         above("task", 0, learning_rate=learning_rate)

@@ -1,4 +1,4 @@
-"""A one-class SVM of frozen features, fitted by scikit-learn (Schoelkopf et al., 2001)."""
+"""Detectors that are fitted to frozen features: nearest neighbours, and a one-class SVM (Schoelkopf et al., 2001)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -59,7 +59,7 @@ class PaDiM(PatchTask):
         sigma: float = 4.0,
         channel_seed: int = 0,
     ) -> None:
-        super().__init__(backbone, grid, image_size, False, average_pool=False, sigma=sigma)
+        super().__init__(backbone, grid, image_size, standardise=False, average_pool=False, sigma=sigma)
         at_least("task", 1, channels=channels)
         above("task", 0, regularisation=regularisation)
         drawn = torch.randperm(self.channels, generator=torch.Generator().manual_seed(channel_seed))
