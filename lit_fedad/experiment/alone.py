@@ -25,6 +25,7 @@ from lit_fedad.experiment.federations import build_evaluator, build_federation
 from lit_fedad.experiment.run import Run
 from lit_fedad.federation.processes import gather, of_this_process, on_first, shard
 from lit_fedad.metrics.federated import defined_mean
+from lit_fedad.privacy.protection import is_protected
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 _ONE = {"min_clients": 1, "fraction": 1.0}
@@ -68,8 +69,7 @@ def alone(run: Run) -> dict[str, Any]:
         or not isinstance(data.images, ImageSet)
         or len({sample.label for sample in data.images.test}) < 2
         or isinstance(data.module, StreamDataModule)
-        or federation.get("privacy")
-        or federation.get("secure_sum")
+        or is_protected(config)
     ):
         return {}
     config = {

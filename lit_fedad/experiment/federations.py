@@ -37,9 +37,8 @@ from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.transport import Transport
-from lit_fedad.privacy.dp_sgd import TrainingPrivacy
-from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
-from lit_fedad.privacy.protection import protect
+from lit_fedad.privacy.image_privacy import noise_key
+from lit_fedad.privacy.protection import promised, protect
 
 
 def build_federation(
@@ -75,14 +74,12 @@ def build_federation(
         transport=transport,
         names=names,
     )
-    secure_sum, privacy = (build(config["federation"].get(section)) for section in ("secure_sum", "privacy"))
-    return protect(federation, secure_sum, privacy, key)
+    return protect(federation, build(config["federation"].get("secure_sum")), promised(config), key)
 
 
 def shared_key(folder: Path, config: Config, images: str, fabric: Fabric) -> bytes:
     """Returns the secret of a run's noise in every process; empty where there is no noise."""
-    privacy: ImagePrivacy | TrainingPrivacy | None = build(config["federation"].get("privacy"))
-    if privacy is None or privacy.epsilon is None:
+    if (privacy := promised(config)) is None:
         return b""
     key: bytes = fabric.broadcast(noise_key(folder, privacy.seed, images) if fabric.is_global_zero else b"")
     return key

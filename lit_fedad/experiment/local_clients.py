@@ -37,6 +37,7 @@ from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.transport import Transport
+from lit_fedad.privacy.protection import is_protected
 from lit_fedad.report.console import Display
 
 
@@ -111,7 +112,7 @@ def workers(config: Config, fabric: Fabric) -> Callable[[LocalTransport], Transp
         raise UserError(
             "simulation.workers: Ray starts the processes; give fabric.devices=1 fabric.num_nodes=1"
         )
-    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
+    if is_protected(config):
         raise UserError(
             "simulation.workers: Ray workers neither mask nor noise sums yet; leave federation=secure and"
             " federation/privacy out, or simulation.workers=0"

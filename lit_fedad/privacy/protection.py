@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.loop import Federation
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
@@ -46,3 +48,15 @@ def protect(
     if secure_sum is not None:
         federation.summing = Summing(secure_sum, federation.collecting)
     return federation
+
+
+def is_protected(config: Config) -> bool:
+    """Tells whether a configuration asks for secure sums or differential privacy."""
+    federation = config["federation"]
+    return bool(federation.get("secure_sum") or federation.get("privacy"))
+
+
+def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:
+    """Returns the differential privacy that a run promises; None for none."""
+    privacy: ImagePrivacy | TrainingPrivacy | None = build(config["federation"].get("privacy"))
+    return None if privacy is None or privacy.epsilon is None else privacy

@@ -31,11 +31,12 @@ from lit_fedad.experiment.train import train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import noise_key
+from lit_fedad.privacy.protection import is_protected, promised
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol
 from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.overrides import compose_overrides, of_one_client
-from lit_fedad.sites.own_noise import check_planned, is_central, promised
+from lit_fedad.sites.own_noise import check_planned, is_central
 from lit_fedad.sites.remote import Carrier, Sites
 from lit_fedad.sites.status import Contact, Status, flat_status
 
@@ -229,8 +230,7 @@ def joinable(config: Config, model: Model) -> bool:
     They cannot where the method needs all from the beginning (`Method.joinable`), where one set of sites adds its
     messages up, and where noise was planned for so many.
     """
-    federation = config["federation"]
-    return not (federation.get("secure_sum") or federation.get("privacy")) and model.method.joinable
+    return not is_protected(config) and model.method.joinable
 
 
 @dataclass(frozen=True)

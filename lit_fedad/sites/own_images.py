@@ -20,6 +20,7 @@ from lit_fedad.data.labelled import Images, LabelledImage, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.privacy.protection import is_protected
 from lit_fedad.sites.messages import Facts, are_products
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings
@@ -95,7 +96,7 @@ def own_partition(config: Config, images: Images, settings: SiteSettings, client
         if isinstance(images, SemanticSet):
             training = (images.train_labels < images.normal_classes).nonzero().flatten().tolist()
         return Partition.of_clients([*([()] * client), training])
-    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
+    if is_protected(config):
         raise RefusalError(Code.STAGES, detail="sums of stages are neither masked nor noised")
     if not isinstance(images, ImageSet):
         raise RefusalError(Code.STAGES, detail="they are of products of files; classes come all at once")

@@ -14,6 +14,7 @@ from lit_fedad.experiment.build import Model
 from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
 from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, in_words, noise_key
 from lit_fedad.privacy.ledger import ROUNDING, Ledger
+from lit_fedad.privacy.protection import promised
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.sites.refusals import Code, RefusalError
 
@@ -181,12 +182,6 @@ def _course(config: Config, sizes: Mapping[int, int]) -> Course:
     federation = config["federation"]
     secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
     return Course(config["rounds"], dict.fromkeys(sizes, 0), sizes, sampler, secure)
-
-
-def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:
-    """Returns the differential privacy that a run promises; None for none."""
-    privacy: ImagePrivacy | TrainingPrivacy | None = build(config["federation"].get("privacy"))
-    return None if privacy is None or privacy.epsilon is None else privacy
 
 
 def check_promise(config: Config, most: float | None) -> None:
