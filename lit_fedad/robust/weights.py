@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -157,7 +157,7 @@ class CoordinateMedian(WeightRule):
         """Replaces all weights by their median."""
         number = len(updates)
         middle = slice((number - 1) // 2, number // 2 + 1)
-        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
+        return _with_mean(updates, previous, middle)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class TrimmedMean(WeightRule):
         """Replaces all weights by their trimmed mean."""
         trimmed = tolerated(self.liars, len(updates))
         middle = slice(trimmed, len(updates) - trimmed)
-        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
+        return _with_mean(updates, previous, middle)
 
 
 @dataclass(frozen=True)
@@ -268,15 +268,18 @@ def cosines(products: Tensor) -> Tensor:
     return (sums - own) / squares.clamp(min=1e-12).sqrt()
 
 
-def _sorted(updates: Updates, name: str) -> Tensor:
-    return torch.stack([update.message[name].double() for update in updates.values()]).sort(0).values
-
-
 def _with(update: Update, weights: Message) -> Update:
     """Returns the update with other weights, in the type of its own."""
     own = {name: entry.to(update.message[name].dtype) for name, entry in weights.items()}
     return Update({**update.message, **own}, update.num_samples)
 
 
-def _shared(updates: Updates, weights: Message) -> dict[int, Update]:
+def _with_mean(updates: Updates, names: Iterable[str], ranks: slice) -> dict[int, Update]:
+    """Gives every update the mean of some ranks of the sorted weights, coordinate by coordinate."""
+
+    def mean(name: str) -> Tensor:
+        sent = torch.stack([update.message[name].double() for update in updates.values()])
+        return sent.sort(0).values[ranks].mean(0)
+
+    weights = {name: mean(name) for name in names}
     return {client: _with(update, weights) for client, update in updates.items()}
