@@ -179,9 +179,8 @@ def train(
 
 
 def _trained(config: Config, listed: _ImageList | None, quiet: bool) -> TrainedRun:
-    from lit_fedad.experiment.train import (
-        train as run,
-    )  # after `require`: it imports what only training needs
+    # After `require`: it imports what only training needs.
+    from lit_fedad.experiment.train import train as run
 
     with told_too_long(), _written(listed, config):
         result = run(config, quiet=quiet)
@@ -237,9 +236,8 @@ def _written(listed: _ImageList | None, config: Config) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
     begun = RunFolder.of(config).path / "config.yaml"
-    with undone(
-        made, unless=None if begun.exists() else begun
-    ):  # a run of another list has no use for this one
+    # A run of another list has no use for this one.
+    with undone(made, unless=None if begun.exists() else begun):
         yield
 
 

@@ -43,9 +43,8 @@ def fit_preset(
             for key in set(composed[group]) - set(plain[group]) - set(parameters_of(taker)):
                 if f"{group}.{key}" not in given:
                     del composed[group][key]
-        if (
-            gives_arrays(reader) and composed.image.size != plain.image.size
-        ):  # the preset's, not the command's
+        # The preset's size, not the command's.
+        if gives_arrays(reader) and composed.image.size != plain.image.size:
             composed.image.size = plain.data.get("size", composed.image.size)
         if "stages" in plain.partition and "stages" not in composed.partition:
             few = {"clients": composed.partition.clients, "stages": max(composed.rounds, 1), "imbalance": 1}

@@ -210,9 +210,8 @@ def _read(path: Path, prefix: str, channels: Channels, labelled: bool = True) ->
 def _open(path: Path) -> NpzFile:
     try:
         check_regular(path)
-        arrays = np.load(
-            path, allow_pickle=False, mmap_mode="r"
-        )  # a single array is refused below: none is read
+        # A single array is refused below: none is read.
+        arrays = np.load(path, allow_pickle=False, mmap_mode="r")
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file; give its folder as root and its name relative to it"

@@ -196,9 +196,8 @@ class Link:
         if self._accepted != [(blob, spec)]:  # a process receives equal bytes for each of its clients
             check(message, spec, sender)
             self._accepted[:] = [(blob, spec)]
-        return {
-            name: message[name] for name in spec
-        }  # safetensors returns them in an order that is drawn anew
+        # safetensors returns them in an order that is drawn anew.
+        return {name: message[name] for name in spec}
 
     def largest(self, spec: MessageSpec) -> int:
         """Computes how many bytes a message of a declared form has at most, so that more need not be read.

@@ -175,9 +175,8 @@ class Checkpoints:
         if source is None:
             raise UserError(f"{other.folder}: holds no checkpoint; give the run's folder back as it was")
         round, state = other.load(source)
-        files = read_meta(source)[
-            "files"
-        ]  # a file that was changed since does not fit its hash, here as there
+        # A file that was changed since does not fit its hash, here as there.
+        files = read_meta(source)["files"]
         partial = self.begin(round)
         for name in files:
             shutil.copyfile(source / name, partial / name)

@@ -271,9 +271,8 @@ class Display:
 
     def _complain(self, kind: str, style: str, message: str) -> None:
         said = _clean(message)
-        said = (
-            said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
-        )  # a file may have a name of any length
+        if len(said) > _LONGEST:  # a file may have a name of any length
+            said = f"{said[:_LONGEST]}..."
         with self._err.capture() as line:
             self._err.print(Text.assemble((f"{kind}:", style), f" {said}"), soft_wrap=True)
         # Through sys.stderr, which a live bar replaces; a rich console would write past it, into the bar.

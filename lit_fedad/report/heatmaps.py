@@ -56,9 +56,8 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     sheet_height = _HEAD + len(cases) * (cell + _CAPTION)
 
     figure = blank_figure(sheet_width, sheet_height)
-    figure.set_layout_engine(
-        "none"
-    )  # cells are placed to the point: captions may run on under their whole row
+    # Cells are placed to the point: captions may run on under their whole row.
+    figure.set_layout_engine("none")
 
     def place(left: float, top: float, wide: float, high: float) -> Axes:
         """Adds axes at a place given in inches from the top left corner."""

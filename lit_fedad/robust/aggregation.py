@@ -127,9 +127,8 @@ def _channels(message: Message) -> tuple[Tensor, Tensor]:
     counts, means = message["count"], message["mean"].double()
     if not counts.any():
         return means.new_empty(0), means.new_empty(0)
-    shares = (
-        counts[counts > 0] / counts.sum()
-    ).double()  # clients hold different products: all together compare
+    # Clients hold different products: all together compare.
+    shares = (counts[counts > 0] / counts.sum()).double()
     mean = shares @ means
     return mean, (shares @ (variances + (means - mean).square())).clamp(min=0).sqrt()
 

@@ -94,11 +94,8 @@ class Registry:
         if host == socket.gethostname():
             try:  # another process may have the number by now, and a dead one waits for its parent
                 return is_same(pid, since) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-            except (
-                psutil.NoSuchProcess,
-                ValueError,
-                OverflowError,
-            ):  # the last two: no process has such a number
+            # The last two: no process has such a number.
+            except (psutil.NoSuchProcess, ValueError, OverflowError):
                 return False
         self.beat()  # both times are the file server's, whose clock need not be this host's
         age = self._file(self.number).stat().st_mtime - self._file(number).stat().st_mtime
