@@ -111,9 +111,10 @@ def membership_report(attacked: Mapping[int, Attacked], seed: int = 0) -> Member
     models = [
         area_under_curve(table.score[rows], table.member[rows])
         for rows in (table.model == number for number in np.unique(table.model))
-        if _both(table.member[rows])
+        if _has_both(table.member[rows])
     ]
-    ours, theirs = _fedvck(areas), [_fedvck(table.areas(member)) for member in permuted[: DRAWS // 4]]
+    ours = _fedvck_measures(areas)
+    theirs = [_fedvck_measures(table.areas(member)) for member in permuted[: DRAWS // 4]]
     return MembershipReport(
         estimate("auc"),
         {name: estimate(name) for name in RATES},
@@ -199,7 +200,7 @@ class _Table:
         areas = np.full((self.clients, self.model.max() + 1), np.nan)
         for client, model, rows, ranks in self._ranked:
             inside = member[rows]
-            if _both(inside):
+            if _has_both(inside):
                 m = inside.sum()
                 area = (ranks[inside].sum() - m * (m + 1) / 2) / (m * (len(ranks) - m))
                 areas[client, model] = area
@@ -237,7 +238,8 @@ class _Curve:
         return area | {name: float(true[false <= rate].max(initial=0.0)) for name, rate in RATES.items()}
 
 
-def _fedvck(areas: Floats) -> dict[str, float]:
+def _fedvck_measures(areas: Floats) -> dict[str, float]:
+    """Computes the measures of membership inference that FedVCK's paper has, of areas by client and model."""
     there = ~np.isnan(areas)
     floor = np.where(there, np.maximum(areas, 0.5), 0.0)
     return {
@@ -247,5 +249,6 @@ def _fedvck(areas: Floats) -> dict[str, float]:
     }
 
 
-def _both(member: NDArray[np.bool_]) -> bool:
+def _has_both(member: NDArray[np.bool_]) -> bool:
+    """Tells whether there are members and non-members."""
     return bool(member.any() and not member.all())

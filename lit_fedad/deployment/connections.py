@@ -30,7 +30,7 @@ class PatientProtocol(H11Protocol):
             others = [one for one in waiting if one is not self]
             if others:
                 min(others, key=lambda one: one.since).let_go()
-        self._timer = self.loop.call_later(HEAD_S, self._look)
+        self._timer = self.loop.call_later(HEAD_S, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops to wait."""
@@ -55,11 +55,11 @@ class PatientProtocol(H11Protocol):
         else:
             self.transport.close()
 
-    def _look(self) -> None:
+    def _check_idle(self) -> None:
         """Lets the connection go where since the last look no new request came and nothing was read."""
         now = self.cycle, self._unread
         if self.waits and now == self._seen:
             self.let_go()
             return
         self._seen = now
-        self._timer = self.loop.call_later(max(HEAD_S, self.timeout_keep_alive), self._look)
+        self._timer = self.loop.call_later(max(HEAD_S, self.timeout_keep_alive), self._check_idle)

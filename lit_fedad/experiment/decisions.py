@@ -127,9 +127,9 @@ def _say(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: Alpha) -> Non
             f" {USUAL_RATE:g} needs {needed_images(USUAL_RATE)}"
         )
     if silent := [client for client, own in judged.items() if own["without_promise"]]:
-        who, rate = _have(silent, run.federation.names), judged[silent[0]]["promised"]
+        who, rate = _clients_have(silent, run.federation.names), judged[silent[0]]["promised"]
         if any(number for client in silent for number in judged[client]["deciding"]):
-            number = _number([judged[client] for client in silent])
+            number = _images_held([judged[client] for client in silent])
             run.display.warn(
                 f"evaluation.alpha={rate:g} needs {needed_images(rate)} calibration images, and {who} {number}: what"
                 " cannot be promised is not called anomalous; give a larger evaluation.alpha, or more images"
@@ -141,7 +141,7 @@ def _say(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: Alpha) -> Non
             )
 
 
-def _number(silent: Sequence[Mapping[str, Any]]) -> str:
+def _images_held(silent: Sequence[Mapping[str, Any]]) -> str:
     """Says how many images clients have that cannot promise all: of which products few, where it is not all."""
     few = list(dict.fromkeys(name for own in silent for name in own["without_promise"]))
     if all(len(own["without_promise"]) == len(own["products"]) for own in silent):
@@ -149,7 +149,7 @@ def _number(silent: Sequence[Mapping[str, Any]]) -> str:
     return f"fewer of {', '.join(few[:3])}{' and others' if len(few) > 3 else ''}"
 
 
-def _have(clients: Sequence[int], names: ClientNames) -> str:
+def _clients_have(clients: Sequence[int], names: ClientNames) -> str:
     """Begins a sentence about what clients have, by name; of many by their number alone."""
     if len(clients) > 8:
         return f"{len(clients)} clients have"

@@ -99,7 +99,7 @@ class RayTransport(LocalTransport):
                 break
             (done,) = ended
             if done in self._returning:
-                free += self._back(done)
+                free += self._take_back(done)
                 continue
             number, worker = busy.pop(done)
             try:
@@ -116,7 +116,7 @@ class RayTransport(LocalTransport):
             self.progress.step()
         return self._gathered(answers)
 
-    def _back(self, ready: Any) -> list[Any]:
+    def _take_back(self, ready: Any) -> list[Any]:
         """Takes a worker in again that was started again; one that could not be, is none any more."""
         import ray
 

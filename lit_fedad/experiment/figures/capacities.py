@@ -47,7 +47,7 @@ class Capacities(RunCallback):
             show_capacities(run.federation, run.local, run.fabric, run.folder.path / "figures")
 
 
-class _Look(NamedTuple):
+class _Embedded(NamedTuple):
     """A client's densities under one model, and its embedded normal and anomalous test images."""
 
     mean: Tensor
@@ -72,12 +72,12 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
     # Only the first process holds the server's state.
     averaged, local = fabric.broadcast(_models_beside(federation.server))
 
-    def answer(client: Client, number: int) -> dict[str, _Look]:
+    def answer(client: Client, number: int) -> dict[str, _Embedded]:
         assert isinstance(client, FADngsClient)
         weights = {"averaged": averaged, "global": client.shared_state(), "local": local.get(number)}
         return {name: look(client, number, state) for name, state in weights.items() if state is not None}
 
-    def look(client: FADngsClient, number: int, weights: Message) -> _Look:
+    def look(client: FADngsClient, number: int, weights: Message) -> _Embedded:
         client.task.load_state_dict(weights, strict=False)
         z = embed_images(client.task, data.module.client_loader(number, torch.Generator(), shuffle=False))
         normal, anomalous = (
@@ -85,7 +85,7 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
             for indices in chosen[number]
         )
         found = client.task.estimate(z, last_exchange(client, federation.exchanges))
-        return _Look(found.mean, found.covariance, normal, anomalous)
+        return _Embedded(found.mean, found.covariance, normal, anomalous)
 
     answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))
     if not fabric.is_global_zero:

@@ -266,12 +266,14 @@ def _by_client(
 ) -> None:
     """Draws normal images in the look of their client, and anomalies as red crosses over them."""
     for index, client in enumerate(clients):
-        chosen, look = owners == client, _look(index)
+        chosen, look = owners == client, _client_style(index)
         axes.scatter(places[chosen, 0], places[chosen, 1], size, linewidths=0, alpha=0.8, **look)
     chosen = owners < 0
     axes.scatter(places[chosen, 0], places[chosen, 1], size, color=_RED, marker="x", linewidths=0.7)
     axes.set_title("(a) clients and anomalies", fontsize=FONT_SIZE + 1)
-    handles = [legend_mark(f"client {client}", **_look(index)) for index, client in enumerate(clients)]
+    handles = [
+        legend_mark(f"client {client}", **_client_style(index)) for index, client in enumerate(clients)
+    ]
     if chosen.any():
         handles.append(legend_mark("anomaly", color=_RED, marker="x"))
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "handletextpad": 0.2}
@@ -289,7 +291,7 @@ def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequ
         grid = np.stack(np.meshgrid(*sides))
         density = gaussian_kde(own.T)(grid.reshape(2, -1)).reshape(_GRID, _GRID)
         levels = [level * density.max() for level in _LEVELS]
-        colour, style = [_look(index)["color"]], _STYLES[index // len(_COLOURS) % len(_STYLES)]
+        colour, style = [_client_style(index)["color"]], _STYLES[index // len(_COLOURS) % len(_STYLES)]
         axes.contourf(*grid, density, [levels[0], 1.01 * density.max()], colors=colour, alpha=0.25)
         axes.contour(*grid, density, levels, colors=colour, linewidths=0.8, linestyles=style)
     axes.set_title("(b) kernel density of clients", fontsize=FONT_SIZE + 1)
@@ -322,7 +324,7 @@ def _decision_handles() -> list[Line2D]:
     ]
 
 
-def _look(index: int) -> dict[str, Any]:
+def _client_style(index: int) -> dict[str, Any]:
     """Returns colour and mark of a client: the colours in turn, then again with the next mark."""
     turn, colour = divmod(index, len(_COLOURS))
     return {"color": _COLOURS[colour], "marker": _MARKERS[turn % len(_MARKERS)]}
