@@ -1,1 +1,1 @@
-"""Trained detectors in use: scoring new images, export."""
+"""Trained detectors in use: they are exported, score new images, learn from more, and are served over HTTP."""

@@ -17,7 +17,7 @@ class FederationCallback:
     def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
         """Receives the clients' updates before the server merges them, while its state is still the broadcast one.
 
-        `lit_fedad.audits.statistics` may look here. No other hook receives single uploads.
+        `lit_fedad.audits.shadow_runs` reads them here. No other hook receives single uploads.
         """
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:

@@ -1,4 +1,4 @@
-"""Memory-bank kernels: neighbours, k-means, memory-reduce, coreset."""
+"""Summaries of features: memory banks, densities, subspaces and prototypes, and the kernels that they need."""
 
 from lit_fedad.core.lazy_names import lazy_names
 

@@ -1,1 +1,1 @@
-"""Plain nn.Modules, and nothing else."""
+"""Networks, frozen backbones, and the random views and drawn images that networks are trained on."""

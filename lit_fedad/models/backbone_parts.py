@@ -1,4 +1,4 @@
-"""Blocks of vision transformers as feature maps."""
+"""Blocks of vision transformers as feature maps, and ResNet-50 v2 with the stem of Gluon's weights."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""An encoder that is trained on pixels."""
+"""What a task trains: an encoder of pixels, or a residual network on the features of a frozen backbone."""
 
 from collections.abc import Sequence
 
