@@ -12,6 +12,7 @@ from scipy import ndimage
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import LeftOut, find_images, images_in
 from lit_fedad.data.pictures import Picture, open_picture, shown_size, warn_once
+from lit_fedad.data.sample import grouped
 
 _SOFT = 16  # grey values from which on a mask is taken for a drawing with soft edges
 _MOST = 0.5  # share of an image, above which a mask may be inverted
@@ -288,9 +289,8 @@ def find_masks(
     Raises:
         UserError: An image has none or several, or two images share one.
     """
-    by_stem: dict[Path, list[Path]] = {}
-    for path in find_images(folder, left_out, masks=True) if folder.is_dir() else []:
-        by_stem.setdefault(path.relative_to(folder).with_suffix(""), []).append(path)
+    files = find_images(folder, left_out, masks=True) if folder.is_dir() else []
+    by_stem = grouped((path.relative_to(folder).with_suffix(""), path) for path in files)
     masks: list[Path | None] = []
     owners: dict[Path, Path] = {}
     for image in images:

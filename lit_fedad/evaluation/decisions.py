@@ -13,6 +13,7 @@ from torch import Tensor
 from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.sample import grouped
 from lit_fedad.federation.evaluator import ClientQuery, QueriedFederation
 from lit_fedad.metrics.conformal import Alpha, Calibration, rounded_up, wilson_interval
 from lit_fedad.metrics.federated import Summary, summary, with_products
@@ -239,10 +240,10 @@ def decide_apart(
     Returns:
         The same as `decide`; without images of a client that has not answered.
     """
-    groups: dict[tuple[float, ...], list[int]] = {}
-    for client in federation.clients:
-        limits = limits_of(client, calibration, products, alpha, by_product)
-        groups.setdefault(tuple(limits.values()), []).append(client)
+    groups = grouped(
+        (tuple(limits_of(client, calibration, products, alpha, by_product).values()), client)
+        for client in federation.clients
+    )
     by_client: dict[int, dict[str, Any]] = {}
     # Clients of the same limits are asked at once, and see no others'.
     for values, clients in groups.items():

@@ -31,7 +31,7 @@ from lit_fedad.data.frozen_features import FrozenDataset, FrozenFeatures, featur
 from lit_fedad.data.image_files import images_in
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet, LabelledTargets
 from lit_fedad.data.partition import Partition
-from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.sample import ImageSet, Sample, grouped
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.federation.processes import all_cores
@@ -272,8 +272,7 @@ def image_transform(config: Config, task: Task) -> ImageTransform:
     Pixels are normalised as the task's frozen backbone expects them; labelled sets have their own mean and deviation,
     and a frozen encoder undoes what its section names.
     """
-    pooled = isinstance(getattr(task, "encoder", None), FrozenEncoder)
-    backbone = None if pooled else getattr(task, "backbone", None)
+    backbone = getattr(task, "backbone", None) if frozen_encoder(task) is None else None
     expected = {} if backbone is None else {"mean": backbone.mean, "std": backbone.std}
     given = {key: value for key, value in config["image"].items() if key not in TILING}
     return call(ImageTransform, {**expected, **given, **pixel_statistics(config)}, "image")
@@ -346,9 +345,7 @@ def _in_memory(images: LabelledSet) -> Iterator[memoryview | bytes]:
 
 
 def _on_disk(memo: Path | None, *parts: Sequence[Sample]) -> Iterator[bytes]:
-    by_product: dict[str, list[str]] = {}
-    for sample in chain(*parts):
-        by_product.setdefault(sample.category, []).append(str(sample.path.absolute().parent))
+    by_product = grouped((one.category, str(one.path.absolute().parent)) for one in chain(*parts))
     # What lies above a product's folder differs between machines.
     home = {product: os.path.commonpath(folders) for product, folders in by_product.items()}
     files = [file for sample in chain(*parts) for file in (sample.path, *_mask_files(sample.mask))]

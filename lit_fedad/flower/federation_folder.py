@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from lit_fedad.core.errors import ANEW, UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
-from lit_fedad.flower.settings_folder import SettingsFolder
+from lit_fedad.flower.settings_folder import NAME, SettingsFolder
 from lit_fedad.flower.signals import RequestSignal, SignOffs
 from lit_fedad.sites.coordinator import ENROLLED, Plan
 from lit_fedad.sites.offer import OFFERED, Offer
@@ -108,7 +108,7 @@ class FederationFolder(SettingsFolder):
         if not self.sites or len(set(self.sites)) < len(self.sites):
             raise UserError("sites must name each site once: sites=north,south")
         for name in self.sites:
-            if not re.fullmatch(r"\w[\w-]{0,63}", str(name)):
+            if not NAME.fullmatch(str(name)):
                 raise UserError(f"sites: '{name}' must be letters, digits, '_' and '-'")
         for port in (self.port, self.link):
             if not 0 < port < 65536:
@@ -117,7 +117,7 @@ class FederationFolder(SettingsFolder):
             raise UserError(
                 f"host={self.host} must be the name or address by which sites reach this machine, without its port"
             )
-        if not re.fullmatch(r"\w[\w-]{0,63}", self.out) or self.out in _OWN:
+        if not NAME.fullmatch(self.out) or self.out in _OWN:
             raise UserError(
                 f"out={self.out} must be letters, digits, '_' and '-', and no other folder's name"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -13,6 +14,9 @@ import yaml
 from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import given_bytes, told_unwritable
 from lit_fedad.core.plain_values import plain_yaml
+
+NAME = re.compile(r"\w[\w-]{0,63}")
+"""What names of sites and runs look like, which become names of files."""
 
 _FORMS: Mapping[str, tuple[type, str]] = {
     "str": (str, "a text, in quotes"),

@@ -23,7 +23,7 @@ from lit_fedad.experiment.claim import locked
 from lit_fedad.federation.chained_log import TIME, ChainedLog
 from lit_fedad.flower.fleet import answer_requests
 from lit_fedad.flower.keys import write_site_key
-from lit_fedad.flower.settings_folder import SettingsFolder
+from lit_fedad.flower.settings_folder import NAME, SettingsFolder
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
 from lit_fedad.sites.key_registry import PUBLIC, KeyRegistry, write_sum_key
@@ -98,7 +98,7 @@ class SiteFolder(SettingsFolder):
 
     def check(self) -> None:
         """Checks the settings; see `SettingsFolder.check`."""
-        if not re.fullmatch(r"\w[\w-]{0,63}", self.name):
+        if not NAME.fullmatch(self.name):
             raise UserError(f"name={self.name} must be letters, digits, '_' and '-'")
         found = re.fullmatch(r"[\w.-]+:(\d{1,5})", self.address)
         if found is None or not 0 < int(found[1]) < 65536:

@@ -14,6 +14,7 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
 from lit_fedad.core.nested import flatten, value_at
+from lit_fedad.data.sample import grouped
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Cell
@@ -228,9 +229,8 @@ def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
         # With and without cached features runs differ in the last digits alone.
         key = (run.result["data"], identity({**run.config, "seed": None, "cache": {}}))
         seeds.setdefault(key, {})[run.seed] = run
-    by_data: dict[str, list[list[CompleteRun]]] = {}
-    for (data, _), by_seed in sorted(seeds.items(), key=lambda item: item[0][0]):
-        by_data.setdefault(data, []).append([by_seed[seed] for seed in sorted(by_seed)])
+    ordered = sorted(seeds.items(), key=lambda item: item[0][0])
+    by_data = grouped((data, [by_seed[seed] for seed in sorted(by_seed)]) for (data, _), by_seed in ordered)
     return {data: _labelled(several) for data, several in by_data.items()}
 
 

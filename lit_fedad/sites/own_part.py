@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_fedad.core.config import Config, compose
 from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.sample import grouped
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.build import build_images, build_model, tells_products
@@ -96,12 +97,11 @@ class OwnPart:
 
     def summed(self, by_product: bool) -> dict[str, list[str]]:
         """Returns the contents of the images that are summed together: of a stage, or of one product of it."""
-        found = defaultdict[str, list[str]](list)
-        for stage, indices in enumerate(self.partition.by_stage[self.number]):
-            for index in indices:
-                product = self.images.train[index].category if by_product else ""
-                found[f"{stage}/{product}"].append(self._contents[index])
-        return dict(found)
+        return grouped(
+            (f"{stage}/{self.images.train[index].category if by_product else ''}", self._contents[index])
+            for stage, indices in enumerate(self.partition.by_stage[self.number])
+            for index in indices
+        )
 
     def fewest(self, by_product: bool = False) -> int:
         """Returns the fewest images that are summed together; copies of an image count as one."""
