@@ -38,9 +38,8 @@ UNREADABLE = "unreadable"
 COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")
 CLASS_COLUMNS = ("path", "class", "probability")
 
-_LONGEST_NAME = (
-    180  # bytes of a heatmap's name; what writes it adds some of its own, and file systems take 255
-)
+# Bytes of a heatmap's name; what writes it adds some of its own, and file systems take 255.
+_LONGEST_NAME = 180
 
 
 def evaluate(

@@ -53,12 +53,9 @@ class ServedDetector:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
+        content, providers = self.sheet.content(folder, _FILE), ["CPUExecutionProvider"]
         try:
-            self._session = onnxruntime.InferenceSession(
-                self.sheet.content(folder, _FILE), options, providers=["CPUExecutionProvider"]
-            )
-        except UserError:
-            raise
+            self._session = onnxruntime.InferenceSession(content, options, providers=providers)
         except Exception as error:  # onnxruntime has exceptions of many kinds, all of its own
             raise UserError(
                 f"{folder / _FILE}: onnxruntime cannot load it ({first_line(error)}); export it again"
@@ -87,7 +84,9 @@ class ServedDetector:
         pixels, shown = self._transform.tensor_and_shown(image)
         values = self._session.run(self._outputs, {"pixels": pixels.numpy()[None]})
         outputs = {name: value[0] for name, value in zip(self._outputs, values, strict=True)}
-        words = self._words(outputs) | {key: image.info[key] for key in ("caution",) if key in image.info}
+        words = self._words(outputs)
+        if "caution" in image.info:
+            words["caution"] = image.info["caution"]
         return Verdict(words, shown.numpy(), outputs.get("anomaly_map"))
 
     def _try(self, folder: Path) -> None:

@@ -112,16 +112,14 @@ def read_upload(content: bytes, form: str, most_pixels: int, page: int | None = 
     Raises:
         RefusedError: 413, if it has more pixels; 422, if it is no image of this format.
     """
+    if sniff(content) != form:
+        raise RefusedError(422, f"is no {form} file")
     try:
-        if sniff(content) != form:
-            raise RefusedError(422, f"is no {form} file")
         picture = decode_upload(content, form, most_pixels, page)
         image = to_rgb(picture, Path("upload"))
         words = caution(picture)
         image.info = {"caution": words} if words else {}
         return image
-    except RefusedError:
-        raise
     except OverflowError as error:
         raise RefusedError(413, str(error)) from error
     except UserError as error:
