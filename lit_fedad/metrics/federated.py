@@ -6,11 +6,10 @@ widely when clients score on different scales, so both are reported under names 
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from typing import NotRequired, TypedDict
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.metrics.base import MergeableMetric
+from lit_fedad.metrics.base import MergeableMetric, union
 
 
 class Summary(TypedDict):
@@ -46,10 +45,7 @@ def summarise(per_client: Mapping[int, MergeableMetric]) -> dict[str, Summary]:
     """
     if not per_client:
         raise UserError("no client was evaluated: give at least one client test images")
-    pooled = deepcopy(next(iter(per_client.values())))
-    pooled.reset()
-    for metrics in {id(metrics): metrics for metrics in per_client.values()}.values():
-        pooled.merge_state(metrics)
+    pooled = union({id(metrics): metrics for metrics in per_client.values()}.values())
     values = {client: plain_values(metrics) for client, metrics in sorted(per_client.items())}
     return {
         name: summary(
