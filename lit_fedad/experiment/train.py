@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -159,7 +160,7 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
 
     def first_metric(report: RoundReport) -> float:
         value: float = (report.metrics or {})[names[0]]["mean"]
-        return value if value == value else float("-inf")
+        return -math.inf if math.isnan(value) else value
 
     undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
 

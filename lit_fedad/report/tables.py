@@ -169,7 +169,7 @@ def results_grid(
             heads.append(column if len(table.metrics) == 1 else f"{column} {metric_title(metric)}")
             groups = [runs[(runs["row"] == row.label) & (runs["column"] == column)] for row in rows]
             means = [round(100 * group[f"{metric}_last"].mean(), 2) for group in groups]
-            best = table.favourite(metric)((mean for mean in means if mean == mean), default=None)
+            best = table.favourite(metric)((mean for mean in means if not math.isnan(mean)), default=None)
             cells.append(
                 [
                     Cell(_cell(group, metric, table.brackets), link(row.label, column), mean == best)
