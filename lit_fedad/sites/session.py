@@ -317,6 +317,8 @@ class Session:
             scores = calibration_scores(
                 self.config, data.images, data.partition, data.module, self.fabric, self.method
             )
+            if scores.leave_out is not None and not request.sums:
+                raise RefusalError(Code.QUERY, detail="calibration without the model's sums")
             return CalibrationQuery(request.names, scores)
         images, shipped = evaluated_images(self.config, data), request.question == "decisions"
 

@@ -99,6 +99,14 @@ def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, n
     assert "\n" not in reply.cause
 
 
+def test_what_takes_a_model_of_sums_is_not_answered_without_them(site):
+    asked = Request("hello", "c" * 16, ["method=federated_subspace", *DEBUG], 0)
+    own = [*ask(site, asked).facts.held]
+    asked = replace(asked, kind="ask", question="calibration", products=own, names=own, step=1)
+    assert ask(site, asked).code == Code.QUERY
+    assert "calibration without the model's sums" in site.log.entries()[-1]["why"]
+
+
 def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
     given = settings(folder, "north")
     root = tmp_path / "Adler, Karin 1950"
