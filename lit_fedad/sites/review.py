@@ -182,7 +182,7 @@ def _queries(part: OwnPart) -> list[str]:
 
     def end(question: str, disclosed: Disclosure) -> str:
         images = part.fewest_scored(question)
-        few = 0 < images < policy.images
+        few = disclosed.kind.value in policy.allow and 0 < images < policy.images
         return f"NEEDS YOUR APPROVAL: {images} images are few." if few else _said(policy, disclosed.kind)
 
     return [f"- {when}: {one.what}. {end(question, one)}" for when, question, told in asked for one in told]
