@@ -120,7 +120,7 @@ def status_rows(sites: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
     """Writes what is known of sites (`Status.sites`) as rows of a table, by heading."""
 
     def cell(value: Any, write: Callable[[Any], str] = str) -> str:
-        return "-" if value is None else write(value)
+        return "-" if value is None or value != value else write(value)  # a rate of no images is no number
 
     def clock(seconds: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

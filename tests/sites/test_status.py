@@ -1,9 +1,10 @@
 """What a coordinator's operator reads of every site."""
 
+import math
 from collections import defaultdict
 
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.sites.status import Contact, Status
+from lit_fedad.sites.status import Contact, Status, status_rows
 
 
 def test_an_exchange_before_round_1_is_no_round_and_has_its_name():
@@ -15,3 +16,9 @@ def test_an_exchange_before_round_1_is_no_round_and_has_its_name():
     found = Status({0: "north", 1: "east"}, defaultdict(Contact)).sites(history, {})
     assert [(own["rounds"], own["last_round"]) for own in found.values()] == [(1, 1), (0, None)]
     assert found["east"]["troubles"] == ["set-up memory: no answer within 3 s"]
+
+
+def test_a_rate_that_nobody_has_told_is_a_dash():
+    rates = {"false_alarm_rate": {"per_client": {0: 0.25, 1: math.nan}}}
+    sites = Status({0: "north", 1: "east", 2: "south"}, defaultdict(Contact)).sites([], rates)
+    assert [row["false alarms"] for row in status_rows(sites)] == ["0.250", "-", "-"]
