@@ -20,7 +20,7 @@ from lit_fedad.core.extras import install
 from lit_fedad.core.files import stored_text
 from lit_fedad.experiment.claim import locked
 from lit_fedad.flower.federation_folder import LINK, FederationFolder
-from lit_fedad.flower.leftover import end_leftover, remember
+from lit_fedad.flower.leftover import MARK, end_leftover, remember
 from lit_fedad.flower.proxy import server
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import check_crosses
@@ -171,6 +171,7 @@ def _register(folder: FederationFolder, display: Display) -> None:
 def _environment(folder: FederationFolder) -> Mapping[str, str]:
     """Returns the environment of Flower's commands: its files in the folder, no telemetry, this Python first."""
     own = {
+        MARK: str(folder.path),
         "FLWR_HOME": str(folder.path / "flower"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -1,6 +1,6 @@
 """What a coordinator leaves running where it is killed: Flower's SuperLink, and the run that this started.
 
-They are processes of a session of their own, which goes on without who began it, and holds port and run.
+They are processes of sessions of their own, which go on without who began them, and hold port and run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from lit_fedad.core.files import stored_text
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.processes import began, is_same
 
+MARK = "LIT_FEDAD_COORDINATOR"
+"""Variable in the environment of all that a coordinator starts, and of what that starts: the coordinator's folder."""
+
 _FILE = "superlink.json"
 _GRACE_S = 10
 _CLOCK_S = 60.0
@@ -30,7 +33,7 @@ def remember(folder: Path, pid: int) -> None:
 
 
 def end_leftover(folder: Path) -> bool:
-    """Ends the processes of the session that `remember` wrote down, if any are left.
+    """Ends what is left of the session that `remember` wrote down, and processes with the folder's `MARK`.
 
     Returns:
         Whether any were.
@@ -49,7 +52,7 @@ def end_leftover(folder: Path) -> bool:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
     restarted = abs(psutil.boot_time() - booted) > _CLOCK_S
-    left = [] if restarted else _session(pid, since)
+    left = [] if restarted else _session(pid, since, folder)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -62,18 +65,20 @@ def end_leftover(folder: Path) -> bool:
     return bool(left)
 
 
-def _session(pid: int, since: float) -> list[psutil.Process]:
+def _session(pid: int, since: float, folder: Path) -> list[psutil.Process]:
     """Lists the processes of a session, and those in sessions of their own that they have started.
 
-    Also where the first has ended: until all of the session have, nobody gets its number.
+    Also where the first has ended: until all of the session have, nobody gets its number. What is in another session
+    then, as Flower's ServerApp, is known by its `MARK`.
     """
+    another = False
     with contextlib.suppress(psutil.NoSuchProcess):
-        if not is_same(pid, since):
-            return []
+        another = not is_same(pid, since)
     found: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:
-            if os.getsid(process.pid) == pid:
+            own = os.getsid(process.pid) == pid and not another
+            if own or process.environ().get(MARK) == str(folder):
                 found |= {process, *process.children(recursive=True)}
         except (OSError, psutil.Error):
             continue

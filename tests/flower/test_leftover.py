@@ -9,18 +9,30 @@ import psutil
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.flower.leftover import end_leftover, remember
+from lit_fedad.flower.leftover import MARK, end_leftover, remember
 
 # The parent says its child's number, and waits.
-PROGRAM = "import subprocess; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True); child.wait()"
+PROGRAM = """
+import subprocess, sys
+child = subprocess.Popen(['sleep', '600'], start_new_session=sys.argv[1] == 'own')
+print(child.pid, flush=True)
+child.wait()
+"""
 
 
 @pytest.fixture
-def session(request):
-    """A process in a session of its own, with a child; its number and that of the child."""
+def session(request, tmp_path):
+    """A process in a session of its own, with a child; its number and that of the child.
+
+    A child in a session of its own is known by the folder in its environment, too.
+    """
     where = getattr(request, "param", "same")
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, where], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", PROGRAM, where],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **({MARK: str(tmp_path)} if where == "own" else {})},
     )
     child = int(process.stdout.readline())
     yield process, child
@@ -40,6 +52,7 @@ def alive(pid):
         pytest.param("same", False, marks=pytest.mark.slow),
         pytest.param("same", True, marks=pytest.mark.slow),
         pytest.param("own", False, marks=pytest.mark.slow),
+        ("own", True),
     ],
     indirect=["session"],
 )
