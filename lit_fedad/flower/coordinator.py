@@ -54,8 +54,8 @@ def start(folder: FederationFolder, display: Display) -> None:
             except BaseException:
                 process.kill()
                 raise
-    if told.exists():
-        raise UserError(told.read_text().strip())
+    if cause := stored_text(told).strip() if told.exists() else "":  # none where the disk was full
+        raise UserError(cause)
     if not (folder.run / "result.json").exists():
         raise UserError(
             f"the run ended early; what Flower says: {folder.path / 'superlink.log'}; the same command continues"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.coordinator import ERROR
 from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.grid import GridCarrier
@@ -37,6 +38,15 @@ def main(grid: Grid, context: Context) -> None:
                 return {client: names[client] for client in carrier.present()}
 
             coordinate(folder.plan, carrier, present=present)
-        except UserError as error:
+        except (UserError, httpx.HTTPError) as error:
             # Flower would print a traceback; the command that started the run reads this, and says it in one line.
-            (folder.path / ERROR).write_text(folder.advised(str(error)))
+            told = folder.advised(str(error))
+            if isinstance(error, httpx.HTTPError):
+                told = (
+                    f"Flower's SuperLink failed ({first_line(error)}); has the disk of {folder.path} room? What it"
+                    f" says: {folder.path / 'superlink.log'}; the same command continues"
+                )
+            try:
+                (folder.path / ERROR).write_text(told)
+            except OSError:  # a full disk, of which the text tells
+                display.error(told)

@@ -1,0 +1,90 @@
+"""What a coordinator's operator reads of a run that ended early."""
+
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
+from flwr.app import Context, RecordDict
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.flower import coordinator, server_app
+from lit_fedad.flower.coordinator import ERROR
+from lit_fedad.flower.federation_folder import FederationFolder
+from lit_fedad.report.console import Display
+
+CAUSE = "checkpoints/round_2: cannot be written (No space left on device)"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return FederationFolder.create(
+        tmp_path / "fed", host="127.0.0.1", port=9443, link=9442, sites=["north"], overrides=["method=fedavg"]
+    )
+
+
+@pytest.fixture
+def ended(folder, monkeypatch):
+    """Runs the app of a federation whose run ends by an error."""
+
+    def run(error=None):
+        def fail(*given, **more):
+            raise error or UserError(CAUSE)
+
+        monkeypatch.setattr(server_app, "coordinate", fail)
+        server_app.main(None, Context(0, 0, {}, RecordDict(), {"folder": str(folder.path)}))
+
+    return run
+
+
+def test_why_is_left_for_the_command_that_began_it(folder, ended, capsys):
+    ended()
+    assert (folder.path / ERROR).read_text() == CAUSE
+    assert CAUSE not in capsys.readouterr().err
+
+
+def test_why_is_said_where_it_cannot_be_left(folder, ended, capsys):
+    (folder.path / ERROR).mkdir()
+    ended()
+    assert f"error: {CAUSE}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_superlink_that_fails_is_one_line(folder, ended):
+    """Its database lies on the disk that is full."""
+    answer = httpx.Response(500, request=httpx.Request("POST", "https://127.0.0.1:9442/v1/x"))
+    with pytest.raises(httpx.HTTPStatusError) as failed:
+        answer.raise_for_status()
+    ended(failed.value)
+    (line,) = (folder.path / ERROR).read_text().splitlines()
+    assert "SuperLink failed (Server error '500 Internal Server Error'" in line
+    assert str(folder.path / "superlink.log") in line
+
+
+@pytest.mark.parametrize(("left", "said"), [(CAUSE, CAUSE), ("", "the run ended early")])
+def test_the_command_says_why_or_where_it_is_said(folder, monkeypatch, left, said):
+    """What a full disk cut off is no cause."""
+
+    @contextmanager
+    def nothing(*given):
+        yield None
+
+    class Run:
+        def __init__(self, *given, **more):
+            (folder.path / ERROR).write_text(left)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *ended):
+            pass
+
+    for name in ("_superlink", "_open_port"):
+        monkeypatch.setattr(coordinator, name, nothing)
+    for name in ("_register", "_follow"):
+        monkeypatch.setattr(coordinator, name, lambda *given: None)
+    monkeypatch.setattr(coordinator.subprocess, "Popen", Run)
+    monkeypatch.setattr(FederationFolder, "public_keys", lambda folder: {})
+    with pytest.raises(UserError, match=f"^{said.partition('(')[0]}"):
+        coordinator.start(folder, Display(quiet=True))
