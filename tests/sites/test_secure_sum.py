@@ -158,6 +158,24 @@ def test_a_site_answers_in_one_kind_of_run(folder, secure, overrides, cause):
     assert cause in Reply.from_bytes(site.answer(request.to_bytes())).cause
 
 
+def test_nothing_is_sent_but_masked_for_a_sum_of_the_sites_own_images(folder):
+    site = sites(folder, secure=True)[0]
+    products = [next((folder / name / "images").iterdir()).name for name in NAMES]
+
+    def ask(kind, **given):
+        words = [*WORDS, "federation=secure"]
+        request = Request(kind, "fedcba9876543210", words, 0, products=products, names=list(NAMES), **given)
+        return Reply.from_bytes(site.answer(request.to_bytes()))
+
+    own = int(sum(ask("hello").facts.held.values()))
+    unasked = ask("play", round=0, step=1)
+    assert (unasked.code, unasked.payload) == (Code.MASK, b"")
+    for counted in (own + 1, own - 1):
+        invitation = Gathering("place", dict.fromkeys(range(3), counted), 3).invitation
+        reply = ask("offer", payload=invitation.to_bytes())
+        assert (reply.code, reply.numbers) == (Code.COUNT, [counted, own])
+
+
 @pytest.mark.slow
 def test_a_coordinator_asks_for_no_sum_of_two_sites(tmp_path):
     paint(tmp_path)

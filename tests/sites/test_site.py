@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from helpers.sites import DEBUG, message_of, paint, settings
+from helpers.sites import DEBUG, OPEN, message_of, paint, settings
 from safetensors.torch import load
 
 from lit_fedad.experiment import build
@@ -11,7 +11,9 @@ from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request, digest
+from lit_fedad.sites.offer import APPROVED, Approvals, Offer
 from lit_fedad.sites.refusals import Code
+from lit_fedad.sites.review import review
 from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
@@ -105,6 +107,21 @@ def test_what_takes_a_model_of_sums_is_not_answered_without_them(site):
     asked = replace(asked, kind="ask", question="calibration", products=own, names=own, step=1)
     assert ask(site, asked).code == Code.QUERY
     assert "calibration without the model's sums" in site.log.entries()[-1]["why"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "approved", "told"),
+    [(["sums"], False, True), ([], False, False), ([], True, True)],
+)
+def test_losses_leave_where_sums_do_or_the_run_is_approved(train, folder, tmp_path, kinds, approved, told):
+    policy = replace(OPEN, allow=["counts", "weights", *kinds])
+    given = replace(settings(folder, "north"), folder=tmp_path, policy=policy)
+    if approved:
+        found = review(given, Offer(WORDS))
+        Approvals(tmp_path / APPROVED).add(found.digest, found.method, found.taken)
+    reply = ask(Site(given, Display(quiet=True)), train)
+    assert reply.payload
+    assert bool(reply.scalars) is told
 
 
 def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
