@@ -288,21 +288,33 @@ def _activate(
             found = FlowerError.from_json(error.response.text)
             cause = f"{found.code}: {found.message}" if found else f"HTTP {error.response.status_code}"
             if CLOCK in error.response.headers:
-                here = datetime.datetime.now(datetime.UTC).isoformat()[:25]
                 raise UserError(
-                    f"{address} refuses this site: its clock says {here}, the coordinator's"
+                    f"{address} refuses this site: its clock says {_now()}, the coordinator's"
                     f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
                 ) from None
+            let_in = (
+                "2004" in cause
+            )  # by the open port: Flower has its node online, or does not know the key yet
             if error.response.status_code >= 500:  # the open port is there, and what is behind it not yet
                 end = time.monotonic() + _PATIENCE_S
-            elif time.monotonic() > end or not ("2004" in cause or error.response.status_code == 403):
-                raise UserError(
-                    f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
-                    " coordinator's operator keeps; send key.pub of this site"
-                ) from None
+            elif time.monotonic() > end or not (let_in or error.response.status_code == 403):
+                why = (
+                    "another process is connected with its key; end that one, and begin again"
+                    if let_in
+                    else "its key is not, or no longer, among those that the coordinator's operator keeps; send key.pub"
+                    " of this site"
+                )
+                raise UserError(f"{address} refuses this site ({cause}): {why}") from None
             waits = "is not ready" if error.response.status_code >= 500 else "does not let this site in"
             cause = f"{waits} ({cause})"
         except (httpx.RequestError, ValueError, DecodeError) as error:
+            if any(
+                words in str(error) for words in ("certificate is not yet valid", "certificate has expired")
+            ):
+                raise UserError(
+                    f"{address} has a certificate of another time ({first_line(error)}): this site's clock says"
+                    f" {_now()}; set it, or have its operator renew it (lit-fedad federation renew), and begin again"
+                ) from None
             if "CERTIFICATE" in str(error).upper():
                 raise UserError(
                     f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
@@ -319,6 +331,10 @@ def _activate(
             note(f"{address}: {cause}; trying again")
             told = cause
         time.sleep(2.0)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat()[:25]
 
 
 def _sign_on_and_off(address: str, authority: Path, private: ec.EllipticCurvePrivateKey) -> None:

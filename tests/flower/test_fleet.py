@@ -108,6 +108,39 @@ def test_a_site_waits_for_a_coordinator_that_is_about_to_start(monkeypatch, tmp_
     assert told == [f"coordinator: is not ready (HTTP {status}); trying again" for status in (503, 502)]
 
 
+def refused(status, text):
+    """The answer of a coordinator that does not let a site in."""
+    return httpx.Response(status, text=text, request=httpx.Request("POST", "https://coordinator"))
+
+
+ONLINE = '{"code": 2004, "detail": "Failed to activate SuperNode."}'
+FAILED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (refused(401, ONLINE), "another process is connected with its key"),
+        (refused(403, "only sites may come in here"), "its key is not, or no longer, among those"),
+        (httpx.ConnectError(f"{FAILED}certificate is not yet valid"), "this site's clock says 2"),
+        (httpx.ConnectError(f"{FAILED}certificate has expired"), "renew"),
+        (httpx.ConnectError(f"{FAILED}self-signed certificate"), "not vouched for by .*: do not connect"),
+    ],
+)
+def test_why_a_site_does_not_come_in_is_said(monkeypatch, tmp_path, failure, said):
+    write_site_key(tmp_path)
+
+    def fail(*given):
+        if isinstance(failure, Exception):
+            raise failure
+        failure.raise_for_status()
+
+    monkeypatch.setattr(fleet, "_sign_on_and_off", fail)
+    monkeypatch.setattr(fleet, "_PATIENCE_S", -1)
+    with pytest.raises(UserError, match=said):
+        fleet._activate("coordinator", tmp_path / "ca.crt", tmp_path / "key", print)
+
+
 def test_an_outage_is_two_lines():
     """Flower has one for each attempt, without address or time."""
     notes = []
