@@ -114,7 +114,7 @@ def test_what_takes_a_model_of_sums_is_not_answered_without_them(site):
     [(["sums"], False, True), ([], False, False), ([], True, True)],
 )
 def test_losses_leave_where_sums_do_or_the_run_is_approved(train, folder, tmp_path, kinds, approved, told):
-    policy = replace(OPEN, allow=["counts", "weights", *kinds])
+    policy = replace(OPEN, allow=["counts", "weights", *kinds], images=6)  # as many as it trains with
     given = replace(settings(folder, "north"), folder=tmp_path, policy=policy)
     if approved:
         found = review(given, Offer(WORDS))
