@@ -89,8 +89,8 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
             raise UserError(
                 f"{command[0]} is neither beside this Python nor on PATH: {install('flower')}"
             ) from None
-        remember(folder.path, process.pid)
         try:
+            remember(folder.path, process.pid)
             end = time.monotonic() + _READY_S
             while not _listening(folder.link):
                 if process.poll() is not None or time.monotonic() > end:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import stored_text
+from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.processes import began, is_same
 
@@ -29,7 +29,8 @@ _CLOCK_S = 60.0
 def remember(folder: Path, pid: int) -> None:
     """Writes down the first process of a session that was just started."""
     noted = {"pid": pid, "began": began(pid), "booted": psutil.boot_time()}
-    (folder / _FILE).write_text(json.dumps(noted))
+    with atomic(folder / _FILE) as partial:
+        partial.write_text(json.dumps(noted))
 
 
 def end_leftover(folder: Path) -> bool:

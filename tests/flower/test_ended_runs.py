@@ -1,6 +1,8 @@
 """What a coordinator's operator reads of a run that ended early."""
 
+import errno
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +62,21 @@ def test_a_superlink_that_fails_is_one_line(folder, ended):
     (line,) = (folder.path / ERROR).read_text().splitlines()
     assert "SuperLink failed (Server error '500 Internal Server Error'" in line
     assert str(folder.path / "superlink.log") in line
+
+
+def test_a_superlink_that_cannot_be_noted_is_ended(folder, monkeypatch):
+    """Else it holds its port, and nothing tells whose it is."""
+    ended = []
+
+    def fail(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    superlink = SimpleNamespace(pid=1, terminate=lambda: ended.append("told"), wait=ended.append)
+    monkeypatch.setattr(coordinator.subprocess, "Popen", lambda *given, **more: superlink)
+    monkeypatch.setattr(coordinator, "remember", fail)
+    with pytest.raises(OSError, match="No space left"), coordinator._superlink(folder, Display(quiet=True)):
+        pass
+    assert ended == ["told", 20]
 
 
 @pytest.mark.parametrize(("left", "said"), [(CAUSE, CAUSE), ("", "the run ended early")])
