@@ -101,6 +101,16 @@ def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, n
     assert "\n" not in reply.cause
 
 
+@pytest.mark.parametrize(("mark", "code"), [("images", Code.IMAGES), ("model", Code.MODEL)])
+def test_a_run_goes_on_with_what_it_began_with(begun, train, folder, mark, code):
+    file = folder / "north" / "states" / RUN / mark
+    noted = file.read_text()
+    file.write_text("another")
+    reply = ask(Site(settings(folder, "north"), Display(quiet=True)), train)
+    file.write_text(noted)
+    assert (reply.code, reply.payload) == (code, b"")
+
+
 def test_what_takes_a_model_of_sums_is_not_answered_without_them(site):
     asked = Request("hello", "c" * 16, ["method=federated_subspace", *DEBUG], 0)
     own = [*ask(site, asked).facts.held]
