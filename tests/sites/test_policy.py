@@ -169,12 +169,6 @@ def test_products_are_counted_for_nobody_where_counts_do_not_leave(files, kinds,
     assert bool(reply.facts.held) == (code == 0)
 
 
-def test_a_site_with_a_budget_takes_no_part_without_noise(files):
-    reply = hello(replace(files, epsilon=4.0), ["method=federated_subspace"])
-    assert (reply.code, reply.numbers) == (Code.PROMISE, [4])
-    assert not reply.facts.held
-
-
 @pytest.mark.parametrize("products", [[], ["nut", "bolt"]])
 def test_no_sums_leave_before_the_sites_product_is_known(files, products):
     asked = Request("play", RUN, ["method=federated_subspace", *SMALL], 0, products=products, step=1)

@@ -134,6 +134,13 @@ def test_losses_leave_where_sums_do_or_the_run_is_approved(train, folder, tmp_pa
     assert bool(reply.scalars) is told
 
 
+def test_a_site_with_a_budget_takes_no_part_without_noise(folder, tmp_path):
+    site = Site(replace(settings(folder, "north"), folder=tmp_path, epsilon=4.0), Display(quiet=True))
+    reply = ask(site, Request("hello", RUN, WORDS, 0))
+    assert (reply.code, reply.numbers) == (Code.PROMISE, [4])
+    assert not reply.facts.held
+
+
 def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
     given = settings(folder, "north")
     root = tmp_path / "Adler, Karin 1950"
