@@ -70,6 +70,7 @@ def test_it_says_what_it_is(site, folder):
 def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
     """And a message that the site has kept need not come again."""
     later = ask(site, replace(train, round=2, step=2, base=1))
+    assert not later.cause
     assert ask(site, train) == begun
     # A site that was restarted has its states, whatever it did since, but no message.
     restarted, kept = Site(settings(folder, "north"), Display(quiet=True)), replace(train, payload=b"")
@@ -99,6 +100,15 @@ def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, n
     assert (reply.code, reply.numbers) == (code, numbers)
     assert str(folder) not in reply.cause
     assert "\n" not in reply.cause
+
+
+def test_states_that_are_settled_are_removed(train, folder, tmp_path):
+    site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
+    for step in (1, 2, 3):
+        assert not ask(
+            site, replace(train, round=min(step, 2), step=step, base=step - 1, settled=step - 1)
+        ).cause
+    assert sorted(int(path.stem) for path in (tmp_path / "states" / RUN).glob("*.pt")) == [2, 3]
 
 
 @pytest.mark.parametrize(("mark", "code"), [("images", Code.IMAGES), ("model", Code.MODEL)])
