@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import re
 import ssl
 import threading
 import time
@@ -292,9 +293,8 @@ def _activate(
                     f"{address} refuses this site: its clock says {_now()}, the coordinator's"
                     f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
                 ) from None
-            let_in = (
-                "2004" in cause
-            )  # by the open port: Flower has its node online, or does not know the key yet
+            # By the open port: Flower has its node online, or does not know the key yet.
+            let_in = "2004" in cause
             if error.response.status_code >= 500:  # the open port is there, and what is behind it not yet
                 end = time.monotonic() + _PATIENCE_S
             elif time.monotonic() > end or not (let_in or error.response.status_code == 403):
@@ -308,9 +308,7 @@ def _activate(
             waits = "is not ready" if error.response.status_code >= 500 else "does not let this site in"
             cause = f"{waits} ({cause})"
         except (httpx.RequestError, ValueError, DecodeError) as error:
-            if any(
-                words in str(error) for words in ("certificate is not yet valid", "certificate has expired")
-            ):
+            if re.search("certificate (is not yet valid|has expired)", str(error)):
                 raise UserError(
                     f"{address} has a certificate of another time ({first_line(error)}): this site's clock says"
                     f" {_now()}; set it, or have its operator renew it (lit-fedad federation renew), and begin again"
