@@ -26,6 +26,7 @@ from lit_fedad.core.files import check_own, stored_text
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.processes import began, is_same
 from lit_fedad.core.text import redact
+from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.callback import FederationCallback
@@ -171,7 +172,13 @@ class Worker:
             begun = isinstance(sampler, GridSampler) and sampler.all_begun(self.study)
             if not queued and (self.exhausted or begun or len(trials) >= self.trials):
                 return None
-            trial = self.study.ask(self.plan.distributions)
+            try:
+                trial = self.study.ask(self.plan.distributions)
+            except (
+                ImportError,
+                ValueError,
+            ) as error:  # of a sampler that lacks a package, or several objectives
+                raise UserError(f"{self.plan.sampler['_target_']} draws no trial: {error}") from error
             # The heartbeat comes first: a trial of a worker that dies here has one, or no worker.
             self._playing = trial.number
             self._beat()
@@ -212,32 +219,45 @@ class Worker:
         chosen = ", ".join(f"{key}={value}" for key, value in trial.params.items())
         self.display.note(f"trial {name} begins: {chosen or 'the plan alone'}")
         try:
+            if folder.is_dir():
+                # A worker that was taken for lost may still be at work there: it leaves at its next checkpoint.
+                with locked(folder, self.registry.patience_s):
+                    pass
             values = list(self.play(trial, self.plan, folder, self.leaving.is_set))
         except PrunedError as pruned:
             self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
             self.display.note(f"trial {name}: pruned, {pruned}")
         except (GivenBackError, KeyboardInterrupt) as stop:
-            trial.set_user_attr(GIVEN_BACK, trial.user_attrs.get(GIVEN_BACK, 0) + 1)
-            pass_on(self.study, self.study.tell(trial, state=TrialState.FAIL))
-            self.display.note(f"trial {name}: given back, {stop or 'interrupted'}")
+            with self._unless_passed_on(name):
+                trial.set_user_attr(GIVEN_BACK, trial.user_attrs.get(GIVEN_BACK, 0) + 1)
+                pass_on(self.study, self.study.tell(trial, state=TrialState.FAIL))
+                self.display.note(f"trial {name}: given back, {str(stop) or 'interrupted'}")
             if isinstance(stop, KeyboardInterrupt):
                 raise
-        except UpdateFinishedTrialError:
-            self.display.warn(f"trial {name} was taken for lost and passed on; this worker leaves it")
         except Exception as error:
             cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             cause = redact(cause)  # kept in the storage and in trials.csv
-            trial.set_user_attr("cause", cause)
-            self.study.tell(trial, state=TrialState.FAIL)
+            with self._unless_passed_on(name):
+                trial.set_user_attr("cause", cause)
+                self.study.tell(trial, state=TrialState.FAIL)
+                if not isinstance(error, PlanError):
+                    self.display.warn(f"trial {name} failed: {cause}")
             if isinstance(error, PlanError):
                 raise
-            self.display.warn(f"trial {name} failed: {cause}")
         else:
             self.study.tell(trial, values, skip_if_finished=True)
             told = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.plan.objectives, values, strict=True))
             self.display.note(f"trial {name}: {told}; {self._left()}")
         finally:
             self._playing = None
+
+    @contextmanager
+    def _unless_passed_on(self, name: int) -> Iterator[None]:
+        """Leaves a trial to the worker that has it by now, if this one was taken for lost."""
+        try:
+            yield
+        except UpdateFinishedTrialError:
+            self.display.warn(f"trial {name} was taken for lost and passed on; this worker leaves it")
 
     def _name(self, trial: FrozenTrial) -> int:
         """Finds a trial's place in the study, the same for all of its attempts."""
@@ -301,7 +321,8 @@ def refuse_failures(ended: Sequence[FrozenTrial]) -> None:
     if ended and all(trial.state == TrialState.FAIL for trial in ended):
         causes = [trial.user_attrs["cause"] for trial in ended if "cause" in trial.user_attrs]
         raise UserError(
-            f"all {len(ended)} trials so far failed; the last: {(causes or ['lost with its worker'])[-1]}"
+            f"all {len(ended)} trials so far failed; the last: {(causes or ['lost with its worker'])[-1]}; a larger"
+            " n_trials adds others"
         )
 
 

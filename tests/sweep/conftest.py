@@ -3,7 +3,10 @@
 import os
 import signal
 
+import optuna
 import pytest
+
+from lit_fedad.sweep.storage import open_storage
 
 STUDY = """\
 base: [method=federated_bank, debug=seconds, tracking=off, evaluation.pictures=0]
@@ -22,6 +25,19 @@ def study_file(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(STUDY)
     return path
+
+
+@pytest.fixture
+def options(study_file, tmp_path):
+    return [f"study={study_file}", f"out={tmp_path / 'study'}"]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """The study as it stands in its journal."""
+    return lambda: optuna.load_study(
+        study_name="study", storage=open_storage("journal", tmp_path / "study", 60)
+    )
 
 
 @pytest.fixture

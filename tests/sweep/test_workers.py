@@ -35,19 +35,6 @@ def no_figures(monkeypatch):
     monkeypatch.setattr(command, "write_results", lambda study, plan, out: [])
 
 
-@pytest.fixture
-def options(study_file, tmp_path):
-    return [f"study={study_file}", f"out={tmp_path / 'study'}"]
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """The study as it stands in its journal."""
-    return lambda: optuna.load_study(
-        study_name="study", storage=open_storage("journal", tmp_path / "study", 60)
-    )
-
-
 def wait_for(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
@@ -113,16 +100,17 @@ def test_worker_asked_to_leave_gives_its_trial_back(options, start, forking, ope
     assert standing(opened())[0].user_attrs["given_back"] == 1
 
 
-def test_trial_that_kills_its_workers_is_given_up(study_file):
+@pytest.mark.parametrize("given_back", [0, 2])
+def test_trial_that_kills_its_workers_is_given_up_and_one_that_is_given_back_is_not(given_back):
     study = optuna.create_study()
-    study.enqueue_trial({"x": 1.0})
+    study.enqueue_trial({"x": 1.0}, user_attrs={"given_back": given_back})
     for _ in range(9):
         if all(trial.state.is_finished() for trial in study.trials) and study.trials:
             break
         trial = study.ask({"x": optuna.distributions.FloatDistribution(0, 2)})
         assert trial.params == {"x": 1.0}
         storage.pass_on(study, study.tell(trial, state=TrialState.FAIL))
-    assert len(study.trials) == storage.RETRIES + 1
+    assert len(study.trials) == storage.RETRIES + given_back + 1
 
 
 @pytest.mark.parametrize(
@@ -203,13 +191,26 @@ def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(options,
     assert trials[3].user_attrs["cause"] == "RuntimeError: out of memory"
 
 
+def test_a_sampler_that_cannot_draw_is_one_line(options, monkeypatch):
+    class Lacking(optuna.samplers.RandomSampler):
+        def sample_independent(self, *given):
+            raise ModuleNotFoundError("No module named 'cmaes'")
+
+    monkeypatch.setattr(command.Plan, "make_sampler", lambda self, seed: Lacking())
+    with refusal(r"^optuna\.samplers\.TPESampler draws no trial: No module named 'cmaes'$"):
+        sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
+
+
 def test_study_whose_first_trials_all_fail_ends(options, opened):
     def refused(trial, plan, folder, leaving):
         raise UserError("data.root=/nowhere does not exist")
 
     with pytest.raises(UserError, match="all 3 trials so far failed; the last: data.root=/nowhere"):
-        sweep([*options, "n_trials=9"], Display(quiet=True), refused)
+        sweep([*options, "n_trials=3"], Display(quiet=True), refused)
     assert len(opened().trials) == 3
+    with pytest.raises(UserError, match="all 3 trials .*; a larger n_trials adds others$"):
+        sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
+    sweep([*options, "n_trials=4"], Display(quiet=True), neighbours)
 
 
 @pytest.mark.slow
