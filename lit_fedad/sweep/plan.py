@@ -208,8 +208,9 @@ class Plan:
     def _default(self, key: str) -> Any:
         """Reads the base experiment's value of a key, or choice of a group; `_ABSENT` if it has none."""
         if choices(key):
-            same = (c for c in self.space[key].choices or () if self.config({key: c}) == self.base_config)
-            return next(same, _ABSENT)
+            # All are composed: a misspelt one would fail each of its trials.
+            same = [c for c in self.space[key].choices or () if self.config({key: c}) == self.base_config]
+            return same[0] if same else _ABSENT
         value: Any = self.base_config
         for part in key.lstrip("+").split("."):
             value = value.get(part, _ABSENT) if isinstance(value, Mapping) else _ABSENT
@@ -308,18 +309,25 @@ def _check(plan: Plan, where: str) -> None:
         check_conflicts(plan.base_config, plan.base)
         if str(plan.base_config["fabric"]["devices"]) != "1":
             raise UserError("a trial runs in one process; start more workers instead of fabric.devices")
-        grid = plan.sampler.get("search_space", plan.space)
-        if not isinstance(grid, Mapping) or grid.keys() != plan.space.keys():
-            raise UserError(
-                "search_space of the sampler must list values of each key of space, and of no other"
-            )
+        firsts = _firsts(plan)
+        _check_grid(plan)
         plan.make_sampler(0)
         plan.make_pruner()
-        plan.config(_firsts(plan))
+        plan.config(firsts)
         for key in plan.space:
             plan._default(key)
     except (UserError, ValueError, TypeError) as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def _check_grid(plan: Plan) -> None:
+    if (grid := plan.sampler.get("search_space")) is None:
+        return
+    if not isinstance(grid, Mapping) or grid.keys() != plan.space.keys():
+        raise UserError("search_space of the sampler must list values of each key of space, and of no other")
+    for key, values in grid.items():
+        if outside := [value for value in values if not _holds(plan.distributions[key], value)]:
+            raise UserError(f"search_space of the sampler: {key}={outside[0]!r} is no value of space")
 
 
 def _written(value: Any) -> str:

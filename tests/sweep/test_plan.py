@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 from helpers.refusals import refusal
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.pruners import MedianPruner, NopPruner
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.sweep.plan import Dimension, read_plan, sweeps_folder
@@ -43,6 +45,25 @@ def test_study_searches_keys_of_its_base_around_the_default(study):
             assert node == value
 
 
+@pytest.mark.parametrize(
+    ("dimension", "distribution"),
+    [
+        (Dimension("int", 1, 8, log=True), IntDistribution(1, 8, log=True)),
+        (Dimension("int", 1, 9, step=2), IntDistribution(1, 9, step=2)),
+        (Dimension("float", 1, 8, log=True), FloatDistribution(1, 8, log=True)),
+        (Dimension("float", 0, 1, step=0.25), FloatDistribution(0, 1, step=0.25)),
+    ],
+)
+def test_numbers_are_drawn_as_the_file_says(dimension, distribution):
+    assert dimension.distribution() == distribution
+
+
+def test_a_study_has_the_pruner_of_its_file_or_none(study_file):
+    plan = read_plan(str(study_file))
+    assert isinstance(plan.make_pruner(), MedianPruner)
+    assert isinstance(replace(plan, pruner=None).make_pruner(), NopPruner)
+
+
 def test_default_outside_the_search_space_is_none(study_file):
     study_file.write_text(study_file.read_text().replace("low: 1, high: 8", "low: 4, high: 8"))
     assert read_plan(str(study_file)).defaults() is None
@@ -73,6 +94,9 @@ def test_groups_within_groups_have_a_default_and_keys_that_are_added_none(study_
         ("method=federated_bank", "method=feddymem, task=memory_bank_sums", "feddymem sets task.head"),
         ("debug=seconds", "'hydra.searchpath=[file:///x]'", "no study file sets hydra"),
         ("tracking=off", "'++tracking.uri=http://x'", "no study file sets tracking"),
+        ("debug=seconds", "'task._target_=os.system'", "it sets a _target_; a study names Optuna's samplers"),
+        ("base: [", "base: [[", "small.yaml: cannot be read ("),
+        ("space:", "space:\n  federation: {type: categorical, choices: [default, hlaf]}", "no option 'hlaf'"),
         ("debug=seconds", "'debug=${oc.env:HOME}'", "of ${...} a study takes names of keys alone"),
         ("[method=federated_bank,", "[[method=federated_bank],", "small.yaml: base must be a list of overrides"),
         ("{pro: maximize}", "[pro]", "small.yaml: objectives=['pro'] must be metric: maximize or minimize"),
@@ -83,6 +107,11 @@ def test_groups_within_groups_have_a_default_and_keys_that_are_added_none(study_
         ("_target_: optuna.samplers.TPESampler, n_startup_trials: 3,", "", "sampler needs a _target_, such as optuna."),
         ("TPESampler, n_startup_trials: 3, constant_liar: true", "GridSampler, search_space: [1]", "search_space"),
         ("TPESampler, n_startup_trials: 3, constant_liar: true", "GridSampler, search_space: {other: [1]}", "each key"),
+        (
+            "TPESampler, n_startup_trials: 3, constant_liar: true",
+            "GridSampler, search_space: {task.loss.neighbours: [1, 9], task.learning_rate: [0.001]}",
+            "neighbours=9 is no value of space",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(study_file, old, new, message):

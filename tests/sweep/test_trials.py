@@ -69,6 +69,12 @@ def test_mean_over_products_may_be_the_objective(study):
         _Watch(trial, plan("pro/product_mean"), lambda: False).on_checkpoint(None, report(1, 0.9))
 
 
+@pytest.mark.parametrize(("rounds", "bytes_"), [(2, 10.0), (1, 20.0), (0, 20.0)])
+def test_bytes_are_those_of_all_exchanges_over_the_rounds(rounds, bytes_):
+    result = {"rounds": rounds, "bytes_up": [1, 2, 3], "bytes_down": [4, 5, 5]}
+    assert objective_value(result, "bytes") == bytes_
+
+
 def test_divergence_and_a_wrong_objective_are_told_apart(study):
     with pytest.raises(UserError, match="pro is undefined after round 2"):
         _Watch(study.ask(), plan(), lambda: False).on_checkpoint(None, report(2, float("nan")))
