@@ -110,9 +110,9 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
         with lock:
             registry = Registry(out / "workers", options.patience)
         study.sampler = plan.make_sampler(derive_seed(options.seed, "sampler", registry.number))
+        begun = sum(trial.state != TrialState.WAITING for trial in standing(study).values())
         display.note(
-            f"worker {registry.number} of study {study.study_name},"
-            f" {len(standing(study))} of {n_trials} trials begun: {out}"
+            f"worker {registry.number} of study {study.study_name}, {begun} of {n_trials} trials begun: {out}"
         )
         play = partial(play_trial, tracking=_place(study, plan))
         worker = Worker(study, storage, plan, out, n_trials, registry, lock, play, display)
@@ -288,7 +288,11 @@ def show(study: Study, plan: Plan, display: Display) -> None:
     display.table(rows)
     if default and len(plan.objectives) == 1:
         away = abs(study.best_value - complete[default[0]].values[0])
-        display.note(f"the best is better than the default by {away:.4g}")
+        display.note(
+            f"the best is better than the default by {away:.4g}"
+            if away
+            else "no trial is better than the default"
+        )
 
 
 def best_so_far(study: Study, plan: Plan) -> dict[int, float]:

@@ -81,6 +81,12 @@ def test_table_and_curve_of_one_objective(tmp_path, capsys):
     assert "the best is better than the default by 0.25" in text
 
 
+def test_a_default_that_nothing_beats_is_said_to_be_the_best(capsys):
+    study, plan = make({"pro": "maximize"}, [(16, 1e-4, [0.5], {"default": True}), (16, 1e-3, [0.25], {})])
+    show(study, plan, Display())
+    assert capsys.readouterr().out.endswith("no trial is better than the default\n")
+
+
 def test_the_curve_ends_before_a_trial_that_may_still_be_better():
     study, plan = make({"pro": "maximize"}, [(16, 1e-4, [0.5], {})])
     running = study.ask(plan.distributions)
