@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.files import absent, given_path, told_too_long, told_unwritable, undone
 from lit_fedad.core.nested import flatten
+from lit_fedad.core.typed_words import written
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.path_lists import list_text
@@ -204,7 +204,7 @@ def _configured(
     if data is not None:
         given["data"] = data
     if out is not None:
-        given["out"] = out = str(given_path("out", out))
+        given["out"] = out = given_path("out", out)
     if normal is not None:
         if data is not None:
             raise UserError("data= and normal= are both given; give one of them")
@@ -291,12 +291,11 @@ def _lists(key: str, named: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _value(key: str, value: object) -> str:
     """Writes a value of a key as an override of the configuration has it."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    plain = isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value)
+    if isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value):
+        return value
     try:
-        return str(value) if plain else json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
+        return written(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    except TypeError:
         raise UserError(
             f"{key}: give a number, a text, a list or a section, not {type(value).__name__}"
         ) from None

@@ -1,7 +1,8 @@
 """Words of the command line, taken as they are typed where Hydra's grammar would read something else in them."""
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -69,6 +70,28 @@ def advice(override: str) -> str:
     """Returns the form in which an override is taken as typed, in quotes for the shell."""
     key, _, value = override.partition("=")
     return f'give "{key}={_quoted(value)}" to take it as typed'
+
+
+def written(value: object) -> str:
+    r"""Writes a value as an override has it, in whose texts a backslash is one as it stands.
+
+    Raises:
+        TypeError: If it is no number, text, list, section or None, nor made of them.
+
+    Example:
+        >>> print(written({"paths": [r"C:\data", 'a "b"'], "rate": 0.5, "more": None}))
+        {paths:["C:\data","a \"b\""],rate:0.5,more:null}
+    """
+    match value:
+        case str():
+            return QuotedString(value, Quote.double).with_quotes()
+        case Mapping():
+            return "{" + ",".join(f"{key}:{written(one)}" for key, one in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(map(written, value)) + "]"
+        case float():
+            return repr(float(value))  # JSON's word for infinity would be a text
+    return json.dumps(value)
 
 
 def settled(value: str) -> bool:

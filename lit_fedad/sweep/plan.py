@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from hydra.core.override_parser.types import Quote, QuotedString
 from optuna import Study
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, NopPruner
@@ -28,6 +27,7 @@ from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.files import stored_text
 from lit_fedad.core.identity import identity
 from lit_fedad.core.plain_values import plain_yaml
+from lit_fedad.core.typed_words import written
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
 _SHARED = {"optuna.samplers.GridSampler": f"{__name__}.GridSampler"}
@@ -178,7 +178,7 @@ class Plan:
 
     def config(self, params: Mapping[str, Any]) -> Config:
         """Composes the configuration of a trial."""
-        return compose([*self.base, *(f"{key}={_written(value)}" for key, value in params.items())])
+        return compose([*self.base, *(f"{key}={written(value)}" for key, value in params.items())])
 
     def defaults(self) -> dict[str, Any] | None:
         """Reads the base experiment's values of the searched keys; None if one lies outside the search space."""
@@ -328,13 +328,6 @@ def _check_grid(plan: Plan) -> None:
     for key, values in grid.items():
         if outside := [value for value in values if not _holds(plan.distributions[key], value)]:
             raise UserError(f"search_space of the sampler: {key}={outside[0]!r} is no value of space")
-
-
-def _written(value: Any) -> str:
-    """Writes a value as an override does."""
-    if isinstance(value, str):
-        return QuotedString(value, Quote.double).with_quotes()
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _firsts(plan: Plan) -> dict[str, Any]:
