@@ -9,8 +9,8 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 _TEXTS = frozenset((
-    "folder", "group", "id_column", "images", "label_column", "labels", "mask_folder", "name", "out", "path", "root",
-    "split", "split_csv", "start", "uri", "weights",
+    "experiment", "folder", "group", "id_column", "images", "label_column", "labels", "mask_folder", "name", "out",
+    "parent", "path", "root", "split", "split_csv", "start", "uri", "weights",
 ))  # fmt: skip
 """Last words of keys whose values are paths or names."""
 

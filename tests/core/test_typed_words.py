@@ -1,8 +1,12 @@
 """Words of the command line: names are taken as they are typed."""
 
+import math
+
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lit_fedad.core.config import compose
+from lit_fedad.core.typed_words import written
 
 NAMES = [
     *(
@@ -42,6 +46,23 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_path_is_the_one_that_is_typed(name):
     assert compose(["data=mvtec_mixture", f"data.root={name}"])["data"]["root"] == name
+
+
+@pytest.mark.parametrize("key", ["experiment", "parent"])
+@pytest.mark.parametrize("name", ["2024", "1e3", "true"])
+def test_a_name_that_mlflow_knows_is_the_one_that_is_typed(key, name):
+    assert compose([f"tracking.{key}={name}"])["tracking"][key] == name
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(3, 0.5, 1e-20, math.inf, True, None, "", "null", r"a\b", 'a\\"b', "a\nb", "größe", "[a, b]"),
+        *([1, [r"a\b", None]], [{"_target_": "a.b", "paths": ["x y"]}], {}),
+    ],
+)
+def test_a_value_that_is_written_is_read_again(value):
+    assert OverridesParser.create().parse_override(f"key={written(value)}").value() == value
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_what_is_wrong_is_one_line(study_file, old, new, message):
 @pytest.mark.parametrize("name", ["größe", r"a\b", r"a\"b\\", "a b", "half,byte", "3", "", ["größe", "b"]])
 def test_a_trial_has_the_words_that_were_drawn(study_file, name):
     plan = read_plan(str(study_file))
-    assert plan.config({"tracking.experiment": name})["tracking"]["experiment"] == name
+    assert plan.config({"+data.more": name})["data"]["more"] == name
 
 
 def test_unknown_study_names_the_nearest():
