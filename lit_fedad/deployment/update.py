@@ -82,6 +82,9 @@ class UpdateOptions:
             raise UserError(
                 "update needs images=FOLDER, alpha=RATE of a new version, or default=NUMBER of one; one of the three"
             )
+        of_images = (self.client, self.product, self.reviews, self.force or None)
+        if self.images is None and of_images.count(None) < len(of_images):
+            raise UserError("update: client, product, reviews and force are of images=FOLDER alone")
 
 
 def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -> Path:

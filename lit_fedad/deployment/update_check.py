@@ -90,7 +90,7 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
                 alike = names[place] if 2 * number > len(own) else None
             rate = max(rule.alpha, 1 / (scores.total + 1))
             rank = scores.rank(rate)
-            beyond = int((torch.cat(parts) > scores.threshold(rate)).sum())
+            beyond = int((~(torch.cat(parts) <= scores.threshold(rate))).sum())  # also what is no number
             chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)
             found.append(Judged(client, product, len(own), beyond, float(chance), alike))
     return found
