@@ -27,12 +27,15 @@ from lit_fedad.report.style import (
     blank_figure,
     labelled_axes,
     line_style,
+    lines_of,
+    wrapped,
 )
 
 _HATCHES = ("//////", "......", "xxxxxx")
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
 _MOST_PIES = 12
 _MOST_NAMES = 20
+_LONGEST_NAME = 50  # letters in a line of the narrowest legend
 _MOST_COLOURED_LINES = 8
 
 
@@ -168,12 +171,14 @@ def _fill(index: int) -> dict[str, Any]:
 
 def _product_legend(figure: Figure, products: Sequence[str]) -> None:
     """Adds a legend of the product types below a figure, which grows by the legend's height."""
-    patches = [Patch(label=as_written(name), **_fill(index)) for index, name in enumerate(products)]
-    entry_width = FONT_SIZE * (4.0 + 0.6 * max(map(len, products)))  # points, estimated: box, gaps and name
+    names = wrapped(products, _LONGEST_NAME)
+    patches = [Patch(label=name, **_fill(index)) for index, name in enumerate(names)]
+    longest = min(max(map(len, products)), _LONGEST_NAME)
+    entry_width = FONT_SIZE * (4.0 + 0.6 * longest)  # points, estimated: box, gaps and name
     columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
     rows = math.ceil(len(products) / columns)
     columns = math.ceil(len(products) / rows)
-    figure.set_figheight(figure.get_figheight() + 0.15 * rows + 0.1)
+    figure.set_figheight(figure.get_figheight() + 0.15 * rows * max(map(lines_of, names)) + 0.1)
     figure.legend(handles=patches, loc="outside lower center", ncols=columns, **LEGEND)
 
 

@@ -13,7 +13,17 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, as_written, blank_figure, legend_mark
+from lit_fedad.report.style import (
+    COLOURS,
+    DARK,
+    FONT_SIZE,
+    LEGEND,
+    as_written,
+    blank_figure,
+    legend_mark,
+    lines_of,
+    wrapped,
+)
 
 
 def tsne_layout(features: ArrayLike) -> np.ndarray:
@@ -57,8 +67,11 @@ def knowledge_plane(
     colours = class_colours(len(classes))
     size = float(np.clip(4000 / len(place), 5, 16))
     named = len(classes) <= _MOST_NAMES
-    columns = 2 if named and max(map(len, classes)) > 14 else 4
-    figure = blank_figure(3.5, 3.5 + 0.15 * (math.ceil(len(classes) / columns) if named else 1))
+    names = wrapped(classes, 50)
+    longest = max(map(len, classes))
+    columns = 4 if longest <= 14 else 2 if longest <= 32 else 1
+    rows = math.ceil(len(classes) / columns) * max(map(lines_of, names)) if named else 1
+    figure = blank_figure(3.5, 3.5 + 0.15 * rows)
     axes = figure.add_subplot()
     looks: tuple[tuple[np.ndarray, dict[str, Any]], ...] = (
         (~made, {"marker": "o", "s": size, "linewidths": 0, "alpha": 0.65}),
@@ -74,10 +87,10 @@ def knowledge_plane(
     axes.spines[:].set(color="0.6", linewidth=0.6)
     figure.legend(handles=kinds, loc="outside upper center", ncols=2, **LEGEND)
     if named:
-        names = [
-            legend_mark(name, color=colour, marker="s") for name, colour in zip(classes, colours, strict=True)
+        marks = [
+            legend_mark(name, color=colour, marker="s") for name, colour in zip(names, colours, strict=True)
         ]
-        figure.legend(handles=names, loc="outside lower center", ncols=columns, **LEGEND)
+        figure.legend(handles=marks, loc="outside lower center", ncols=columns, **LEGEND)
     else:
         axes.set_xlabel(f"colours: {len(classes)} classes", fontsize=FONT_SIZE)
     return figure

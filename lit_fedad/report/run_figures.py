@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,8 @@ from lit_fedad.report.style import (
     blank_figure,
     labelled_axes,
     line_style,
+    lines_of,
+    wrapped,
 )
 
 _WIDE = 20  # from this ratio of the largest to the smallest on, an axis is logarithmic
@@ -48,8 +49,8 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
     above = [x for curve in curves for x, _ in curve if x > 0]
     logarithmic = not whole and bool(above) and max(above) >= _WIDE * min(above)
     columns = 2 if max(map(len, groups)) <= _SHORT else 1
-    names = _wrapped(groups, 64)
-    figure = blank_figure(4.6, 2.5 + 0.14 * math.ceil(sum(map(_lines, names)) / columns))
+    names = wrapped(groups, 64)
+    figure = blank_figure(4.6, 2.5 + 0.14 * math.ceil(sum(map(lines_of, names)) / columns))
     axes = labelled_axes(figure, xlabel, ylabel)
     if whole:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
@@ -67,8 +68,8 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
 
 def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Figure:
     """Draws one row a run with one dot a client and a bar at the mean; the worst client is named."""
-    names = _wrapped(groups, 36)
-    figure = blank_figure(4.6, 0.7 + max(0.26, 0.13 * max(map(_lines, names))) * len(groups))
+    names = wrapped(groups, 36)
+    figure = blank_figure(4.6, 0.7 + max(0.26, 0.13 * max(map(lines_of, names))) * len(groups))
     axes = labelled_axes(figure, xlabel, "")
     axes.grid(visible=False)
     axes.grid(axis="x", color="0.9", linewidth=0.5)
@@ -91,15 +92,6 @@ def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Fig
     axes.set_ylim(len(groups) - 0.4, -0.7)
     axes.margins(x=0.06)
     return figure
-
-
-def _wrapped(names: Iterable[str], width: int) -> list[str]:
-    """Writes names that are longer than a picture has room for in several lines."""
-    return [as_written(textwrap.fill(name, width, break_on_hyphens=False)) for name in names]
-
-
-def _lines(name: str) -> int:
-    return name.count("\n") + 1
 
 
 def svg(figure: Figure) -> bytes:

@@ -4,6 +4,8 @@ Figures are drawn through matplotlib's object interface: nothing here uses pyplo
 can be drawn in any thread or process.
 """
 
+import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -50,6 +52,16 @@ def as_written(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def wrapped(names: Iterable[str], width: int) -> list[str]:
+    """Writes names that are longer than a picture has room for in several lines."""
+    return [as_written(textwrap.fill(name, width, break_on_hyphens=False)) for name in names]
+
+
+def lines_of(name: str) -> int:
+    """Counts the lines of a name."""
+    return name.count("\n") + 1
+
+
 def labelled_axes(
     figure: FigureBase, xlabel: str, ylabel: str, place: tuple[int, int, int] = (1, 1, 1), **shared: Any
 ) -> Axes:
@@ -84,5 +96,5 @@ def line_style(index: int, points: int) -> dict[str, Any]:
 
 
 def legend_mark(label: str, **look: Any) -> Line2D:
-    """Creates a mark without a line, for a legend."""
-    return Line2D([], [], linestyle="", markersize=4, label=as_written(label), **look)
+    """Creates a mark without a line, for a legend; dollar signs of names must be escaped."""
+    return Line2D([], [], linestyle="", markersize=4, label=label, **look)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from lit_fedad.report.figures import partition_figure, save_figure
+from lit_fedad.report.figures import partition_figure, save_figure, stages_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet
 from lit_fedad.report.knowledge import knowledge_plane, knowledge_sheet
 from lit_fedad.report.run_figures import lines_figure, spread_figure, svg
@@ -49,6 +49,28 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(name):
     texts = [text.get_text() for text in figure.findobj(Text)]
     assert any(r"\$5_\$6" in text for text in texts)
     assert not any(NAME in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["x" * 120],
+        ["long " * 30, "b"],
+        ["actinic keratoses and intraepithelial carcinoma", "benign keratosis-like lesions"],
+    ],
+)
+def test_no_legend_is_wider_than_its_figure(names):
+    counts, places = np.ones((1, len(names)), int), np.eye(len(names), 2)
+    for figure in (
+        partition_figure(counts, names),
+        stages_figure([counts], names),
+        knowledge_plane(places, range(len(names)), [0] * len(names), names),
+    ):
+        figure.canvas.draw()
+        for legend in figure.legends:
+            extent = legend.get_window_extent()
+            assert 0 <= extent.x0 < extent.x1 <= figure.bbox.width
+            assert 0 <= extent.y0 < extent.y1 <= figure.bbox.height
 
 
 def test_an_escaped_name_is_drawn_like_any_other_text():
