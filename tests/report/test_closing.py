@@ -26,6 +26,8 @@ def test_a_detector_has_four_rows_and_each_says_what_is_better():
     promised = {"mean": 0.072, "lowest": 0.01, "highest": 0.334}
     rows = closing_rows({"last": LAST, "decisions": {"auto": {"promised": promised}}})
     assert [row["last round"] for row in rows] == ["I-AUROC", "PRO", "false alarms", "misses"]
+    assert [row["together"] for row in rows] == ["0.850", "0.700", "0.020", "0.250"]
+    assert [row["worst client"] for row in rows] == ["0.500", "0.500", "0.050", "0.400"]
     assert [("higher" in row["what it tells"], "lower" in row["what it tells"]) for row in rows] == [
         (True, False),
         (True, False),

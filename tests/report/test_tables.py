@@ -220,6 +220,8 @@ def test_caption_says_what_the_runs_say(runs):
     assert (source, note) == ("The paper's numbers: a paper, Table IX.", "Mind the gap.")
     assert "in brackets the best round" in means
     assert wafer == "Wafer: data wafer, 42 training images, 224 pixels, 4 of 5 runs complete."
+    attacked = caption(replace(TABLE, attack=["attack=lira"]), ["Wafer"], runs)[1]
+    assert attacked.startswith("Per cent. Ours: what membership inference finds in what clients send")
     assert brain == "Brain: data –, – training images, – pixels, 0 of 2 runs complete."  # noqa: RUF001
 
 
@@ -270,6 +272,9 @@ def test_a_stage_that_comes_again_is_the_mean_over_its_rounds():
     runs = runs_frame([Outcome("FedAvg", "Wafer", 0, "o", again)], IN_TASKS.metrics)
     assert runs["i_auroc_task_1"].tolist() == pytest.approx([0.2])
     assert runs["i_auroc_task_2"].tolist() == pytest.approx([0.4])
+    again["metrics"]["6"]["i_auroc"] = None
+    runs = runs_frame([Outcome("FedAvg", "Wafer", 0, "o", again)], IN_TASKS.metrics)
+    assert pd.isna(runs["i_auroc_task_1"]).all()  # not the mean of those that are known
 
 
 def test_rows_of_one_run_are_told_apart_by_their_ending():

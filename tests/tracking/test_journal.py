@@ -3,7 +3,7 @@ import math
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.tracking.journal import Journal
+from lit_fedad.tracking.journal import Journal, artifact_values, text_values
 from lit_fedad.tracking.sender import Delivery, deliver
 from lit_fedad.tracking.tracker import Tracker
 
@@ -48,6 +48,35 @@ def test_values_that_are_not_finite_are_dropped(tmp_path, client, journal):
     assert [record["values"] for record in journal(tmp_path) if record["kind"] == "metrics"] == [
         {"kept": 1.0}
     ]
+
+
+def test_a_folder_is_another_when_a_file_in_it_changes(tmp_path):
+    figures = tmp_path / "figures" / "clients"
+    figures.mkdir(parents=True)
+    (figures / "a.png").write_bytes(b"123")
+    before = artifact_values(figures.parent, tmp_path)
+    assert before.keys() == {"figures"}
+    assert before["figures"].startswith("1 files, 3 bytes, ")
+    (figures / "b.png").write_bytes(b"45")
+    assert artifact_values(figures.parent, tmp_path)["figures"].startswith("2 files, 5 bytes, ")
+    outside = tmp_path / "empty"
+    outside.mkdir()
+    assert artifact_values(outside, tmp_path / "figures") == {str(outside): "0 files, 0 bytes, 0"}
+
+
+@pytest.mark.parametrize(("length", "kept"), [(5999, 5999), (6000, 6000), (6001, 6000), (9000, 6000)])
+def test_a_text_is_no_longer_than_mlflow_takes(length, kept):
+    (text,) = text_values({"a": "x" * length}).values()
+    assert len(text) == kept
+    assert text.endswith("…") is (length > kept)
+
+
+@pytest.mark.parametrize(("kind", "values"), [("metrics", 1000), ("params", 100), ("tags", 100)])
+def test_a_record_has_no_more_values_than_a_request_takes(tmp_path, journal, kind, values):
+    file = Journal(tmp_path)
+    file.append_new(kind, {f"{number}": number for number in range(values + 1)}, None)
+    file.close()
+    assert [len(record["values"]) for record in journal(tmp_path)] == [values, 1]
 
 
 def test_a_journal_of_any_length_is_not_read(tmp_path):
