@@ -105,8 +105,10 @@ def watch(
         }
         log = WatchLog.open(destination, settings)
         test = DriftTest(like, run_length, opened.config["seed"])
-        stream = _Stream(rule, like, test, window)
-        watcher = _Watcher(Path(images), log, stream, opened, Display(), name)
+        stream, display = _Stream(rule, like, test, window), Display()
+        if math.isinf(rule.threshold):
+            display.warn(f"no image is called anomalous: {rule}")
+        watcher = _Watcher(Path(images), log, stream, opened, display, name)
         watcher.look(report=True)
         while not once:
             time.sleep(interval)

@@ -103,6 +103,13 @@ def test_scores_and_decisions_are_those_of_predict(tiny_run, camera, tmp_path):
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.parametrize(("alpha", "said"), [(0.3, False), (0.0001, True)])
+def test_a_rate_that_cannot_be_promised_is_said(tiny_run, camera, tmp_path, capsys, alpha, said):
+    look(tiny_run, camera(1), tmp_path / "out", alpha=alpha)
+    assert ("no image is called anomalous: " in capsys.readouterr().err) is said
+
+
+@pytest.mark.usefixtures("unpainted")
 def test_p_values_of_the_stream_are_those_of_the_test_of_drift(tiny_run, camera, tmp_path):
     found = look(tiny_run, camera(6), tmp_path / "out", window=4)
     calibration = RunFolder(tiny_run).calibration().rule(1, 0.5).scores
