@@ -13,6 +13,7 @@ from lit_fedad.deployment import update_check
 from lit_fedad.deployment.update import UpdateOptions
 from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
 from lit_fedad.experiment.finished_run import complete_run, same_model
+from lit_fedad.experiment.run_folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
@@ -24,15 +25,47 @@ def test_options_of_images_are_not_passed_over_without_images(given, other):
         UpdateOptions("run", **given, **other)
 
 
-@pytest.mark.parametrize(("score", "beyond"), [(math.nan, 3), (math.inf, 3), (-math.inf, 0)])
-def test_an_image_whose_score_is_no_number_lies_beyond_the_threshold(tiny_run, monkeypatch, score, beyond):
+@pytest.fixture
+def judged(tiny_run, monkeypatch):
+    """Judges images of client 0 that are said to be of a product, with given scores."""
     folder, result, config = complete_run(str(tiny_run), None, None)
-    photos = sorted((tiny_run.parent / "data").rglob("weave/train/good/*.png"))[:3]
-    new = Addition({0: tuple(Sample(photo, "weave") for photo in photos)})
-    scored = SimpleNamespace(image_score=torch.full((len(photos),), score))
-    monkeypatch.setattr(update_check, "predict_batch", lambda *_: scored)
-    (judged,) = judge_new(folder, config, same_model(config, result), new)
-    assert (judged.client, judged.product, judged.images, judged.beyond) == (0, "weave", 3, beyond)
+    photos = sorted((tiny_run.parent / "data").rglob("weave/train/good/*.png"))
+
+    def judge(scores, product="weave"):
+        new = Addition({0: tuple(Sample(photos[0], product) for _ in scores)})
+        scored = SimpleNamespace(image_score=torch.tensor(scores))
+        monkeypatch.setattr(update_check, "predict_batch", lambda *_: scored)
+        (found,) = judge_new(folder, config, same_model(config, result), new)
+        return found
+
+    return judge
+
+
+@pytest.mark.parametrize(("score", "beyond"), [(math.nan, 3), (math.inf, 3), (-math.inf, 0)])
+def test_an_image_whose_score_is_no_number_lies_beyond_the_threshold(judged, score, beyond):
+    found = judged([score] * 3)
+    assert (found.client, found.product, found.images, found.beyond) == (0, "weave", 3, beyond)
+
+
+@pytest.mark.parametrize("product", ["weave", "unknown"])
+@pytest.mark.parametrize("above", [0, 1, 3])
+def test_the_chance_is_that_of_so_many_among_the_largest_of_all(tiny_run, judged, product, above):
+    """Counted: of all places that the new scores could have among those of calibration, how many are as high."""
+    folder = RunFolder(tiny_run)
+    rule = folder.calibration().rule(0, folder.alpha(), product if product == "weave" else None)
+    scores, images = rule.scores, 3
+    rate = max(rule.alpha, 1 / (scores.total + 1))
+    threshold = scores.threshold(rate)
+    found = judged([threshold] * (images - above) + [threshold + 1] * above, product)
+    below = scores.rank(rate)  # calibration scores up to the threshold
+
+    def places(number):
+        higher = math.comb(scores.total - below + number, number)
+        return higher * math.comb(below - 1 + images - number, images - number)
+
+    as_high = sum(places(number) for number in range(above, images + 1))
+    assert found.beyond == above
+    assert found.chance == pytest.approx(as_high / math.comb(scores.total + images, images))
 
 
 @pytest.mark.parametrize(
