@@ -73,7 +73,15 @@ def _journal(out: Path) -> JournalStorage:
         # Unlike Optuna's own locks, this one goes with a killed worker.
         storage = JournalStorage(JournalFileBackend(str(log), FileLock(lock)))
         storage.get_all_studies()  # reads it
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+    except (
+        OSError,
+        ArithmeticError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+    ) as error:
         raise UserError(f"{log}: cannot be read as a study's journal ({type(error).__name__})") from error
     return storage
 

@@ -1,7 +1,9 @@
 """Workers of one study: how many trials there are, what becomes of lost, refused and pruned ones."""
 
 import contextlib
+import json
 import os
+import re
 import signal
 import sqlite3
 import sys
@@ -174,6 +176,8 @@ def test_a_default_that_ends_while_one_value_of_a_grid_is_left_is_a_trial_like_o
 
 
 def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(options, opened):
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+
     def mixed(trial, plan, folder, leaving):
         match trial.number:
             case 1:
@@ -189,6 +193,8 @@ def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(options,
     assert [t.state.name for t in trials] == ["COMPLETE", "FAIL", "PRUNED", "FAIL", "COMPLETE"]
     assert trials[1].user_attrs["cause"] == "task.loss.neighbours=9 must be at most 8"
     assert trials[3].user_attrs["cause"] == "RuntimeError: out of memory"
+    assert {trial.user_attrs["worker"] for trial in trials} == {0}
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
 
 
 def test_a_sampler_that_cannot_draw_is_one_line(options, monkeypatch):
@@ -206,7 +212,7 @@ def test_study_whose_first_trials_all_fail_ends(options, opened):
         raise UserError("data.root=/nowhere does not exist")
 
     with pytest.raises(UserError, match="all 3 trials so far failed; the last: data.root=/nowhere"):
-        sweep([*options, "n_trials=3"], Display(quiet=True), refused)
+        sweep([*options, "n_trials=9"], Display(quiet=True), refused)
     assert len(opened().trials) == 3
     with pytest.raises(UserError, match="all 3 trials .*; a larger n_trials adds others$"):
         sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
@@ -245,6 +251,15 @@ def test_a_worker_lives_whatever_its_host_s_clock_is_set_to(tmp_path, monkeypatc
     booted = psutil.boot_time() - 7200
     monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted)
     assert second.lives(first.number)
+
+
+@pytest.mark.parametrize(("after", "lives"), [(0, True), (-60, False)])
+def test_a_worker_whose_number_another_process_has_by_now_is_lost(tmp_path, after, lives):
+    registry = worker.Registry(tmp_path, 60)
+    file = tmp_path / "0.json"
+    who = json.loads(file.read_text())
+    file.write_text(json.dumps({**who, "began": who["began"] + after}))
+    assert registry.lives(0) is lives
 
 
 @pytest.mark.parametrize("content", ["notes", "[]", "{}", '{"host": "here", "pid": "one", "began": 0}'])
@@ -289,9 +304,14 @@ def test_nothing_is_written_through_a_link_in_the_study_s_folder(options, tmp_pa
     assert not victim.exists()
 
 
-def test_a_journal_of_something_else_is_named(options, tmp_path):
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "journal.log").write_text("notes\nof something else\n")
+@pytest.mark.parametrize("text", ["notes\nof something else\n", None])
+def test_a_journal_of_something_else_is_named(options, tmp_path, text):
+    if text is None:  # one with a value that no key of whole numbers has
+        sweep([*options, "n_trials=1"], Display(quiet=True), neighbours)
+        held = (tmp_path / "study" / "journal.log").read_text()
+        text = re.sub(r'"param_value_internal":3.0', '"param_value_internal":1e400', held)
+    (tmp_path / "study").mkdir(exist_ok=True)
+    (tmp_path / "study" / "journal.log").write_text(text)
     with pytest.raises(UserError, match=r"journal\.log: cannot be read as a study's journal"):
         sweep(options, Display(quiet=True), neighbours)
 
