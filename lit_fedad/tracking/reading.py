@@ -130,8 +130,15 @@ def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tup
 
     Returns:
         Pairs (step, value), steps ascending; of several values at a step the last that was logged.
+
+    Raises:
+        UserError: The server does not answer, or refuses.
     """
-    points = connect(destination(uri)).get_metric_history(run_id, metric)
+    uri = destination(uri)
+    try:
+        points = connect(uri).get_metric_history(run_id, metric)
+    except Exception as cause:
+        raise UserError(f"{redact(uri)}: {one_line(cause, uri)}") from None  # its cause may name the password
     return sorted({point.step: point.value for point in points}.items())
 
 

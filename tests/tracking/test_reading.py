@@ -1,10 +1,11 @@
 from types import SimpleNamespace
 
 import pytest
+from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.tracking import reading
-from lit_fedad.tracking.reading import find_run_folder
+from lit_fedad.tracking.reading import fetch_artifacts, find_run_folder, metric_history, tracked_runs
 
 
 def test_runs_without_a_folder_here_are_refused_in_one_line(tmp_path, monkeypatch, client):
@@ -20,6 +21,20 @@ def test_runs_without_a_folder_here_are_refused_in_one_line(tmp_path, monkeypatc
     with pytest.raises(UserError, match="there is no database"):
         find_run_folder(run_id)
     assert not (tmp_path / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda uri, into: tracked_runs(uri=uri),
+        lambda uri, into: metric_history("0" * 32, "loss", uri),
+        lambda uri, into: fetch_artifacts("0" * 32, ["result.json"], into, uri),
+    ],
+    ids=["runs", "history", "artifacts"],
+)
+def test_a_server_that_fails_is_one_line(failing_server, tmp_path, read):
+    with refusal(f"^{failing_server}: "):
+        read(failing_server, tmp_path)
 
 
 @pytest.mark.parametrize("place", ["elsewhere/run", "outputs/../elsewhere/run", "outputs_of_others/run"])
