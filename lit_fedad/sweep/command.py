@@ -143,6 +143,11 @@ def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: 
     )
     folder_id, known = check_own(out / "study.id"), study.user_attrs
     if not known.get(_PLAN):
+        if (out / "workers" / "0.json").exists():  # written once a study has begun
+            raise UserError(
+                f"out={out}: the storage holds no study of this folder; give the storage= that it was begun with, or"
+                " another out=DIR"
+            )
         if not folder_id.exists():
             folder_id.write_text(uuid.uuid4().hex)
         study.set_user_attr(_FOLDER, stored_text(folder_id))

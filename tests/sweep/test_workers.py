@@ -231,6 +231,15 @@ def test_sqlite_serves_one_host_and_one_folder(options, tmp_path, monkeypatch):
         sweep(options, Display(quiet=True), neighbours)
 
 
+@pytest.mark.parametrize("trials", [0, 5])
+def test_a_study_is_not_begun_anew_in_a_storage_that_does_not_hold_it(options, tmp_path, opened, trials):
+    sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
+    other = f"storage=sqlite:///{tmp_path}/other.db"
+    with refusal("the storage holds no study of this folder; give the storage= that it was begun with"):
+        sweep([*options, other, f"n_trials={trials}"], Display(quiet=True), neighbours)
+    assert len(opened().trials) == 3
+
+
 def test_worker_of_another_host_lives_by_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(worker.socket, "gethostname", lambda: "node-1")
     registry = worker.Registry(tmp_path, 60)
