@@ -9,7 +9,7 @@ from helpers.refusals import refusal
 
 from lit_fedad.data.additions import Addition
 from lit_fedad.data.sample import Sample
-from lit_fedad.deployment import update_check
+from lit_fedad.deployment import update, update_check
 from lit_fedad.deployment.update import UpdateOptions
 from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
 from lit_fedad.experiment.finished_run import complete_run, same_model
@@ -23,6 +23,28 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def test_options_of_images_are_not_passed_over_without_images(given, other):
     with refusal("client, product, reviews and force are of images=FOLDER alone"):
         UpdateOptions("run", **given, **other)
+
+
+@pytest.mark.parametrize(
+    ("leaves_out", "federation", "message"),
+    [
+        (None, {}, "a detector of bank with these settings is not made of sums"),
+        (len, {"privacy": {"epsilon": 8.0}}, "its sums are noised, and an update's would not be"),
+        (
+            len,
+            {"secure_sum": {"clients": 3}},
+            "its sums are of all clients, and an update's would be of those",
+        ),
+        (len, {"privacy": {"epsilon": None}, "secure_sum": None}, "cifar is no set of image files"),
+    ],
+)
+def test_sums_that_images_cannot_be_added_to_are_refused(leaves_out, federation, message):
+    method = SimpleNamespace(exchanges=SimpleNamespace(leave_out=leaves_out))
+    config = {"method": {"name": "bank"}, "federation": federation}
+    with refusal(message):
+        update._check(
+            SimpleNamespace(path="run"), config, SimpleNamespace(method=method), SimpleNamespace(name="cifar")
+        )
 
 
 @pytest.fixture
