@@ -88,6 +88,17 @@ def test_a_name_that_no_client_has_is_answered_with_those_that_there_are(tmp_pat
         run.detector("nroth")
 
 
+@pytest.mark.parametrize(
+    ("named", "opened"), [("east", 1), ("both", "both"), (0, 0), ("1", "1"), (None, None)]
+)
+def test_a_product_of_one_client_names_it(tmp_path, monkeypatch, named, opened):
+    monkeypatch.setattr(api, "load_detector", lambda path, client, alpha, product: (client, alpha, product))
+    monkeypatch.setattr(api.TrainedRun, "_named", False)
+    partition = {"products": ["both", "east"], "counts": [[3, 0], [2, 4]]}
+    run = api.TrainedRun(tmp_path, {"partition": partition})
+    assert run.detector(named, 0.1, "nut") == (opened, 0.1, "nut")
+
+
 def test_a_run_is_opened_with_the_weights_that_it_took_without_a_question_to_the_hub(tiny_run, monkeypatch):
     stored = RunFolder(tiny_run).config()
     stored["backbone"] |= {"name": "resnet18", "weights": "auto"}
@@ -138,6 +149,7 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
         ({"normal": "photos"}, "normal: give a list of paths, not 'photos'"),
         ({"normal": ["a.png"] * 5, "test": {"good": "b.png"}}, "test: give a list of paths, not 'b.png'"),
         ({"normal": ["a.png"] * 5, "test": ["b.png"]}, "test: give paths by label"),
+        ({"normal": {"north": ["a.png"]}, "test": {"north": ["b.png"]}}, "test: give paths by label"),
         ({"out": 5}, "out: give a path, not int"),
         ({"out": ""}, "out: give a path, not ''"),
         ({"out": "x" * 300}, "^x{60}... is too long for a path"),
