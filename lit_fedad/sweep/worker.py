@@ -174,10 +174,7 @@ class Worker:
                 return None
             try:
                 trial = self.study.ask(self.plan.distributions)
-            except (
-                ImportError,
-                ValueError,
-            ) as error:  # of a sampler that lacks a package, or several objectives
+            except (ImportError, ValueError) as error:  # it lacks a package, or is for one objective
                 raise UserError(f"{self.plan.sampler['_target_']} draws no trial: {error}") from error
             # The heartbeat comes first: a trial of a worker that dies here has one, or no worker.
             self._playing = trial.number

@@ -148,6 +148,7 @@ def assert_builds(config: Config) -> None:
     assert config["method"]["name"]
     model = build_model(config, ["a", "b"])
     assert model.client.task is model.task
+    type(model.client).check_task(type(model.task))
     if model.backbone is not None:
         assert not any(p.requires_grad for p in model.backbone.parameters())
 
