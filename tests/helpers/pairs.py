@@ -118,6 +118,7 @@ OWN = {
         "method.client.condensation.steps=2",
         "method.client.condensation.batch=4",
     ],
+    "fedrep": ["partition=iid"],  # under any task, in place of its preset's stages
     "gldp": ["method.client.base_epochs=1", "method.client.head_epochs=2"],
     "creff": ["method.client.local_epochs=1", "method.server.retraining_epochs=2"],
     "fedic": [
