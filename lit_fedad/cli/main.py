@@ -123,7 +123,8 @@ def _line(error: BaseException, name: str) -> str | None:
             return f"this needs {error.name}: {install(extra)}"
         case OSError() if is_disk_full(error):
             written = error.filename2 or error.filename or "a file"  # the second of a copy
-            return f"no space is left on the disk for {written}: make room{_continues(name)}"
+            full = "no space is left on the disk, or no more is allowed (quota, ulimit -f)"
+            return f"{full}, for {written}: make room{_continues(name)}"
         case OSError() if error.errno in _MISPLACED and error.filename:
             return f"{error.filename}: cannot be read or written ({error.strerror})"
         case MemoryError() | RuntimeError() if is_out_of_memory(error):

@@ -300,7 +300,7 @@ def within(folder: Path, name: str) -> Path:
     return path
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SQLITE = "database or disk is full"
 
 
@@ -309,7 +309,8 @@ def disk_full_in_one_line(folder: Path) -> Iterator[None]:
     """Turns the errors of a full disk in a block into one line.
 
     Raises:
-        UserError: If an error of the block, or the cause of one, is a full disk or a used-up quota.
+        UserError: If an error of the block, or the cause of one, is a full disk, a used-up quota or a file that may not
+            grow.
     """
     try:
         yield
@@ -319,13 +320,13 @@ def disk_full_in_one_line(folder: Path) -> Iterator[None]:
         if not is_disk_full(error):
             raise
         raise UserError(
-            f"{folder}: no space is left on the disk, of this folder or of the cache; make room, and the same command"
-            " continues after the last complete round"
+            f"{folder}: no space is left on the disk, of this folder or of the cache, or no more is allowed (quota,"
+            " ulimit -f); make room, and the same command continues after the last complete round"
         ) from error
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Tells whether an error, or one that it came from, is a full disk."""
+    """Tells whether an error, or one that it came from, is a full disk, or a limit of what may be written there."""
     while error is not None:
         if (isinstance(error, OSError) and error.errno in _FULL) or _SQLITE in str(error):
             return True

@@ -348,7 +348,9 @@ def test_a_full_disk_names_the_copy_and_not_what_is_copied(say, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", "old.pt", None, "new.pt")
 
     monkeypatch.setattr(experiment, "train", full)
-    assert "no space is left on the disk for new.pt: make room" in say("train")[2][0]
+    line = say("train")[2][0]
+    assert line.startswith("error: no space is left on the disk, or no more is allowed")
+    assert ", for new.pt: make room" in line
 
 
 def test_a_setting_that_nothing_of_the_run_reads_is_told(say, monkeypatch):

@@ -44,6 +44,7 @@ def test_torch_says_that_the_disk_is_full(tmp_path, monkeypatch):
     [
         OSError(errno.ENOSPC, "No space left on device"),
         OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError(errno.EFBIG, "File too large"),
         sqlite3.OperationalError("database or disk is full"),
     ],
 )
