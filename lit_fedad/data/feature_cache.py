@@ -4,10 +4,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,20 @@ def _read(file: Path) -> tuple[list[Tensor], int]:
     with safe_open(file, "pt") as tensors:
         layers = [tensors.get_tensor(name) for name in sorted(tensors.keys())]
         return layers, int(tensors.metadata()["crc"])
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
+    """Writes tensors to a file of safetensors, whose own error names what the disk refuses in its text alone.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    try:
+        save_file(dict(tensors), file, metadata)
+    except SafetensorError as error:
+        if (number := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
 def _checksum(layers: Iterable[Tensor]) -> int:
@@ -154,7 +169,7 @@ class FeatureCache:
                         )
                     with atomic(self._file(image)) as part:
                         named = {f"{number:02}": layer for number, layer in enumerate(features)}
-                        save_file(named, part, {"crc": str(_checksum(features))})
+                        save_tensors(named, part, {"crc": str(_checksum(features))})
                     self._shapes[image] = shapes
                 done += len(batch)
                 if progress is not None:

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.datamodule import Batch, BatchDataset, Targets
-from lit_fedad.data.feature_cache import ELSEWHERE
+from lit_fedad.data.feature_cache import ELSEWHERE, save_tensors
 from lit_fedad.data.labelled import LabelledTargets
 
 _BATCH = 128
@@ -152,7 +152,7 @@ def _write_pooled(file: Path, features: FrozenFeatures) -> None:
     entries = {name: entry.contiguous() for name, entry in features._asdict().items() if entry is not None}
     try:
         with atomic(file) as partial:
-            save_file(entries, partial)
+            save_tensors(entries, partial)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(f"feature cache {file.parent} cannot be used ({reason}): {ELSEWHERE}") from error

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import resource
 import warnings
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import pytest
 import torch
 from filelock import FileLock
 from PIL import Image
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data import content, feature_cache
 from lit_fedad.data.datamodule import Targets
-from lit_fedad.data.feature_cache import FeatureCache
+from lit_fedad.data.feature_cache import FeatureCache, save_tensors
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 
@@ -290,12 +292,29 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line(tmp_path, samples):
         filled(tmp_path, samples)
 
 
-def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path, samples, monkeypatch):
+def test_a_file_that_may_grow_no_further_is_an_error_of_the_system(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_tensors({"a": torch.zeros(10_000)}, tmp_path / "a.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path, samples, monkeypatch, error):
     save = feature_cache.save_file
 
     def full(layers, part, metadata):
         if len(files(make(tmp_path))) == 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise error
         save(layers, part, metadata)
 
     monkeypatch.setattr(feature_cache, "save_file", full)
