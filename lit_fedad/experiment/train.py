@@ -17,7 +17,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import disk_full_in_one_line
 from lit_fedad.core.identity import judgement
 from lit_fedad.data.partition import Partition
-from lit_fedad.experiment.build import build_images, build_partition
+from lit_fedad.experiment.build import build_images, build_partition, start_folder
 from lit_fedad.experiment.claim import begun, launches
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
@@ -54,6 +54,7 @@ def train(
         RunStoppedError: If a callback raised it; the tracked run then ends as killed, with the cause as its tag.
     """
     folder, display = RunFolder.of(config), Display(quiet=quiet)
+    _keep_start(config, folder.path)
     # Of several processes that each run the command only one may hold the folder.
     with (
         disk_full_in_one_line(folder.path),
@@ -78,6 +79,16 @@ def train(
     assert result is not None
     display.closing_table(result)
     return result
+
+
+def _keep_start(config: Config, folder: Path) -> None:
+    """Refuses to delete the run whose weights this one begins with."""
+    if not (config["fresh"] and config["start"]):
+        return
+    if start_folder(config["start"]).path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"start={config['start']}: fresh=true would delete this run, whose weights are needed; give another out=DIR"
+        )
 
 
 def _compare_images(config: Config, folder: Path, display: Display) -> None:

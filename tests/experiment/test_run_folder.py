@@ -15,6 +15,7 @@ from lit_fedad.experiment import run_files as runs
 from lit_fedad.experiment.claim import LOCK, begun, claim, clear
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.train import train
 from lit_fedad.federation.checkpoint import read_state
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 
@@ -42,6 +43,18 @@ def test_a_claimed_folder_gives_the_configuration_back(tmp_path, config):
     claim(run.path, {**config, "fresh": True})  # circumstances may change
     assert run.config()["fresh"] is True
     assert {path.name for path in run.path.iterdir()} == {"config.yaml", "manifest.json"}
+
+
+@pytest.mark.parametrize("start", [".", "versions/1", "nothing"])
+def test_a_run_is_not_deleted_for_one_that_begins_with_its_weights(tmp_path, config, start):
+    run = tmp_path / "run"
+    for folder in (run, run / "versions" / "1"):
+        claim(folder, config)
+    before = sorted(tmp_path.rglob("*"))
+    again = {**config, "out": str(run), "start": str(run / start), "fresh": True}
+    with refusal("start=.*(would delete this run|no such folder)"):
+        train(again, quiet=True)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("there", [False, True])
