@@ -178,11 +178,17 @@ def _judge_alone(
     return density_scores(own.mean, own.covariance, z) > limit
 
 
+_PICTURES = ("calibration.png", "scores.png", "heatmaps.png", "representations.png")
+
+
 class Predictions(RunCallback):
     """A callback that draws decisions and scores, unless ``evaluation.pictures`` is 0."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Draws the figures in the folder ``figures``."""
+        """Draws the figures in the folder ``figures``, and removes those of decisions that were judged before."""
+        if run.fabric.is_global_zero:
+            for name in _PICTURES:
+                (run.folder.path / "figures" / name).unlink(missing_ok=True)
         if not run.config["evaluation"]["pictures"] or run.model.task.kind != "anomaly":
             return
         if run.fabric.is_global_zero and run.decisions:

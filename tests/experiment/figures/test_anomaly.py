@@ -213,3 +213,12 @@ def test_a_process_that_is_not_the_first_draws_nothing(restored, drawn, tmp_path
     elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, predictions=lambda round: {})
     calibration.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, limits({})))
     assert drawn == {}
+
+
+def test_pictures_of_earlier_decisions_do_not_stay(restored, tmp_path):
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    for name in ("calibration.png", "scores.png", "heatmaps.png", "partition.png"):
+        (folder / name).touch()
+    calibration.Predictions().on_rounds_end(run_of(*restored, tmp_path, 0, limits({})))
+    assert [path.name for path in folder.iterdir()] == ["partition.png"]
