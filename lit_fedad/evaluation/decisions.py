@@ -366,4 +366,4 @@ def _mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     if not total:
         return 0, 0
     number = total**2 / sum(weight**2 / images for weight, images, _ in parts)
-    return number, number * sum(weight * events / images for weight, images, events in parts) / total
+    return number, number * (sum(weight * events / images for weight, images, events in parts) / total)

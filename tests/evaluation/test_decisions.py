@@ -52,6 +52,12 @@ def test_each_product_is_judged_by_its_own_normal_images():
     assert judged[0]["without_promise"] == []
 
 
+@pytest.mark.parametrize(("held", "tested"), [((12, 7), (7, 9)), ((12, 12, 12, 11, 3), (10, 18, 10, 1, 16))])
+def test_where_every_defect_is_missed_exactly_all_are(held, tested):
+    missed = Rate.mixed([(own, Rate(n, n, n, n)) for own, n in zip(held, tested, strict=True)])
+    assert missed.miss_rate == missed.false_alarm_rate == 1
+
+
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("alpha", [0.2, "auto"])
 def test_sites_that_judge_the_same_images_apart_say_the_same(known, alpha):
