@@ -12,7 +12,7 @@ from lit_fedad.contracts import LeaveOut, Prediction
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.evaluation.calibration import CalibrationScores
+from lit_fedad.evaluation.calibration import CalibrationScores, with_calibration
 from lit_fedad.metrics.conformal import ScoreCounts
 
 VALUES = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
@@ -57,6 +57,38 @@ def scores_of(partition, client, folds=5):
 
 def counts(values):
     return ScoreCounts.of(torch.tensor(values)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("share", "given", "held"),
+    [
+        (None, {}, 4),
+        (None, {"shared": False}, 9),
+        (None, {"sums": True}, 0),
+        (None, {"sums": True, "epsilon": 1.0}, 4),
+        (None, {"kind": "classification"}, 0),
+        (0.2, {"shared": False}, 4),
+        (0.5, {"sums": True}, 10),
+        (0.0, {"shared": False}, 0),
+    ],
+)
+def test_so_many_of_twenty_images_are_held_out(share, given, held):
+    given = {"kind": "anomaly", "shared": True, "sums": False, "epsilon": None} | given
+    client = SimpleNamespace(
+        task=SimpleNamespace(kind=given["kind"]), predictors=SimpleNamespace(shared=given["shared"])
+    )
+    method = SimpleNamespace(
+        client=client, exchanges=SimpleNamespace(leave_out=Sums() if given["sums"] else None)
+    )
+    config = {
+        "seed": 0,
+        "calibration": {"share": share, "group": None},
+        "federation": {"privacy": {"epsilon": given["epsilon"]}},
+    }
+    images = ImageSet("drawn", tuple(Sample(Path(f"{n}.png"), "nut") for n in range(20)), ())
+    partition = with_calibration(config, images, Partition((tuple(range(20)),)), method)
+    assert sum(map(len, partition.calibration)) == held
+    assert partition.sizes == (20 - held,)
 
 
 def test_with_a_fold_an_image_the_model_is_that_of_all_others():
