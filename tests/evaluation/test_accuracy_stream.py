@@ -339,3 +339,20 @@ def test_constant_predictions_are_judged_on_the_clients_that_a_metric_is_of(play
         assert found["client_largest"]["global_accuracy"] == pytest.approx(
             np.mean([one.max() / one.sum() for one in held])
         )
+
+
+def test_a_class_without_test_images_has_no_weight(play):
+    federation = play(fraction=1.0)
+    judge, report = federation.evaluator, federation.history[-1]
+    held = [COUNTS[c][: federation.data.stage(c, report.round) + 1].sum(0) for c in range(3)]
+    untested = held[0].argmax()
+    tested = [np.where(np.arange(len(own)) == untested, 0, own) for own in held]
+    judge.test_images = judge.test_images * (torch.arange(len(held[0])) != int(untested))
+    expected = [
+        weights[own.argmax()] / weights.sum()
+        for own, weights in zip(held, tested, strict=True)
+        if weights.any()
+    ]
+    found = judge.constants(report)["client_largest"]["global_accuracy"]
+    assert found == pytest.approx(np.mean(expected))
+    assert 0 in expected
