@@ -342,25 +342,13 @@ def build_model(
     return Model(frozen.backbone if frozen else seen, task, Method(client, server, exchanges))
 
 
-def start_folder(run: str) -> RunFolder:
-    """Finds the run whose weights another begins with.
-
-    Raises:
-        UserError: If there is no such run.
-    """
-    try:
-        return RunFolder.find(run)
-    except UserError as error:
-        raise UserError(f"start={str(error).removeprefix('run=')}") from error
-
-
 def start_from(task: Task, run: str) -> None:
     """Loads the final weights of a run's server into a task, where names and shapes are equal.
 
     Raises:
         UserError: If there is no such run, its server holds no weights, or no weight fits.
     """
-    folder = start_folder(run)
+    folder = RunFolder.started_from(run)
     checkpoints = Checkpoints(folder.path / "checkpoints")
     latest, result = checkpoints.latest(), folder.result()
     if result and "own_client" in result:

@@ -82,6 +82,18 @@ class RunFolder:
         found.config()
         return found
 
+    @classmethod
+    def started_from(cls, run: str) -> RunFolder:
+        """Finds the folder of a run whose weights another begins with.
+
+        Raises:
+            UserError: As `find` does, of the key ``start``.
+        """
+        try:
+            return cls.find(run)
+        except UserError as error:
+            raise UserError(f"start={str(error).removeprefix('run=')}") from error
+
     def config(self) -> Config:
         """Reads the resolved configuration of the run.
 

@@ -17,7 +17,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import disk_full_in_one_line
 from lit_fedad.core.identity import judgement
 from lit_fedad.data.partition import Partition
-from lit_fedad.experiment.build import build_images, build_partition, start_folder
+from lit_fedad.experiment.build import build_images, build_partition
 from lit_fedad.experiment.claim import begun, launches
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
@@ -85,7 +85,7 @@ def _keep_start(config: Config, folder: Path) -> None:
     """Refuses to delete the run whose weights this one begins with."""
     if not (config["fresh"] and config["start"]):
         return
-    if start_folder(config["start"]).path.resolve().is_relative_to(folder.resolve()):
+    if RunFolder.started_from(config["start"]).path.resolve().is_relative_to(folder.resolve()):
         raise UserError(
             f"start={config['start']}: fresh=true would delete this run, whose weights are needed; give another out=DIR"
         )
