@@ -35,3 +35,10 @@ def test_they_are_what_a_model_of_one_class_has():
         for metric, value in found[name].items():
             assert value == pytest.approx(judged[metric]["mean"]), (name, metric)
     assert found["random"]["balanced_accuracy"] == pytest.approx(1 / 3)
+
+
+def test_a_site_whose_every_image_is_right_is_believed():
+    evaluator = AccuracyEvaluator(None, torch.from_numpy(COUNTS), Fabric(accelerator="cpu", devices=1))
+    there = torch.tensor([4, 0, 2])
+    answer = evaluator.unpack({"correct": there, "total": there, "predicted": there})
+    assert float(answer.compute_local()["accuracy"]) == 1
