@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import warnings
@@ -30,6 +31,7 @@ from lit_fedad.experiment.run_files import (
 from lit_fedad.privacy.image_privacy import KEY_FILE
 
 LOCK = ".lock"
+_logger = logging.getLogger(__name__)
 
 # Set in processes that a launcher or the first process started.
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
@@ -41,15 +43,22 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
     Args:
         folder: The folder.
-        patience: How long another process is waited for, in seconds.
+        patience: How long another process is waited for, in seconds, once that is said.
 
     Raises:
         UserError: If another process holds it, or the folder cannot be written.
     """
-    lock = FileLock(folder / LOCK, timeout=patience)
+    lock = FileLock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if patience:
+                _logger.warning(
+                    "waiting %g s at most for another lit-fedad command at work in %s", patience, folder
+                )
+            lock.acquire(timeout=patience)
     except Timeout:
         raise UserError(
             f"{folder}: another lit-fedad command is at work in this folder; wait for its end, or end it, or give"

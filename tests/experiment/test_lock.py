@@ -27,6 +27,15 @@ def test_a_second_command_is_refused_in_one_line(tmp_path):
         pass
 
 
+@pytest.mark.parametrize(
+    ("patience", "said"), [(0.0, ""), (0.01, "waiting 0.01 s at most for another lit-fedad command")]
+)
+def test_a_command_that_waits_for_another_says_so(tmp_path, caplog, patience, said):
+    with locked(tmp_path), refusal("another lit-fedad command"), locked(tmp_path, patience):
+        pass
+    assert [record.getMessage()[: len(said)] for record in caplog.records] == [said] * bool(said)
+
+
 def test_an_error_releases_the_folder(tmp_path):
     with pytest.raises(ZeroDivisionError), locked(tmp_path):
         raise ZeroDivisionError
