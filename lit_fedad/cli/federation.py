@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.core.options import split
+from lit_fedad.core.options import section_of
 from lit_fedad.report.console import Display
 
 
@@ -33,10 +33,10 @@ def init(
         timeout: Longest exchange in seconds.
         classes: Names of the classes that all sites together hold, where the task learns classes.
     """
-    from lit_fedad.flower.federation_folder import FederationFolder
+    from lit_fedad.flower.federation_folder import SECTIONS, FederationFolder
     from lit_fedad.sites.overrides import with_size
 
-    own = [word for word in overrides if section_of(word) in ("cache", "fabric", "public", "tracking")]
+    own = [word for word in overrides if section_of(word) in SECTIONS]
     folder = FederationFolder.create(
         Path(out),
         host=host,
@@ -120,8 +120,3 @@ def renew(fed: str) -> None:
             ("sites", "go on with the ca.crt that they have, until its own date; then give them this one"),
         ]
     )
-
-
-def section_of(override: str) -> str:
-    """Returns the configuration's section that an override is of."""
-    return split(override)[0].partition(".")[0]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lit_fedad.cli.federation import section_of
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import section_of
 from lit_fedad.core.typed_words import settled
 from lit_fedad.report.console import Display
 
@@ -57,14 +57,7 @@ def init(
         UserError: For an override of another section.
     """
     from lit_fedad.flower.site_folder import SiteFolder
-    from lit_fedad.sites.overrides import OPERATORS
 
-    for word in overrides:
-        if section_of(word) not in ("data", "cache", "fabric") and word.split("=")[0] not in OPERATORS:
-            raise UserError(
-                f"site init has no key '{word}': a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all else"
-                " the coordinator"
-            )
     words = [_from_anywhere(word) for word in overrides]
     folder, fingerprint = SiteFolder.create(
         Path(out),

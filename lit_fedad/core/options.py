@@ -30,6 +30,16 @@ def split(option: str) -> tuple[str, str]:
     return key, value
 
 
+def section_of(override: str) -> str:
+    """Returns the configuration's section that an override is of.
+
+    Example:
+        >>> [section_of(word) for word in ("data.root=x", "data=folders", "~data.anomalies.imagenet")]
+        ['data', 'data', 'data']
+    """
+    return override.lstrip("+~").partition("=")[0].partition(".")[0]
+
+
 def bind(function: Callable[..., Any], words: Sequence[str], command: str, **given: Any) -> Callable[[], Any]:
     """Binds the words of a command to its function, whose parameters are the keys.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lit_fedad.core.errors import ANEW, UserError
+from lit_fedad.core.options import section_of
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.settings_folder import NAME, SettingsFolder
@@ -18,6 +19,9 @@ from lit_fedad.flower.signals import RequestSignal, SignOffs
 from lit_fedad.sites.coordinator import ENROLLED, Plan
 from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.overrides import check_overrides
+
+SECTIONS = ("cache", "fabric", "public", "tracking")
+"""Sections that a coordinator sets for itself; all else is the federation's, and the same at all sites."""
 
 LINK = "coordinator"
 """Flower's name of this SuperLink."""
@@ -128,6 +132,11 @@ class FederationFolder(SettingsFolder):
         if not 0 < self.timeout <= _LONGEST_S:
             raise UserError(f"timeout={self.timeout} must be above 0, and at most {_LONGEST_S} seconds")
         check_overrides(self.overrides)
+        for word in self.own:
+            if section_of(word) not in SECTIONS:
+                raise UserError(
+                    f"own: '{word}' is not of {', '.join(SECTIONS)}; sites take what stands under overrides"
+                )
 
     @property
     def run(self) -> Path:

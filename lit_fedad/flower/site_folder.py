@@ -19,6 +19,7 @@ from lit_fedad.core.bounds import above
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_bytes
+from lit_fedad.core.options import section_of
 from lit_fedad.experiment.claim import locked
 from lit_fedad.federation.chained_log import TIME, ChainedLog
 from lit_fedad.flower.fleet import answer_requests
@@ -28,6 +29,7 @@ from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
 from lit_fedad.sites.key_registry import PUBLIC, KeyRegistry, write_sum_key
 from lit_fedad.sites.offer import OFFERED, Offer
+from lit_fedad.sites.overrides import OPERATORS
 from lit_fedad.sites.settings import Policy, SiteSettings
 from lit_fedad.sites.site import AUDIT, Site
 from lit_fedad.sites.states import FILES
@@ -103,6 +105,13 @@ class SiteFolder(SettingsFolder):
         found = re.fullmatch(r"[\w.-]+:(\d{1,5})", self.address)
         if found is None or not 0 < int(found[1]) < 65536:
             raise UserError(f"address={self.address} must be host:port of the coordinator")
+        kinds = [(word, section_of(word)) for word in self.own if word.split("=")[0] not in OPERATORS]
+        other = [word for word, section in kinds if section not in ("cache", "fabric")]
+        if other := [*other, *(word for word in self.data if section_of(word) != "data")]:
+            raise UserError(
+                f"site init has no key '{other[0]}': a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all"
+                " else the coordinator"
+            )
         if not any(word.startswith("data=") for word in self.data):
             raise UserError("a site has images: give data=folders data.root=DIR")
         above("site", 0, epsilon=self.epsilon)

@@ -182,6 +182,34 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "line"),
+    [
+        ("north/site.yaml", "own", "site init has no key 'image.size=64': a site sets data, cache, fabric"),
+        ("north/site.yaml", "data", "site init has no key 'image.size=64': a site sets data, cache, fabric"),
+        ("fed/federation.yaml", "own", "own: 'image.size=64' is not of cache, fabric, public, tracking"),
+    ],
+)
+def test_a_folder_takes_no_settings_of_others_where_its_own_stand(tmp_path, name, key, line):
+    init(tmp_path)
+    file = tmp_path / name
+    content = yaml.safe_load(file.read_text())
+    content[key].append("image.size=64")
+    file.write_text(yaml.safe_dump(content))
+    opened = SiteFolder if file.name == "site.yaml" else FederationFolder
+    with pytest.raises(UserError, match=f"^{file}: {line}"):
+        opened.open(file.parent)
+
+
+def test_a_site_leaves_out_what_a_set_has(tmp_path):
+    """Semantic sites without one of the packaged sets of anomalies."""
+    init(tmp_path)
+    words = ["data=semantic_cifar10_packed", "data.root=x", "~data.anomalies.imagenet"]
+    given = [f"out={tmp_path / 'other'}", "name=other", "address=h:1", f"ca={tmp_path / 'fed' / 'ca.crt'}"]
+    assert main(["site", "init", *given, *words]) == 0
+    assert "~data.anomalies.imagenet" in SiteFolder.open(tmp_path / "other").data
+
+
 def test_a_second_start_leaves_what_the_first_was_told(tmp_path, capsys):
     init(tmp_path)
     fed = tmp_path / "fed"
