@@ -13,7 +13,7 @@ from typing import Any
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.files import atomic, stored_text
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_files import there
+from lit_fedad.experiment.run_files import plain, there
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.naming import human_bytes, human_seconds
@@ -85,7 +85,7 @@ class Status(RunCallback):
         }
         # A round is complete without its status: a full disk ends the run at the next checkpoint, in one line.
         with contextlib.suppress(OSError), atomic(self._folder / STATUS, durable=True) as partial:
-            partial.write_text(json.dumps(content, indent=1))
+            partial.write_text(json.dumps(plain(content), indent=1))
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     if not there(folder / STATUS):
         raise UserError(f"{folder / STATUS}: no round is complete yet")
     try:
-        content: dict[str, Any] = json.loads(stored_text(folder / STATUS))  # a rate of no images is no number
+        content: dict[str, Any] = json.loads(stored_text(folder / STATUS))  # older ones hold NaN
         rows = status_rows(content["sites"])
         lists = all(isinstance(own["troubles"], list) for own in content["sites"].values())
         if not rows or not lists or not {"round", "rounds"} <= set(content):

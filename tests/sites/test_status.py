@@ -2,6 +2,9 @@
 
 import math
 from collections import defaultdict
+from types import SimpleNamespace
+
+from helpers.strict_json import strict_json
 
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.sites.status import Contact, Status, status_rows
@@ -22,3 +25,15 @@ def test_a_rate_that_nobody_has_told_is_a_dash():
     rates = {"false_alarm_rate": {"per_client": {0: 0.25, 1: math.nan}}}
     sites = Status({0: "north", 1: "east", 2: "south"}, defaultdict(Contact)).sites([], rates)
     assert [row["false alarms"] for row in status_rows(sites)] == ["0.250", "-", "-"]
+
+
+def test_a_rate_that_nobody_has_told_is_null_in_the_file(tmp_path):
+    status = Status({0: "north"}, defaultdict(Contact))
+    federation = SimpleNamespace(history=[RoundReport(1, "train", [0])], rounds=1)
+    rates = {"false_alarm_rate": {"per_client": {0: math.nan}}}
+    run = SimpleNamespace(
+        folder=SimpleNamespace(path=tmp_path), federation=federation, rates=rates, extras={}
+    )
+    status.on_run_start(run)
+    status.on_rounds_end(run)
+    assert strict_json(tmp_path / "status.json")["sites"]["north"]["false_alarm_rate"] is None
