@@ -128,6 +128,12 @@ def test_every_method_crosses_or_says_why():
     [
         (["method=fedavg", "task=classifier_convnet"], (), "name all that sites hold: classes=cat,dog"),
         (["method=fedavg", "task=classifier_convnet"], ("cat", "cat"), "name all that sites hold"),
+        (
+            ["method=fedavg", "task=classifier_convnet"],
+            ("cat", "dog", "cat"),
+            "give at most 200 different names",
+        ),
+        (["method=fedavg", "task=classifier_convnet"], ("cat", "dog\n"), "give at most 200 different names"),
         (["method=fedavg", "task=subspace"], CLASSES, "learns none; leave them out"),
     ],
 )

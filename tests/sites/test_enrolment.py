@@ -35,14 +35,16 @@ def model(monkeypatch):
     )
 
 
-def call(folder, model, away=(), policy="skip", facts=FACTS, joinable=True, known=None, begun=False):
+def call(
+    folder, model, away=(), policy="skip", facts=FACTS, joinable=True, known=None, begun=False, classes=()
+):
     """Enrols both sites, but those that are away; returns the transport and what `enrol` does."""
     values = {client: Reply(facts=own) for client, own in facts.items() if client not in away}
     sites = SimpleNamespace(
         hello=lambda clients: Outcome(
             {c: values[c] for c in clients if c in values}, dict.fromkeys(away, "did not connect")
         ),
-        asked=SimpleNamespace(classes=()),
+        asked=SimpleNamespace(classes=classes),
         told_apart=[],
     )
     config = {"federation": {"sampler": {"on_failure": policy}}, "rounds": 3}
@@ -58,6 +60,30 @@ def test_a_run_goes_on_without_a_site_that_is_away(tmp_path, model):
     assert warnings == [
         "site north: did not connect; the run goes on, and it takes part again when it answers"
     ]
+
+
+@pytest.mark.parametrize(("policy", "begun"), [("fail", False), ("skip", True)])
+def test_a_run_whose_sites_all_agree_has_no_trouble(tmp_path, model, policy, begun):
+    sites, facts, warnings = call(tmp_path, model, policy=policy, begun=begun)
+    assert (facts, warnings, sites.left_out, sites.told_apart) == (FACTS, [], {}, [])
+
+
+def test_classes_stand_in_the_federations_order(tmp_path, model):
+    sites, *_ = call(tmp_path, model, classes=("bolt", "cap", "nut"))
+    assert sites.products == ["bolt", "cap", "nut"]
+
+
+def test_a_site_that_differs_is_left_out_whatever_it_said_before(tmp_path, model):
+    call(tmp_path, model)
+    sites, facts, _ = call(tmp_path, model, facts=FACTS | {0: replace(FACTS[0], initial="j")})
+    assert (facts, set(sites.left_out)) == ({0: ABSENT, 1: FACTS[1]}, {0})
+
+
+def test_a_site_without_images_is_not_what_others_are_compared_with(tmp_path, model):
+    form = "3 classes and sets of anomalies (0123abcd)"
+    given = {0: replace(FACTS[0], stages=[]), 1: replace(FACTS[1], form=form, anomalies=["odd"])}
+    sites, facts, _ = call(tmp_path, model, facts=given)
+    assert (facts, set(sites.left_out)) == ({0: ABSENT, 1: given[1]}, {0})
 
 
 def test_sites_of_the_minor_version_before_and_of_a_stage_for_every_round_take_part(
@@ -114,6 +140,11 @@ def test_products_that_a_model_tells_apart_are_those_of_the_sites_that_began(tmp
     assert (sites.told_apart, facts, warnings) == (["bolt", "nut"], of_both, [])
 
 
+def test_products_are_named_anew_where_what_was_kept_is_gone(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(enrolment, "tells_products", lambda config: True)
+    assert call(tmp_path, model, begun=True)[0].told_apart == ["nut", "bolt"]
+
+
 def test_more_products_than_a_model_tells_apart_are_refused(tmp_path, model, monkeypatch):
     monkeypatch.setattr(enrolment, "tells_products", lambda config: True)
     many = {c: replace(own, held={f"{c}.{n}": 1 for n in range(102 - c)}) for c, own in FACTS.items()}
@@ -143,7 +174,7 @@ def test_a_run_ends_where_its_policy_says_so_or_nobody_is_left(tmp_path, model, 
     [
         ({"version": "0.1.0"}, r"site north has another version of lit_fedad \(0.1.0, here"),
         ({"configuration": "d"}, "site north has another composed configuration"),
-        ({"backbone": "x"}, "site north has another backbone"),
+        ({"backbone": ""}, r"site north has another backbone \(none, here b\); give it the same file"),
         ({"initial": "j"}, "site north has another initial weights"),
         ({"stages": []}, "site north has no image to train with"),
         ({"stages": [{"nut": 1}] * 4}, "site north has images in 4 stages, and rounds=3"),
@@ -215,8 +246,14 @@ def test_sizes_follow_the_stages_of_each_site():
     ]  # fmt: skip
     assert sizes.sizes == {0: 6, 1: 5, 2: 6}
     assert dict(sizes.at(5).stages) == {0: 1, 1: 0, 2: 2}
+    assert sizes.stages == {0: 0, 1: 0, 2: 0}  # of no round
     assert sizes.milestones == {2, 3, 4, 6}
     assert [facts[0].of_product(name) for name in ("nut", "bolt", "cap")] == [4, 2, 0]
+
+
+def test_a_site_that_is_away_has_no_image_in_any_stage():
+    sizes = SiteSizes.of({0: Facts(stages=[{"nut": 4}, {"bolt": 2}]), 1: ABSENT}, rounds=2)
+    assert [dict(sizes.at(round).sizes) for round in (1, 2)] == [{0: 4, 1: 0}, {0: 2, 1: 0}]
 
 
 def test_without_stages_nothing_changes_with_the_rounds():
