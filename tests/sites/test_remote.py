@@ -28,9 +28,10 @@ class Script:
     """A carrier whose replies are written down; keeps the requests."""
 
     def __init__(self, *replies):
-        self.replies, self.requests = list(replies), []
+        self.replies, self.requests, self.most = list(replies), [], []
 
     def carry(self, requests, most):
+        self.most.append(most)
         self.requests.append({client: Request.from_bytes(blob) for client, blob in requests.items()})
         for client, found in self.replies.pop(0).items():
             step = self.requests[-1][client].step
@@ -116,6 +117,49 @@ def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
     assert [sorted(requests) for requests in carrier.requests] == [[0, 1], [0, 1], [0], [0], [0, 1]]
 
 
+def test_a_site_that_is_away_is_asked_in_no_other_exchange_of_the_round():
+    transport, carrier = sites({1: NoReply("gone")}, {1: good()})
+    later = replace(CONTEXT, exchange=2)
+    for context in (CONTEXT, later):
+        outcome = transport.play(Sent(Exchange(), context, {1: b"y"}), ())
+        assert outcome.failures == {1: "gone"}
+    assert len(carrier.requests) == 1
+    assert transport.play(Sent(Exchange(), replace(CONTEXT, round=3), {1: b"y"}), ()).failures == {}
+
+
+def test_a_site_that_does_not_say_who_it_is_may_answer_later():
+    transport, _ = sites({0: NoReply("did not connect")}, {0: counted(2)})
+    assert transport.hello([0]).failures == {0: "did not connect"}
+    assert transport.ask(Count(), Sent(Exchange(), CONTEXT, {0: b"x"}), Pose(1)).values == {0: 2}
+
+
+def test_masked_messages_come_with_their_envelopes_each_time():
+    """And their replies may be four times as long."""
+    transport, carrier = sites({0: good()}, {0: good()}, {0: good()})
+    transport.largest = lambda exchange: 1000
+    for envelopes in (None, {0: b"keys"}, {0: b"keys"}):
+        transport.play(Sent(Exchange(), CONTEXT, {0: b"x"}), (), envelopes)
+    assert [(requests[0].sealed, requests[0].payload) for requests in carrier.requests] == [
+        (0, b"x"),
+        (4, b"keysx"),
+        (4, b"keysx"),
+    ]
+    assert [most - carrier.most[0] for most in carrier.most] == [0, 3000, 3000]
+
+
+def test_who_answers_is_seen(tmp_path):
+    transport, _ = sites({0: good(), 1: NoReply("gone")})
+    transport.play(Sent(Exchange(), CONTEXT, {0: b"x", 1: b"y"}), ())
+    seen = transport.contacts[0].last_seen
+    assert seen is not None
+    assert transport.contacts[1].last_seen is None
+    folder = checkpoint(transport, tmp_path)
+    again, _ = sites()
+    again.contacts[1].last_seen = 7.0  # since it was started again
+    again.restore(folder)
+    assert [again.contacts[client].last_seen for client in (0, 1)] == [seen, 7.0]
+
+
 @pytest.mark.parametrize(
     ("forged", "cause"),
     [
@@ -191,6 +235,17 @@ def test_who_never_keeps_a_message_has_failed():
     assert len(carrier.requests) == 3
 
 
+@pytest.mark.parametrize("code", [Code.AGAIN, Code.STATE])
+@pytest.mark.parametrize("blob", [b"x", b"y"])
+def test_who_refuses_another_way_is_not_asked_twice(code, blob):
+    """Only who has not kept a message that was not sent is."""
+    refuses = {0: Reply(code=code, numbers=[1.0])}
+    transport, carrier = sites({0: good()}, refuses, refuses)
+    transport.play(Sent(Exchange(), CONTEXT, {0: b"x"}), ())
+    assert set(transport.play(Sent(Exchange(), CONTEXT, {0: blob}), ()).failures) == {0}
+    assert len(carrier.requests) == (3 if (code, blob) == (Code.AGAIN, b"x") else 2)
+
+
 def test_a_reply_that_is_too_long_is_not_read(monkeypatch):
     transport, _ = sites({0: good(b"x" * 100), 1: good(b"x" * 101)})
     transport.largest = lambda exchange: 100
@@ -212,6 +267,8 @@ def test_what_cannot_cross_is_refused_before_anything_is_sent():
         transport.ask(LocalQuery("closure", closure), Sent(Exchange(), CONTEXT, {0: b""}), Pose(1))
     with pytest.raises(UserError, match="with the model that predicts there"):
         transport.ask(Count(), Sent(Exchange(), CONTEXT, {0: b""}), Pose(1, "server"))
+    with pytest.raises(UserError, match="with the model that predicts there"):
+        transport.ask(Count(), Sent(Exchange(), CONTEXT, {0: b""}), Pose(1, lent={"w": torch.zeros(1)}))
     with pytest.raises(UserError, match="not scored right after training"):
         transport.play(Sent(Exchange(), CONTEXT, {0: b""}), {0})
     assert carrier.requests == []
