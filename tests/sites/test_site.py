@@ -86,6 +86,7 @@ def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
     [
         ({"overrides": [*WORDS, "data.root=x"]}, Code.OVERRIDE, [len(WORDS) + 1]),
         ({"overrides": [*WORDS, "rounds=3"]}, Code.REUSED, []),
+        ({"overrides": [*WORDS, "rounds=3"], "kind": "hello"}, Code.REUSED, []),
         ({"payload": b"garbage"}, Code.MESSAGE, []),
         ({"base": 1, "step": 9, "run": "f" * 16}, Code.STATE, [1]),
         ({"round": 1, "exchange": 3}, Code.EXCHANGE, [1, 3]),
@@ -183,3 +184,23 @@ def test_its_backbone_is_built_once_also_where_products_are_told_apart_later(fol
     moments = load(ask(site, replace(play, products=["another", own])).payload)
     assert sum("create_backbone" in str((section or {}).get("_target_")) for section in built) == 1
     assert [int(count) > 0 for count in moments["count"].unflatten(0, (3, -1)).sum(1)] == [False, True, False]
+
+
+def test_a_site_says_who_it_is_to_a_coordinator_that_began_again(folder):
+    """Which names no products yet, where the run that the site knows has some."""
+    words, run = ["method=federated_subspace", *DEBUG], "d" * 16
+    hello = Request("hello", run, words, 0)
+    site = Site(settings(folder, "north"), Display(quiet=True))
+    (own,) = ask(site, hello).facts.held
+    assert not ask(site, Request("play", run, words, 0, round=0, step=1, products=[own])).code
+    assert ask(Site(settings(folder, "north"), Display(quiet=True)), hello).facts.held
+
+
+def test_a_request_is_no_longer_than_a_message_of_the_run(folder, train):
+    """Than the policy says, until all products are known that the model tells apart."""
+    site = Site(settings(folder, "north"), Display(quiet=True))
+    before = site.largest
+    assert ask(site, Request("hello", "e" * 16, ["method=federated_subspace", *DEBUG], 0)).facts.held
+    assert site.largest == before == OPEN.megabytes << 20
+    assert ask(site, Request("hello", RUN, WORDS, 0)).facts.held
+    assert len(train.to_bytes()) < site.largest < before
