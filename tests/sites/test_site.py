@@ -112,6 +112,14 @@ def test_states_that_are_settled_are_removed(train, folder, tmp_path):
     assert sorted(int(path.stem) for path in (tmp_path / "states" / RUN).glob("*.pt")) == [2, 3]
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_predicts_is_kept_where_it_is_asked_for(train, folder, tmp_path, keep):
+    site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
+    asked = replace(train, kind="ask", question="scores", round=2, step=5, keep=keep)
+    assert ask(site, asked).payload
+    assert [path.name for path in (tmp_path / "states" / RUN).glob("*.pt")] == ["000000000005.pt"] * keep
+
+
 @pytest.mark.parametrize(("mark", "code"), [("images", Code.IMAGES), ("model", Code.MODEL)])
 def test_a_run_goes_on_with_what_it_began_with(begun, train, folder, mark, code):
     file = folder / "north" / "states" / RUN / mark
