@@ -1,6 +1,7 @@
 """Sites whose uploads are summed: the coordinator's model is that of a plain run, and no plain message arrives."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -176,27 +177,48 @@ def test_nothing_is_sent_but_masked_for_a_sum_of_the_sites_own_images(folder):
         assert (reply.code, reply.numbers) == (Code.COUNT, [counted, own])
 
 
-@pytest.mark.slow
-def test_a_coordinator_asks_for_no_sum_of_two_sites(tmp_path):
+@pytest.fixture
+def offers_of_north(tmp_path):
+    """What a site answers when it is invited to secure sums of three sites, of which so many must finish."""
     paint(tmp_path)
     enrol_in_sums(tmp_path)
     site = sites(tmp_path, secure=True)[0]
     products = [next((tmp_path / name / "images").iterdir()).name for name in NAMES]
+    words = [*WORDS, "federation=secure"]
 
-    def ask(kind, **given):
-        words = [*WORDS, "federation=secure"]
-        request = Request(kind, "0123456789abcdef", words, 0, products=products, names=list(NAMES), **given)
+    def ask(kind, names=NAMES, **given):
+        request = Request(kind, "0123456789abcdef", words, 0, products=products, names=list(names), **given)
         return Reply.from_bytes(site.answer(request.to_bytes()))
 
     ask("hello")
     sizes = dict.fromkeys(range(3), site._session[1].facts.size)
-    fewer, enough = (Gathering("place", sizes, quorum).invitation.to_bytes() for quorum in (2, 3))
-    replies = [ask("offer", payload=invitation) for invitation in (fewer, enough, enough)]
-    assert [(reply.code, reply.numbers) for reply in replies] == [
-        (Code.QUORUM, [2, 3]),
-        (Code.NONE, []),
-        (Code.INVITED, []),  # shares of two sums under the same keys tell each other
-    ]
+
+    def invitation(quorum=3):
+        return Gathering("place", sizes, quorum).invitation.to_bytes()
+
+    return partial(ask, "offer"), invitation
+
+
+@pytest.mark.slow
+def test_a_coordinator_asks_for_no_sum_of_two_sites(offers_of_north):
+    offer, invitation = offers_of_north
+    reply = offer(payload=invitation(2))
+    assert (reply.code, reply.numbers) == (Code.QUORUM, [2, 3])
+
+
+@pytest.mark.slow
+def test_a_site_accepts_an_invitation_once(offers_of_north):
+    """Shares of two sums under the same keys tell each other."""
+    offer, invitation = offers_of_north
+    invited = invitation()
+    assert [offer(payload=invited).code for _ in range(2)] == [Code.NONE, Code.INVITED]
+
+
+@pytest.mark.slow
+def test_a_run_of_secure_sums_keeps_its_sites_in_their_order(offers_of_north):
+    offer, invitation = offers_of_north
+    assert offer(payload=invitation()).code == Code.NONE
+    assert offer(payload=invitation(), names=("north", "south", "east")).code == Code.NAMES
 
 
 @pytest.mark.slow
