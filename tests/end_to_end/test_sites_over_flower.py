@@ -76,15 +76,14 @@ def federation(folder, data, classes=()):
     fed = FederationFolder.create(folder / "fed", **given, overrides=words, own=[*CPU, "tracking=off"]).path
     processes = []
     for name in NAMES:
-        given = [*data(folder / name), f"cache.folder={folder / name / 'cache'}"]
         address = f"127.0.0.1:{port}"
         SiteFolder.create(
             folder / name,
             fed / "ca.crt",
             name=name,
             address=address,
-            data=given,
-            own=CPU,
+            data=[*data(folder / name)],
+            own=[*CPU, f"cache.folder={folder / name / 'cache'}"],
             policy=OPEN.content,
         )
         (fed / "keys" / f"{name}.pub").write_bytes((folder / name / "key.pub").read_bytes())
