@@ -105,11 +105,12 @@ class SiteFolder(SettingsFolder):
         found = re.fullmatch(r"[\w.-]+:(\d{1,5})", self.address)
         if found is None or not 0 < int(found[1]) < 65536:
             raise UserError(f"address={self.address} must be host:port of the coordinator")
-        kinds = [(word, section_of(word)) for word in self.own if word.split("=")[0] not in OPERATORS]
-        other = [word for word, section in kinds if section not in ("cache", "fabric")]
-        if other := [*other, *(word for word in self.data if section_of(word) != "data")]:
+        other = [word for word in self.data if section_of(word) != "data"]
+        machine = [word for word in self.own if word.split("=")[0] not in OPERATORS]
+        other += [word for word in machine if section_of(word) not in ("cache", "fabric")]
+        if other:
             raise UserError(
-                f"site init has no key '{other[0]}': a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all"
+                f"'{other[0]}' is no setting of a site: a site sets data, cache, fabric, {' and '.join(OPERATORS)}; all"
                 " else the coordinator"
             )
         if not any(word.startswith("data=") for word in self.data):

@@ -52,7 +52,7 @@ def test_a_run_is_not_deleted_for_one_that_begins_with_its_weights(tmp_path, con
         claim(folder, config)
     before = sorted(tmp_path.rglob("*"))
     again = {**config, "out": str(run), "start": str(run / start), "fresh": True}
-    with refusal("start=.*(would delete this run|no such folder)"):
+    with refusal("start=.*(this run would be deleted|no such folder)"):
         train(again, quiet=True)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -169,7 +169,7 @@ def test_a_key_belongs_to_one_site(tmp_path):
         ),
         (
             ["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "rounds=3"],
-            "site init has no key 'rounds=3'",
+            "'rounds=3' is no setting of a site",
         ),
         (["federation", "status", "fed=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
     ],
@@ -185,8 +185,16 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line
 @pytest.mark.parametrize(
     ("name", "key", "line"),
     [
-        ("north/site.yaml", "own", "site init has no key 'image.size=64': a site sets data, cache, fabric"),
-        ("north/site.yaml", "data", "site init has no key 'image.size=64': a site sets data, cache, fabric"),
+        (
+            "north/site.yaml",
+            "own",
+            "'image.size=64' is no setting of a site: a site sets data, cache, fabric",
+        ),
+        (
+            "north/site.yaml",
+            "data",
+            "'image.size=64' is no setting of a site: a site sets data, cache, fabric",
+        ),
         ("fed/federation.yaml", "own", "own: 'image.size=64' is not of cache, fabric, public, tracking"),
     ],
 )
