@@ -87,8 +87,8 @@ def _keep_start(config: Config, folder: Path) -> None:
         return
     if RunFolder.started_from(config["start"]).path.resolve().is_relative_to(folder.resolve()):
         raise UserError(
-            f"start={config['start']}: this run would be deleted to begin anew, and its weights are needed; give another"
-            " out=DIR"
+            f"start={config['start']}: this run would be deleted to begin anew, and its weights are needed; give"
+            " another out=DIR"
         )
 
 
