@@ -6,8 +6,9 @@ from typing import Any
 from lit_fedad.core.nested import hash_of
 from lit_fedad.core.text import redacted
 
-# Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
-_CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
+CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
+"""Sections and keys that say where and how a run happens; of them precision and ``cache.enabled`` decide a result."""
+
 # Keys of the evaluation that no training depends on.
 _JUDGEMENT = ("alpha", "pictures", "alone", "batch_size")
 
@@ -17,7 +18,7 @@ TILING = ("tile", "overlap")
 
 def identity(config: Mapping[str, Any]) -> str:
     """Computes a short hash of all keys that decide what a run trains: others may change when it is resumed."""
-    decisive = {key: value for key, value in config.items() if key not in _CIRCUMSTANCES}
+    decisive = {key: value for key, value in config.items() if key not in CIRCUMSTANCES}
     # Cached features are in half precision: a run without the cache ends with other last digits.
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)

@@ -19,7 +19,7 @@ from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.sites.messages import are_products
-from lit_fedad.sites.overrides import compose_offered, packaged
+from lit_fedad.sites.overrides import OWN, compose_offered, packaged
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import Policy, SiteSettings, not_allowed
 
@@ -31,8 +31,6 @@ OFFERED = "offer.json"
 
 _LONGEST = 1 << 20
 """Most bytes of an offer."""
-
-_VARIES = ("data", "partition", "public", "cache", "fabric", "out", "start", "fresh", "callbacks", "tracking")
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Offer:
         flat = {
             key: value
             for key, value in flatten(config).items()
-            if key.split(".")[0] not in _VARIES and key not in policy.vary
+            if key.split(".")[0] not in OWN and key not in policy.vary
         }
         # Of half as many digits two can be made that agree.
         return config, hash_of([flat, list(self.classes), config.get("data")], digits=32)

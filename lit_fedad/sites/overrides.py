@@ -20,7 +20,7 @@ from lit_fedad.core.building import locate, options_of, takes
 from lit_fedad.core.config import TYPES, Config, choices, compose, config_groups
 from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.identity import identity
+from lit_fedad.core.identity import CIRCUMSTANCES, identity
 from lit_fedad.core.nested import value_at
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.data.transform import Fit
@@ -29,21 +29,8 @@ from lit_fedad.experiment.trusted_targets import check_targets
 from lit_fedad.models.backbones import create_backbone
 from lit_fedad.sites.refusals import Code, RefusalError
 
-OWN = (
-    "data",
-    "partition",
-    "public",
-    "cache",
-    "fabric",
-    "simulation",
-    "tracking",
-    "callbacks",
-    "out",
-    "fresh",
-    "start",
-    "hydra",
-)
-"""Keys that every machine sets for itself."""
+OWN = (*CIRCUMSTANCES, "data", "partition", "public", "start", "hydra")
+"""Sections and keys that every machine sets for itself."""
 
 NORMALISATION: Mapping[str, tuple[float, float]] = {"data.mean": (0.0, 1.0), "data.std": (0.01, 100.0)}
 """Keys by which a federation says how labelled images are normalised, and in what ranges: models depend on it,
