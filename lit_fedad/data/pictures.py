@@ -259,6 +259,11 @@ def _decoded(image: Any) -> Picture:
     bits = tags.get(_BITS, (8,))[0]
     stored = str(image.tile[0][3]) if image.tile else ""
     cut = ";16" in stored and image.mode in ("RGB", "RGBA", "LA", "CMYK")
+    # Pillow compares such a value with what was cut to eight bits.
+    if "transparency" in image.info and (cut or image.mode.startswith("I;16")):
+        raise ValueError(
+            "one value of its 16 bits is transparent; save it with 8 bits or without transparency"
+        )
     negative = tags.get(_PHOTOMETRIC) == 0 and image.mode.startswith(("I;16", "F"))
     if image.format in ("JPEG", "MPO") and file_bytes(image).count(b"\xff\xda") > _MOST_SCANS:
         raise ValueError(f"is drawn in more than {_MOST_SCANS} scans, each over all pixels; save it anew")

@@ -125,6 +125,7 @@ def test_twelve_bits_that_the_file_declares_are_the_whole_range(tmp_path):
         (tiff(np.moveaxis(WIDE_COLOUR, 2, 0), photometric="rgb"), "16 bits lie in one plane after the other"),
         (black_and_white(), "BMP of two colours with 8 bits a pixel"),
         (pillow(np.dstack([COLOUR, 0 * GREY]), "PNG"), "all its pixels are transparent"),
+        (pillow(WIDE, "PNG", transparency=1000), "one value of its 16 bits is transparent"),
         (b"<html>", "is text, a web page or SVG"),
         (b"", "is empty"),
         (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
