@@ -52,7 +52,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
     try:
         save_file(dict(tensors), file, metadata)
     except SafetensorError as error:
-        if (number := re.search(r"os error (\d+)", str(error))) is None:
+        if (number := re.search(r"(?:os error|code:) (\d+)", str(error))) is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
