@@ -110,6 +110,16 @@ def test_soft_edges_are_cut_at_half_and_told(image, tmp_path, colours):
     assert (marks != MARKED).sum() <= 0.03 * MARKED.sum()
 
 
+def test_a_soft_mask_marks_from_exactly_half_on(image, tmp_path):
+    values = FULL.copy()
+    values[0, :20], values[1, :20] = np.arange(108, 128), np.arange(128, 148)
+    (tmp_path / "mask.png").write_bytes(pillow(values))
+    with pytest.warns(UserWarning, match="has masks with soft edges"):
+        marks = read_marks(tmp_path / "mask.png", image).pixels
+    assert not marks[0].any()
+    assert marks[1, :20].all()
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -168,6 +178,8 @@ def test_what_masks_say_together_is_told(tmp_path):
     assert line.startswith(f"1 of 2 masks, such as {tmp_path / '1.png'}, mark no pixel")
     (line,) = facts(tmp_path, ~MARKED, ~MARKED, MARKED)
     assert "are they inverted?" in line
+    (line,) = facts(tmp_path, 0 * MARKED)  # of one mask alone nothing follows
+    assert line.startswith(f"1 of 1 masks, such as {tmp_path / '0.png'}, mark no pixel")
     for corner in product((0, -1), (0, -1)):
         most = ~MARKED
         most[corner] = False
