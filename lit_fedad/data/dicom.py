@@ -132,7 +132,7 @@ def _prepare(file: Any, page: int) -> None:
 
 
 def _stored(file: Any, page: int) -> np.ndarray:
-    """Stored values of a frame from 0, without what old files keep in the bits above them."""
+    """Stored values of a frame from 0; pydicom clears the bits above them, in which old files keep overlays."""
     from pydicom.pixels import pixel_array
 
     try:
@@ -143,13 +143,9 @@ def _stored(file: Any, page: int) -> np.ndarray:
             f"is compressed as {syntax}, which no installed decoder of pydicom reads; install one (pylibjpeg), or save"
             " it uncompressed"
         ) from error
-    bits, allocated = int(file.BitsStored), int(file.BitsAllocated)
+    bits = int(file.BitsStored)
     if int(file.get("HighBit", bits - 1)) != bits - 1:
         raise ValueError(f"its {bits} bits end at bit {file.HighBit}; save it with the stored bits lowest")
-    if bits < allocated and file.file_meta.TransferSyntaxUID in _NATIVE:
-        values = values & (2**bits - 1)
-        if file.PixelRepresentation:
-            values = (values.astype(np.int64) ^ 2 ** (bits - 1)) - 2 ** (bits - 1)
     return values
 
 

@@ -1,5 +1,7 @@
 """DICOM files made here: windows by hand, and what is refused."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from helpers.refusals import refusal
@@ -80,11 +82,25 @@ def test_the_first_window_is_applied_after_rescaling(tmp_path):
 def test_windows_are_those_of_pydicom(tmp_path):
     from pydicom.pixels import apply_windowing
 
-    for function in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
-        path = write(tmp_path / "a.dcm", WindowCenter=600, WindowWidth=900, VOILUTFunction=function)
+    for function, (center, width) in product(("LINEAR", "LINEAR_EXACT", "SIGMOID"), ((600, 900), (300, 3))):
+        path = write(tmp_path / "a.dcm", WindowCenter=center, WindowWidth=width, VOILUTFunction=function)
         file = pydicom.dcmread(path)
         theirs = apply_windowing(file.pixel_array, file) / 4095 * 255
         assert np.abs(np.asarray(read_dicom(path)) - theirs).max() <= 0.5 + 1e-6
+
+
+def test_a_table_of_values_of_interest_is_applied_in_the_range_of_its_bits(tmp_path):
+    table = pydicom.Dataset()
+    table.LUTDescriptor = [3, 100, 10]  # three values from 100 on, of ten bits
+    table.add_new("LUTData", "US", [0, 341, 1023])
+    pixels = np.array([[0, 100, 101], [102, 1000, 4095]], np.uint16)
+    path = write(tmp_path / "a.dcm", pixels, VOILUTSequence=[table])
+    assert shown(path) == [[0, 0, 85], [255, 255, 255]]
+
+
+def test_rescaling_by_a_slope_alone_moves_the_window(tmp_path):
+    path = write(tmp_path / "a.dcm", RescaleSlope=2, WindowCenter=300.5, WindowWidth=401)
+    assert shown(path) == [[0, 64, 191], [255, 255, 255]]
 
 
 def test_the_transform_reads_it_as_any_image(tmp_path):
@@ -104,6 +120,9 @@ def test_other_files_are_one_line(tmp_path):
     refused("is no grey image", write(tmp_path / "b.dcm", PhotometricInterpretation="PALETTE COLOR"))
     refused("pixels, and at most", write(tmp_path / "c.dcm", Rows=60000, Columns=60000))
     refused("window of centre 5 and width 0", write(tmp_path / "d.dcm", WindowCenter=5, WindowWidth=0))
+    refused("end at bit 15; save it with the stored bits lowest", write(tmp_path / "f.dcm", HighBit=15))
+    flat = write(tmp_path / "g.dcm", RescaleSlope=0, RescaleIntercept=5)
+    refused("its rescaling makes all values the same", flat)
     short = write(tmp_path / "e.dcm", Rows=500, Columns=500)
     refused("cannot be read as an image", short)
 
