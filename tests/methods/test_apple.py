@@ -10,7 +10,7 @@ from helpers.frozen import frozen_encoder
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import Evaluator, LocalQuery
 from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.apple import CLIENTS, SHARES, AppleClient, AppleServer, invertible_mixture
 from lit_fedad.methods.local import LocalClient
@@ -183,6 +183,13 @@ def test_predicts_with_the_mixture(apple, hand, points_by_hand):
         predicts = hand.theta(played.history[-1].metrics[client])
         nearly(predicts, np.tensordot(relations, cores, axes=1))
         assert not np.allclose(predicts, cores[client])
+
+
+def test_the_servers_model_of_a_client_is_its_core(apple, hand, points_by_hand):
+    played = apple(points_by_hand)
+    weights = LocalQuery("weights", lambda client, _: copy.deepcopy(client.task.state_dict()))
+    for client, served in played.ask(ROUNDS, weights, which="server").items():
+        nearly(hand.theta(served), cores_of(played.server.known)[client])
 
 
 def test_right_after_training_the_mixture_holds_the_trained_core(apple, hand, points_by_hand):
