@@ -124,6 +124,19 @@ class PositionReduce(MemoryReduce):
         1.25
     """
 
+    @staticmethod
+    def check(slots: int, patches: int, judged: bool) -> None:
+        """Checks that there are as many slots as an image has patches, and that nothing but distances is judged.
+
+        Raises:
+            UserError: If not.
+        """
+        if judged:
+            raise UserError("PositionReduce knows radii of distances alone: leave task.subspace out")
+        if patches != slots:
+            needed = f"an image has {patches} patches; give task.slots={patches}"
+            raise UserError(f"task.slots={slots}: PositionReduce needs a slot a patch, and {needed}")
+
     def _begin(self) -> None:
         self._images, self._weight = 0, 0.0
         self._sum: Tensor | None = None  # of weighted maps; beside it the plain sums that the radii need
@@ -131,13 +144,7 @@ class PositionReduce(MemoryReduce):
     @torch.no_grad()
     def update(self, maps: Tensor, judge: Judge | None = None) -> None:
         """Adds a batch of feature maps ``[images, slots, channels]``."""
-        if judge is not None:
-            raise UserError("PositionReduce knows radii of distances alone: leave task.subspace out")
-        if maps.shape[1] != self._slots:
-            raise UserError(
-                f"task.slots={self._slots}: PositionReduce needs a slot a patch, and an image has {maps.shape[1]}"
-                f" patches; give task.slots={maps.shape[1]}"
-            )
+        self.check(self._slots, maps.shape[1], judge is not None)
         if self._sum is None:
             self._sum = torch.zeros(maps.shape[1:], dtype=torch.float64, device=maps.device)
             self._plain = torch.zeros_like(self._sum)

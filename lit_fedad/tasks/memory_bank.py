@@ -15,7 +15,7 @@ from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.moments import Moments
-from lit_fedad.memory.reduce import MemoryReduce, Reduced
+from lit_fedad.memory.reduce import MemoryReduce, PositionReduce, Reduced
 from lit_fedad.memory.subspace import (
     Share,
     check_share,
@@ -73,7 +73,8 @@ class MemoryBank(SubspaceTask):
         **patches: See `PatchTask`.
 
     Raises:
-        UserError: If a number is out of range, or there are fewer slots than neighbours.
+        UserError: If a number is out of range, there are fewer slots than neighbours, or the reduction does not suit
+            slots or subspace.
     """
 
     prepares = True
@@ -125,6 +126,8 @@ class MemoryBank(SubspaceTask):
                 f"task.{'slots' if slots else 'grid'}={slots or grid}: a bank of {self.slots} slots, but"
                 f" loss and score look at {reach}; give more, or fewer task.loss.neighbours"
             )
+        if isinstance(reduce, PositionReduce):
+            reduce.check(self.slots, self.vectors_per_image, subspace is not None)
         self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
         self.subspace, self.cosine, self.maps = subspace, distance == "cosine", maps

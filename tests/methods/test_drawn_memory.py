@@ -97,4 +97,4 @@ def test_only_sums_can_begin_with_a_drawn_memory(federate, make_loader):
 def test_a_bank_by_position_is_refused():
     """Whatever number of slots it had, that of the first memory would be another."""
     with pytest.raises(UserError, match="a bank by position .*give task=memory_bank_sums"):
-        FederatedBankClient(summed_bank(reduce=PositionReduce(), subspace=None))
+        FederatedBankClient(summed_bank(reduce=PositionReduce(), subspace=None, slots=16))

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.memory.reduce import PositionReduce
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,20 @@ def test_patches_are_square_whatever_the_shape_of_the_image(make_task, size, til
     assert task.grid == grid
     assert task.vectors_per_image == grid[0] * grid[1]
     assert task.slots == 16  # grid * grid, of what the backbone sees at once
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"image_size": (32, 64)}, "an image has 32 patches; give task.slots=32"),
+        ({"subspace": 0.5}, "leave task.subspace out"),
+    ],
+)
+def test_a_mean_by_position_that_does_not_fit_the_task_is_refused_before_any_exchange(
+    make_task, settings, told
+):
+    with pytest.raises(UserError, match=told):
+        make_task(reduce=PositionReduce(), **settings)
 
 
 def test_features_and_places_go_row_by_row(make_task):
