@@ -114,7 +114,9 @@ _LENGTH_TOLERANCE = 0.01  # kept features are in half precision
 _RARE = 1e-6  # share of classes that a client has never had
 
 _ABSENT = -1e6
-"""Bias of classes that no image has shown."""
+"""Logit of classes that no image has shown, beside the least that another may have."""
+_LEAST_RIDGE = 1e-8
+"""What is added to variances at least: where each class has a single image, they have none."""
 
 
 class Statistics(Exchange[Any, Any]):
@@ -286,11 +288,12 @@ class PrototypeStatisticsServer(Server):
         All classes are expected alike often.
         """
         within = self.scatter / self.count.sum()
-        ridge = self.shrinkage * within.diagonal().mean().clamp(min=1e-12)
+        ridge = (self.shrinkage * within.diagonal().mean()).clamp(min=_LEAST_RIDGE)
         within = within + ridge * torch.eye(len(within), dtype=within.dtype)
         weight = torch.linalg.solve(within, self.mean.T).T
         bias = -(weight * self.mean).sum(1) / 2
-        bias = torch.where(self.count > 0, bias, _ABSENT)
+        least = (bias - weight.norm(dim=1))[self.count > 0].min()  # of features, which have length 1
+        bias = torch.where(self.count > 0, bias, least + _ABSENT)
         self.classifier = {"weight": weight.float()[None].contiguous(), "bias": bias.float()[None]}
 
 

@@ -88,6 +88,17 @@ def test_classes_that_nobody_shows_are_never_chosen(play):
     assert scores.argmax(1).max() == 1
 
 
+def test_one_image_of_each_class_is_learnt_too(play):
+    """Nothing varies within a class: the nearest image decides, and no class that nobody shows."""
+    images = labelled(2)
+    found = play({0: images}).server.classifier
+    features, labels = table(images)
+    scores = features @ found["weight"][0].T.double() + found["bias"][0]
+    assert scores.argmax(1).tolist() == labels.tolist()
+    opposed = -features @ found["weight"][0].T.double() + found["bias"][0]
+    assert set(opposed.argmax(1).tolist()) <= set(labels.tolist())
+
+
 def test_later_rounds_send_nothing_and_change_nothing(play):
     data = {0: labelled(6), 1: labelled(9, 1)}
     first, third = play(data, rounds=1), play(data, rounds=3)
