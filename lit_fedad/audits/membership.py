@@ -36,7 +36,7 @@ class LiraOptions:
     """Options of ``lit-fedad privacy attack=lira``.
 
     Attributes:
-        shadows: Number of shadow runs, even.
+        shadows: Number of shadow runs, even and at least 6.
         non_members: ``train``: examples are the clients' own images, of which each shadow run leaves half out;
             ``test``: as many test images of the same classes are added.
         share: Share of a client's images that are examples, with ``non_members=train``.
