@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_fedad.contracts import Client, Exchanges
 from lit_fedad.contracts.exchange import disclosed_by
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.sizes import size_in_words
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.callback import FederationCallback
@@ -100,8 +101,10 @@ class Console(RunCallback):
             self._display.warn(f"round {report.round}: {constant}")
 
     def on_rounds_end(self, run: Run) -> None:
-        """Stops showing progress."""
+        """Stops showing progress, and warns of personal models that never trained."""
         self._end()
+        if left := never_trained(run.federation):
+            self._display.warn(left)
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
         """Prints the warnings of what followed the last round, such as decisions and pictures, and what was spent."""
@@ -118,6 +121,23 @@ class Console(RunCallback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def never_trained(federation: Federation) -> str:
+    """Names the clients that predict with weights of their own and trained in no round; empty where all did."""
+    client, training = federation.client, [one for one in federation.exchanges.rounds if one.trains]
+    trained = {number for report in federation.history if report.round > 0 for number in report.participants}
+    left = [federation.names.title(number) for number in federation.clients if number not in trained]
+    if not (training and trained and left and client.predictors.own):
+        return ""
+    received = {name for exchange in training for name in exchange.broadcast_spec(client)}
+    own = {*learned_state(client.task)} - received - {*client.task.local_buffers}
+    if not own and not getattr(client, "own_model", False):
+        return ""
+    return (
+        f"{', '.join(left)} trained in no round: weights that are personal are as they began there; give more rounds,"
+        " or a larger federation.sampler.fraction"
+    )
 
 
 def describe(run: Run) -> dict[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from lit_fedad.contracts import Exchanges
+from lit_fedad.contracts import Exchanges, Predictors
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, summed
 from lit_fedad.core.client_names import NUMBERS
-from lit_fedad.experiment.console import Console, sent_in_words
+from lit_fedad.experiment.console import Console, never_trained, sent_in_words
 from lit_fedad.federation.round_report import RoundReport
 
 
@@ -49,3 +49,13 @@ def test_all_that_clients_send_in_a_round_is_said_whatever_the_number_of_exchang
         "set-up densities": "clients send mean of the features",
         "each round": f"clients send {TRAINED_WEIGHTS.what}; mean of the features",
     }
+
+
+def test_where_nothing_trains_nobody_is_said_not_to_have():
+    idle = SimpleNamespace(trains=False)
+    report = RoundReport(round=1, exchange="nothing", participants=[0])
+    client = SimpleNamespace(predictors=Predictors())
+    federation = SimpleNamespace(
+        client=client, clients=[0, 1], history=[report], names=NUMBERS, exchanges=Exchanges((), (idle,))
+    )
+    assert never_trained(federation) == ""

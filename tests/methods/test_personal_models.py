@@ -5,8 +5,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from lit_fedad.experiment.console import never_trained
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.ditto import DittoClient
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.fedbn import FedBNClient
 from lit_fedad.methods.fedphp import FedPHPClient
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.methods.pfedme import PFedMeClient
@@ -64,3 +67,21 @@ def test_the_servers_model_is_the_shared_one(federate, make_linear, make_points,
     (found,) = played.ask(2, played.evaluator, [0], "server").values()
     assert (hand.theta(found) == hand.theta(played.server.weights)).all()
     assert not np.allclose(hand.theta(found), hand.theta(played.history[-1].metrics[0]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(FedBNClient, True), (LocalClient, True), (DittoClient, True), (FedAvgClient, False)]
+)
+def test_who_never_trained_what_is_personal_is_said(federate, make_classifier, make_points, kind, said):
+    data = {number: make_points(4, number) for number in range(3)}
+    played = federate(kind, task=make_classifier(), data=data, rounds=1, fraction=0.6)
+    (absent,) = {*data} - {*played.history[-1].participants}
+    line = never_trained(played)
+    assert line.startswith(f"client {absent} trained in no round" if said else "")
+    assert bool(line) == said
+    assert never_trained(federate(kind, task=make_classifier(), data=data, rounds=1)) == ""
+
+
+def test_a_bank_of_local_images_needs_no_round(federate, make_task, make_loader):
+    data = {number: make_loader(3, seed=number) for number in range(3)}
+    assert never_trained(federate(FedAvgClient, task=make_task(), data=data, rounds=1, fraction=0.6)) == ""

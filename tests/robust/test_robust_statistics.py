@@ -6,6 +6,7 @@ import torch
 
 from lit_fedad.contracts import Free, TensorSpec, Update
 from lit_fedad.core.errors import UserError
+from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.robust.aggregation import StatisticsCheck
 
 SPEC = {
@@ -57,13 +58,30 @@ def test_means_far_off_are_left_out_with_their_distance_in_deviations():
 
 
 @pytest.mark.parametrize("factor", [1e-4, 100.0])
-def test_deviations_far_off_are_left_out(factor):
+def test_deviations_far_off_are_left_out_with_their_ratio(factor):
+    """Those under 0.3 of the mean deviation count as that."""
     updates = updates_of()
     updates = lying(updates, 1, variance=updates[1].message["variance"] * factor)
     kept, remarks = StatisticsCheck(ratio=3.0)(updates, SPEC, {})
     assert list(kept) == [0, 2, 3, 4]
-    assert remarks[0][0] == 1
-    assert "deviations differ" in remarks[0][1]
+    deviations = np.sqrt(np.stack([u.message["variance"].double().numpy() for u in updates.values()]))
+    usual = np.median(deviations, 0)
+    ratios = np.maximum(deviations[1], 0.3 * usual.mean()) / usual
+    far = np.exp(np.sqrt(np.square(np.log(ratios)).mean()))
+    assert remarks == [
+        (1, f"lies far out: its channels' deviations differ by a factor of {far:.3g}; left out")
+    ]
+
+
+def test_of_three_clients_one_is_left_out():
+    kept, _ = StatisticsCheck()(lying(updates_of(3), 0, mean=torch.full((8,), 50.0)), SPEC, {})
+    assert list(kept) == [1, 2]
+
+
+def test_what_is_sent_beside_statistics_does_not_matter():
+    updates = lying(updates_of(), 3, mean=torch.full((8,), 50.0))
+    kept, _ = StatisticsCheck()(updates, {**SPEC, "threshold": TensorSpec(())}, {})
+    assert list(kept) == [0, 1, 2, 4]
 
 
 def test_where_too_many_differ_all_stay():
@@ -132,3 +150,26 @@ def test_second_moments_are_judged_by_their_channels():
     silent = {name: entry[:0] for name, entry in updates[0].message.items()}
     kept, _ = StatisticsCheck()({**updates, 0: Update(silent, 10), 2: Update(lying, 10)}, spec, {})
     assert list(kept) == [0, 1, 3, 4]
+
+
+def test_moments_of_several_products_are_judged_as_those_of_all_images():
+    free = Free("sets", 3)
+    spec = {
+        "count": TensorSpec((3,), torch.int64),
+        "mean": TensorSpec((free, 8)),
+        "covariance": TensorSpec((free, 36)),
+    }
+    draw = torch.Generator().manual_seed(0)
+    plain, by_product = {}, {}
+    for client in range(5):
+        one, other = torch.randn(70, 8, generator=draw), 3 + torch.randn(30, 8, generator=draw)
+        if client == 2:
+            one *= 30
+        rows = torch.cat([one, other]).double()
+        whole = {"mean": rows.mean(0), "variance": rows.var(0, correction=0)}
+        plain[client] = Update({"count": torch.tensor(100), **whole}, 10)
+        sets = MomentSets.of([Moments.of([part], 8) for part in (one, rows[:0], other)], 8)
+        by_product[client] = Update(sets.message(), 10)
+    found = StatisticsCheck()(by_product, spec, {})[1]
+    assert [client for client, _ in found] == [2]
+    assert found == StatisticsCheck()(plain, SPEC, {})[1]
