@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
+from lit_fedad.memory.moments import Moments, MomentSets, check_covariance, symmetric, upper_triangle
 
 
 @pytest.fixture
@@ -34,6 +34,20 @@ def test_the_union_is_that_of_all_rows_in_any_order(rows, sizes):
     parts = [Moments.of([part] if len(part) else [], 6) for part in rows.split(sizes)]
     close(Moments.union(parts), rows)
     close(Moments.union(parts[::-1]), rows)
+
+
+def test_the_union_of_sets_is_that_of_each_set(rows):
+    """Of three clients, one lacks the second set, and all lack the third; in messages, empty sets have no rows."""
+    sizes = ([100, 50, 0], [20, 0, 0], [10, 320, 0])
+    cuts = [part.split(own) for own, part in zip(sizes, rows.split([150, 20, 330]), strict=True)]
+    sent = [MomentSets.of([Moments.of([part], 6) for part in parts], 6).message() for parts in cuts]
+    assert [len(message["mean"]) for message in sent] == [2, 1, 2]
+    found = list(MomentSets.union([MomentSets.of_message(message) for message in sent]))
+    close(found[0], torch.cat([parts[0] for parts in cuts]), rtol=1e-5)
+    close(found[1], torch.cat([parts[1] for parts in cuts]), rtol=1e-5)
+    assert found[2].count == 0
+    assert not found[2].mean.any()
+    assert not found[2].covariance.any()
 
 
 @pytest.mark.parametrize("size", [0, 1, 300, 500])

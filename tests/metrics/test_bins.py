@@ -42,6 +42,15 @@ def test_negative_scores_mirror_positive_ones(value):
     assert plus + minus == DEFAULT_BINS.count - 1
 
 
+@pytest.mark.parametrize("bins", [LogBins(0, -3, 2), LogBins(3, -2, 0), LogBins(1, 0, 1)])
+def test_the_largest_score_of_a_bin_is_in_it_and_the_next_score_is_not(bins):
+    """Also of the bin around zero."""
+    index = torch.arange(bins.count - 1)
+    last = bins.upper(index)
+    assert bins.index(last).tolist() == index.tolist()
+    assert bins.index(torch.nextafter(last, torch.tensor(torch.inf))).tolist() == (index + 1).tolist()
+
+
 def test_neighbours_a_thousandth_apart_part():
     scores = torch.tensor([30.0, 30.0 * (1 + 2**-9), -30.0, -30.0 * (1 + 2**-9), 1e-9, 2e-9, 1e7])
     assert DEFAULT_BINS.index(scores).unique().numel() == scores.numel()

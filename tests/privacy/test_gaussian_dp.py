@@ -23,7 +23,10 @@ def hockey_stick(epsilon, mu):
     return quad(lambda x: norm.pdf(x - mu) - math.exp(epsilon) * norm.pdf(x), start, start + 40, epsabs=0)[0]
 
 
-@pytest.mark.parametrize(("sigma", "releases", "delta"), SETTINGS)
+@pytest.mark.parametrize(
+    ("sigma", "releases", "delta"),
+    [*SETTINGS, (0.1, 1, 1e-5), (10.0, 1, 1e-3)],  # epsilon 93 and 0.2
+)
 def test_epsilon_is_that_of_the_integral(sigma, releases, delta):
     mu = math.sqrt(releases) / sigma
     epsilon = epsilon_of(mu, delta)

@@ -85,6 +85,30 @@ def test_a_client_unlike_all_others_is_left_out_and_named():
     assert remarks[0][0] == 3
 
 
+def test_of_three_clients_one_unlike_the_others_is_left_out():
+    updates = {**honest(2), 2: update_of(bank(2, centre=10.0))}
+    assert list(BankSupport()(updates, FIXED, {})[0]) == [0, 1]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_vectors_that_are_no_means_may_be_farther(counted):
+    """A client between both limits."""
+    updates = {client: update_of(bank(client, centre=10.0 * (client == 3))) for client in range(5)}
+    spec = FIXED if counted else FREE
+    if not counted:
+        updates = {client: Update({"memory": u.message["memory"]}, 10) for client, u in updates.items()}
+    limits = {"far": 1.2, "far_without_counts": 1e4, "reach": 1e4, "reach_first": 1e4}
+    kept, _ = BankSupport(**limits)(updates, spec, {})
+    assert list(kept) == ([0, 1, 2, 4] if counted else [0, 1, 2, 3, 4])
+
+
+def test_two_vectors_have_a_spacing_and_one_holds_itself_alone():
+    pair = torch.tensor([[0.0, 0.0], [0.0, 2.0]])
+    near = torch.tensor([[0.0, 3.0]])
+    assert _distance(near, *_spaced(pair)).tolist() == [0.5]
+    assert _distance(pair, *_spaced(pair[:1])).tolist() == [0.0, torch.inf]
+
+
 def test_where_each_client_has_its_own_kind_all_stay():
     updates = {client: update_of(bank(client, centre=10.0 * client)) for client in range(5)}
     kept, remarks = BankSupport()(updates, FIXED, {})
@@ -232,7 +256,7 @@ def test_what_is_a_bank():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"far": 0.0, "far_without_counts": 0.0}, {"reach": 1.0}, {"holders": 0}]
+    "settings", [{"far": 0.0, "far_without_counts": 0.0}, {"reach": 1.0}, {"holders": 0}, {"liars": 1.1}]
 )
 def test_senseless_settings_are_refused(settings):
     with pytest.raises(UserError, match="federation.robust.banks"):
