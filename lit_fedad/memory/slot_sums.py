@@ -144,7 +144,7 @@ class SlotSums:
         remains = (remaining > 0.5)[:, None]  # counts are whole numbers
         return replace(
             self,
-            memory=torch.where(remains, sums / remaining[:, None].clamp(min=1), self.memory.double()).float(),
+            memory=torch.where(remains, sums / remaining[:, None], self.memory.double()).float(),
             counts=remaining.clamp(min=0),
             squares=(self.squares.double() - taken * part.radii.double().square()).clamp(min=0),
             images=(self.images - part.images).clamp(min=0) * remains[:, 0],

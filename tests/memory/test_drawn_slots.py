@@ -1,9 +1,10 @@
-"""Drawn slots have the moments that they are drawn from; copies move apart alike everywhere."""
+"""Drawn slots have the moments that they are drawn from; copies move apart alike everywhere; sums of slots part."""
 
 import torch
 
 from lit_fedad.memory.moments import Moments
-from lit_fedad.memory.slot_sums import copies_apart, draw_slots
+from lit_fedad.memory.reduce import SlotReduce
+from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots
 from lit_fedad.memory.subspace import statistics_of
 
 
@@ -35,3 +36,29 @@ def test_copies_move_apart_and_others_stay():
     assert (moved[[2, 3]] != memory[[2, 3]]).all()
     draws = torch.randn(5, 2, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close((moved - memory)[[2, 3]], (0.1 * memory.std(0, correction=0) * draws)[[2, 3]])
+
+
+def test_sums_without_a_clients_images_are_those_of_the_others():
+    """Slot 3 has patches of the first client alone, slot 4 of nobody."""
+    draw = torch.Generator().manual_seed(0)
+    anchors = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [-50.0, 0.0], [99.0, 99.0]])
+    places = torch.randint(3, (5, 20), generator=draw)
+    maps = anchors[places] + torch.randn(5, 20, 2, generator=draw)
+    maps[0, :4] -= torch.tensor([60.0, 0.0])
+
+    def reduced(images):
+        rule = SlotReduce(weights="none", average=False)
+        rule.start(anchors, round=1, slots=5, generator=draw)
+        rule.update(images)
+        return rule.finish()
+
+    def sums(part):
+        squares = part.counts.double() * part.radii.double().square()
+        return SlotSums(anchors, part.memory, part.counts, squares, part.images)
+
+    found, rest = sums(reduced(maps)).without(reduced(maps[:2])), sums(reduced(maps[2:]))
+    torch.testing.assert_close(found.memory[:3], rest.memory[:3])
+    torch.testing.assert_close(found.counts.float(), rest.counts.float())
+    torch.testing.assert_close(found.squares, rest.squares, rtol=1e-4, atol=1e-3)
+    assert found.images.tolist() == rest.images.tolist()
+    assert found.memory[3:].equal(reduced(maps).memory[3:])  # they keep their place

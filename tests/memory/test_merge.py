@@ -111,6 +111,19 @@ def test_radii_of_patches_of_one_image_are_distances_to_what_two_images_hold():
     torch.testing.assert_close(left_out, torch.tensor([1.0, 2.0, (1 + 4**2) ** 0.5]))
 
 
+def test_a_vector_beside_its_slot_widens_it():
+    """By how far it lies off, beside its own radius; slots of too few images look at others only if some have more."""
+    one = {
+        "memory": torch.tensor([[2.0], [9.0]]),
+        "counts": torch.ones(2),
+        "radii": torch.tensor([3.0, 1.0]),
+        "image_counts": torch.ones(2, dtype=torch.int64),
+    }
+    for min_images in (1, 2):
+        found = merge_radii([one], torch.tensor([[0.0], [9.0]]), min_images=min_images)
+        torch.testing.assert_close(found, torch.tensor([(9 + 4) ** 0.5, 1.0]))
+
+
 def test_vectors_of_one_client_in_one_slot_may_show_the_same_image():
     """Two vectors of one image each, merged to a slot, are not two images."""
     one = {

@@ -13,6 +13,7 @@ from lit_fedad.memory.subspace import (
     fit_subspace,
     fit_subspaces,
     folds_of,
+    least_residuals,
     likeliest_basis,
     log_likelihoods,
     residual_basis,
@@ -153,3 +154,12 @@ def test_other_shares_are_refused(share):
 def test_only_the_likelihood_needs_two_sets_of_images():
     check_share("task", share="likelihood", other=None)
     assert (folds_of("likelihood"), folds_of(0.9), folds_of(None)) == (2, 1, 1)
+
+
+def test_an_image_is_seen_by_the_subspace_with_the_least_squares_outside():
+    """Outside the first lie 0 and 3, outside the second 2 and 2: more in sum, and less in squares."""
+    patches = torch.tensor([[[0.0, 2.0], [3.0, 2.0]], [[0.0, 5.0], [1.0, 5.0]]])
+    outside = torch.eye(2)[:, :, None]
+    residuals, seen_by = least_residuals(patches, torch.zeros(2, 2), outside)
+    assert seen_by.tolist() == [1, 0]
+    assert residuals.tolist() == [[2.0, 2.0], [0.0, 1.0]]
