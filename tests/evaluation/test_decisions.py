@@ -79,6 +79,12 @@ def test_sites_that_judge_the_same_images_apart_say_the_same(known, alpha):
     assert set(asked) == {(5, "further decisions", True)}
 
 
+def test_a_score_at_the_limit_is_normal():
+    found = rates_of(SCORES, images(), {"nut": 9.0, "leaf": 3.0})
+    assert vars(found["nut"]) == {"normal": 2, "false_alarms": 0, "anomalous": 2, "misses": 2}
+    assert vars(found["leaf"]) == {"normal": 1, "false_alarms": 1, "anomalous": 2, "misses": 1}
+
+
 def test_without_products_one_threshold_holds_for_all():
     judged = decide({0: SCORES}, images(known=False), CALIBRATION, alpha=0.2)
     assert vars(judged[0]["foreign"]) == {"normal": 1, "false_alarms": 0, "anomalous": 2, "misses": 1}

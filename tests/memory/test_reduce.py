@@ -182,6 +182,7 @@ def test_sample_reduce_returns_distinct_patches_of_the_stream_uniformly():
 def test_sample_reduce_repeats_patches_to_fill_its_slots_and_keeps_single_precision(maps):
     result = reduced(SampleReduce(), maps[:1].half(), slots=15).memory
     assert result.dtype == torch.float32
+    assert len(result) == 15
     assert torch.equal(result[:6], maps[0].half().float())
     assert torch.equal(result.unique(dim=0), maps[0].half().float().unique(dim=0))
     empty = SampleReduce()

@@ -63,6 +63,15 @@ def test_is_the_mean_of_the_images_areas():
     assert float(exact_aupimo(maps, masks)) == pytest.approx(expected, abs=0.002)
 
 
+def test_overlap_between_rates_lies_on_a_line_over_their_logarithm():
+    """Rates of 0, 2e-6, 2e-5, 3e-4 and 1 at overlaps of 0, .2, .6, .9 and 1: both bounds lie between two."""
+    normal, image = torch.tensor([999_700, 280, 18, 2]), torch.tensor([1, 3, 4, 2])
+    first = 0.2 + 0.4 * math.log(5) / math.log(10)
+    last = 0.6 + 0.3 * math.log(5) / math.log(15)
+    area = (math.log(2) * (first + 0.6) + math.log(5) * (0.6 + last)) / 2
+    assert float(aupimo(normal, image)) == pytest.approx(area / math.log(10), rel=1e-9)
+
+
 def test_perfect_and_blind_maps():
     masks = torch.zeros(4, 250, 250, dtype=torch.bool)
     masks[2:, :20] = True
