@@ -7,6 +7,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Prediction
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.federation.round_report import RoundReport
 
@@ -42,3 +43,18 @@ def test_a_site_whose_every_image_is_right_is_believed():
     there = torch.tensor([4, 0, 2])
     answer = evaluator.unpack({"correct": there, "total": there, "predicted": there})
     assert float(answer.compute_local()["accuracy"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "there", "called"),
+    [
+        ((3, 0, 0), (2, 2, 0), (4, 0, 0)),  # more right than there are
+        ((2, 2, 0), (2, 2, 0), (3, 1, 0)),  # more right than were called so
+        ((0, 0, 0), (2, 2, 0), (3, 2, 0)),  # more guesses than images
+    ],
+)
+def test_a_site_whose_counts_do_not_add_up_is_refused(right, there, called):
+    evaluator = AccuracyEvaluator(None, torch.from_numpy(COUNTS), Fabric(accelerator="cpu", devices=1))
+    answer = zip(("correct", "total", "predicted"), map(torch.tensor, (right, there, called)), strict=True)
+    with pytest.raises(UserError, match="counted more images as right"):
+        evaluator.unpack(dict(answer))
