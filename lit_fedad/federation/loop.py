@@ -347,9 +347,7 @@ class Federation:
         except UserError as error:
             if self.rounds > 0:
                 raise
-            raise UserError(
-                f"rounds=0: this method has no model before round 1; give at least 1 ({error})"
-            ) from error
+            raise UserError("rounds=0: this method has no model before round 1; give at least 1") from error
         outcome = self.transport.ask(query, sent, pose)
 
         def note(failures: dict[int, str]) -> None:

@@ -132,7 +132,7 @@ def test_a_model_that_round_1_alone_makes_takes_a_round(toy, monkeypatch):
     )  # nothing to predict with
     federation.rounds = 0
     with pytest.raises(
-        UserError, match="^rounds=0: this method has no model before round 1; give at least 1"
+        UserError, match="^rounds=0: this method has no model before round 1; give at least 1$"
     ):
         federation.evaluate(0)
 
