@@ -6,16 +6,17 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import ANEW, UserError
 from lit_fedad.core.files import absent, undone
-from lit_fedad.core.identity import identity
+from lit_fedad.core.identity import identity, judgement
 from lit_fedad.experiment.run_files import (
     FILES,
     FOLDERS,
@@ -89,6 +90,8 @@ def launches(config: Config) -> bool:
 def begun(folder: Path, config: Config) -> Iterator[None]:
     """Holds the folder for the command that begins or continues a run; one that is refused leaves nothing there.
 
+    What ``fresh`` deletes is still there: `claim_anew` deletes it.
+
     Raises:
         UserError: As `locked` and `claim` do, or if a folder in it is a link.
     """
@@ -96,14 +99,25 @@ def begun(folder: Path, config: Config) -> Iterator[None]:
     before, made = _present(folder), absent(folder / LOCK)
     with locked(folder), undone(made, unless=folder / "config.yaml"):
         try:
-            if config["fresh"]:
-                clear(folder)
-            claim(folder, config)
+            if before and config["fresh"]:
+                _check_own(folder)
+            else:
+                claim(folder, config)
             yield
         except BaseException:
             if not before and {*_present(folder)} <= {"config.yaml", MANIFEST}:
                 clear(folder)
             raise
+
+
+def claim_anew(folder: Path, config: Config) -> None:
+    """Deletes the earlier run of a folder that `begun` holds, once the new one is built and can begin.
+
+    Raises:
+        UserError: As `clear` and `claim` do.
+    """
+    clear(folder)
+    claim(folder, config)
 
 
 def clear(folder: Path) -> None:
@@ -112,11 +126,7 @@ def clear(folder: Path) -> None:
     Raises:
         UserError: If no run wrote them.
     """
-    if (present := _present(folder)) and not _holds_run(folder):
-        raise UserError(
-            f"{folder}: holds {present[0]}, but no run of lit-fedad; fresh=true deletes only what a run wrote."
-            " Give another out=DIR"
-        )
+    _check_own(folder)
     for name in FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (*(f".{name}.partial" for name in FILES), *FILES, KEY_FILE):
@@ -128,8 +138,8 @@ def claim(folder: Path, config: Config) -> None:
     """Reserves the folder for a configuration, and writes the configuration to it.
 
     Raises:
-        UserError: If it holds a run of another configuration or version, files that no run wrote, or cannot be
-            written.
+        UserError: If it holds a run of another configuration or version, a complete one without checkpoints that
+            would be judged by other keys, files that no run wrote, or cannot be written.
     """
     if (folder / "config.yaml").exists():
         if identity(read_settings(folder)) != identity(config):
@@ -140,15 +150,37 @@ def claim(folder: Path, config: Config) -> None:
         raise UserError(
             f"{folder}: holds {present[0]}, which no run of lit-fedad wrote; give another out=DIR"
         )
-    result = read_result(folder)
-    if result is not None and identity(result.get("config", {})) != identity(plain(config)):
-        raise _occupied(folder)
+    if (result := read_result(folder)) is not None:
+        _check_result(folder, result, plain(config))
     write_settings(folder, config)
+
+
+def _check_result(folder: Path, result: Mapping[str, Any], config: Config) -> None:
+    """Refuses a complete run of another configuration, or one that cannot be judged by other keys any more."""
+    made = result.get("config", {})
+    if identity(made) != identity(config):
+        raise _occupied(folder)
+    # A site's own detector has none, and is judged by its run.
+    trained = "own_client" in result or any((folder / "checkpoints").glob("round_*"))
+    if not trained and judgement(made) != judgement(config):
+        raise UserError(
+            f"{folder / 'checkpoints'}: holds no checkpoint, by which a complete run is judged by other keys of"
+            f" evaluation; restore it from a copy, give the keys that the run has, or {ANEW}"
+        )
 
 
 def _present(folder: Path) -> list[str]:
     """Names what lies in the folder where a run writes."""
     return [name for name in (*FOLDERS, *FILES) if (folder / name).exists()]
+
+
+def _check_own(folder: Path) -> None:
+    """Refuses a folder that holds something, but no run."""
+    if (present := _present(folder)) and not _holds_run(folder):
+        raise UserError(
+            f"{folder}: holds {present[0]}, but no run of lit-fedad; fresh=true deletes only what a run wrote."
+            " Give another out=DIR"
+        )
 
 
 def _holds_run(folder: Path) -> bool:

@@ -29,6 +29,7 @@ from lit_fedad.experiment.build import (
     build_public,
     build_server_labelled,
 )
+from lit_fedad.experiment.claim import claim_anew
 from lit_fedad.experiment.datasets import check_form, image_transform
 from lit_fedad.experiment.decisions import judge
 from lit_fedad.experiment.federations import build_evaluator, build_federation, shared_key
@@ -36,6 +37,7 @@ from lit_fedad.experiment.ray_transport import RayTransport, Simulation
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.local_transport import LocalTransport
+from lit_fedad.federation.processes import on_first
 from lit_fedad.federation.transport import Transport
 from lit_fedad.privacy.protection import is_protected
 from lit_fedad.report.console import Display
@@ -59,6 +61,8 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     _check_rounds(config, images, partition, model, fabric)
     data = build_data(config, images, partition, model, fabric, display)
     folder = RunFolder.of(config)
+    if config["fresh"]:  # not before: of a run that cannot be built, the earlier one stays
+        on_first(fabric, lambda: claim_anew(folder.path, config))
     federation = build_federation(
         config,
         folder.path,

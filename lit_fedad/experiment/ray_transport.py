@@ -168,7 +168,8 @@ class Worker:
     def __init__(self, config: Config, build: Builder, threads: int) -> None:
         torch.set_num_threads(threads)
         self.folder = tempfile.TemporaryDirectory(prefix="lit_fedad_worker_")
-        config = {**config, "simulation": {"workers": 0}, "callbacks": {}, "out": self.folder.name}
+        own = {"out": self.folder.name, "fresh": False}
+        config = {**config, "simulation": {"workers": 0}, "callbacks": {}, **own}
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         federation = build(fabric, config, Display(quiet=True)).federation
         assert isinstance(federation.transport, LocalTransport)

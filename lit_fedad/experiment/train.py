@@ -22,7 +22,7 @@ from lit_fedad.experiment.claim import begun, launches
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.local_clients import Participants
-from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import Tracking
@@ -60,13 +60,13 @@ def train(
         disk_full_in_one_line(folder.path),
         begun(folder.path, config) if launches(config) else nullcontext(),
     ):
-        before = folder.result()
+        before = None if config["fresh"] else folder.result()
         if before is None or judgement(before["config"]) != judgement(config):
             if before is not None:
                 display.note(
                     "complete, but judged by other keys: decisions, figures and result are made anew"
                 )
-            chosen = [build(node) for node in config["callbacks"].values()]
+            chosen = [_callback(name, node) for name, node in config["callbacks"].items()]
             hooks = [Console(), *participants.callbacks, *chosen, Tracking(), *callbacks]
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
             launched(call(make_fabric, settings, "fabric"), _play)(config, participants, quiet)
@@ -90,6 +90,19 @@ def _keep_start(config: Config, folder: Path) -> None:
             f"start={config['start']}: this run would be deleted to begin anew, and its weights are needed; give"
             " another out=DIR"
         )
+
+
+def _callback(name: str, section: Config) -> object:
+    """Builds a callback of the configuration, and refuses what no run would ever call."""
+    callback = build(section)
+    # Lightning's own callbacks, whose other hooks no run calls, have this one too.
+    hooks = {hook for hook in dir(RunCallback) if hook.startswith("on_")} - {"on_exception"}
+    if not any(hasattr(callback, hook) for hook in hooks):
+        raise UserError(
+            f"callbacks.{name}._target_={section['_target_']}: a run calls no {type(callback).__name__}; give a"
+            " subclass of lit_fedad.experiment.run.RunCallback"
+        )
+    return callback
 
 
 def _compare_images(config: Config, folder: Path, display: Display) -> None:
@@ -132,6 +145,9 @@ def _play(fabric: Fabric, config: Config, participants: Participants, quiet: boo
 def conclude(run: Run, participants: Participants = _HERE) -> None:
     """Calibrates and judges a run's decisions after its last round, and writes its result."""
     fabric = run.fabric
+    if fabric.is_global_zero:
+        # Of a run that is judged anew: ended from here on, its files are of two judgements.
+        (run.folder.path / "result.json").unlink(missing_ok=True)
     if run.model.task.kind == "anomaly":
         participants.judge(run)
     fabric.call("on_rounds_end", run)

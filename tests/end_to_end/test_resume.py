@@ -98,6 +98,26 @@ def test_a_complete_run_with_another_promise_is_judged_anew_and_not_trained(lab,
 
 
 @pytest.mark.slow
+def test_files_of_a_judgement_that_was_cut_do_not_stay_beside_those_of_the_one_before(
+    lab, tmp_path, monkeypatch
+):
+    def cut(*_):
+        raise PowerCut
+
+    def judged_by(alpha):
+        lab.train(tmp_path, "rounds=1", "evaluation.pictures=1", f"evaluation.alpha={alpha}")
+        return (tmp_path / "figures" / "scores.png").read_bytes()
+
+    before = judged_by(0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr("lit_fedad.experiment.train.summarise_run", cut)
+        with pytest.raises(PowerCut):
+            judged_by(0.5)
+    assert (tmp_path / "figures" / "scores.png").read_bytes() != before
+    assert judged_by(0.1) == before
+
+
+@pytest.mark.slow
 def test_rates_that_are_nearly_the_same_are_both_judged(lab, tmp_path):
     result = lab.train(tmp_path / "run", "rounds=1", "evaluation.alpha=[0.5,0.50000001]")
     assert list(result["decisions"]) == ["0.5", "0.50000001"]

@@ -57,6 +57,16 @@ def test_a_run_is_not_deleted_for_one_that_begins_with_its_weights(tmp_path, con
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_run_is_not_deleted_for_one_that_cannot_be_built(tmp_path, config):
+    claim(tmp_path, config)
+    save_json(tmp_path, "result.json", {"config": config})
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    task = {"_target_": "lit_fedad.tasks.classifier.Classifier"}
+    with refusal("works with task MemoryBank, not with Classifier"):
+        train({**config, "task": task, "out": str(tmp_path), "fresh": True}, quiet=True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.name != LOCK} == before
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_a_command_that_is_refused_leaves_nothing_and_one_that_computed_all_of_it(tmp_path, config, there):
     run = RunFolder(tmp_path / "outputs" / "run")
@@ -252,6 +262,19 @@ def _only_the_manifest(path, text):
     if "manifest" not in path.name:
         raise KeyboardInterrupt
     path.write_bytes(text.encode())
+
+
+def test_a_complete_run_without_checkpoints_is_not_judged_by_other_keys(tmp_path, config):
+    run = RunFolder(tmp_path)
+    claim(run.path, config)
+    save_json(run.path, "result.json", {"config": config})
+    other = {**config, "evaluation": {**config["evaluation"], "alpha": 0.5}}
+    with refusal(f"^{tmp_path / 'checkpoints'}: holds no checkpoint"):
+        claim(run.path, other)
+    assert run.config() == config
+    (tmp_path / "checkpoints" / "round_100000").mkdir(parents=True)
+    claim(run.path, other)
+    assert run.config() == other
 
 
 def test_a_result_of_another_configuration_is_refused(tmp_path, config):

@@ -1,12 +1,14 @@
-"""What a run tells the person who waits for it."""
+"""What a run tells the person who waits for it, and which callbacks it takes."""
 
 from types import SimpleNamespace
 
 import pytest
+from helpers.refusals import refusal
 
 from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import compose
 from lit_fedad.experiment.console import Console
-from lit_fedad.experiment.train import _play
+from lit_fedad.experiment.train import _play, train
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 
@@ -47,3 +49,17 @@ def test_callbacks_that_have_begun_hear_of_an_interruption_of_the_others(tmp_pat
     with pytest.raises(KeyboardInterrupt):
         _play(fabric, {"out": str(tmp_path)}, SimpleNamespace(build=lambda *_: None), quiet=True)
     assert heard == ["on_run_start", "on_exception"]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"_target_": "fractions.Fraction"},
+        {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "loss"},
+    ],
+)
+def test_a_callback_that_no_run_would_call_is_refused(tmp_path, section):
+    config = compose(["debug=seconds", "tracking=off", f"out={tmp_path / 'run'}"])
+    with refusal(f"^callbacks.mine._target_={section['_target_']}: .* give a subclass of .*RunCallback"):
+        train({**config, "callbacks": {"mine": section}}, quiet=True)
+    assert not list(tmp_path.iterdir())
