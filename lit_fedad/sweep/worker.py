@@ -175,6 +175,7 @@ class Worker:
             try:
                 trial = self.study.ask(self.plan.distributions)
             except (ImportError, ValueError) as error:  # it lacks a package, or is for one objective
+                self.reap()  # the trial that it began
                 raise UserError(f"{self.plan.sampler['_target_']} draws no trial: {error}") from error
             # The heartbeat comes first: a trial of a worker that dies here has one, or no worker.
             self._playing = trial.number

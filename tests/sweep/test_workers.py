@@ -197,14 +197,20 @@ def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(options,
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
 
 
-def test_a_sampler_that_cannot_draw_is_one_line(options, monkeypatch):
+def test_a_sampler_that_cannot_draw_is_one_line_and_its_trial_waits_for_another(options, opened, monkeypatch):
     class Lacking(optuna.samplers.RandomSampler):
         def sample_independent(self, *given):
             raise ModuleNotFoundError("No module named 'cmaes'")
 
-    monkeypatch.setattr(command.Plan, "make_sampler", lambda self, seed: Lacking())
-    with refusal(r"^optuna\.samplers\.TPESampler draws no trial: No module named 'cmaes'$"):
-        sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
+    with monkeypatch.context() as patch:
+        patch.setattr(command.Plan, "make_sampler", lambda self, seed: Lacking())
+        with refusal(r"^optuna\.samplers\.TPESampler draws no trial: No module named 'cmaes'$"):
+            sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
+    states = [trial.state for trial in standing(opened()).values()]
+    assert states == [TrialState.COMPLETE, TrialState.WAITING]
+    sweep([*options, "n_trials=3"], Display(quiet=True), neighbours)
+    states = [trial.state for trial in standing(opened()).values()]
+    assert states == [TrialState.COMPLETE] * 3
 
 
 def test_study_whose_first_trials_all_fail_ends(options, opened):
