@@ -27,7 +27,8 @@ def path_lists(file: str | Path, name: str = "images", train_share: float = 0.8,
         The image set in the order of the file. It has no masks.
 
     Raises:
-        UserError: The file or an image is missing, or the file is no such list.
+        UserError: The file or an image is missing, the file is no such list, or it has no test images and an image
+            twice.
     """
     parts: dict[str, list[Sample]] = {"train": [], "test": []}
     try:
@@ -44,7 +45,22 @@ def path_lists(file: str | Path, name: str = "images", train_share: float = 0.8,
         if not sample.path.is_file():
             raise UserError(f"{sample.path}: no such image; it is listed in {file}")
     images = ImageSet(name, tuple(parts["train"]), tuple(parts["test"]))
-    return images if images.test else split_normals(images, train_share, seed)
+    if images.test:
+        return images
+    _refuse_repeated(images.train)
+    return split_normals(images, train_share, seed)
+
+
+def _refuse_repeated(samples: Sequence[Sample]) -> None:
+    """Refuses an image that is listed more than once where some are drawn for testing."""
+    owners: dict[Path, str] = {}
+    for sample in samples:
+        if sample.path in owners:
+            raise UserError(
+                f"{sample.path}: is given to {owners[sample.path]} and again to {sample.category}, and would be trained"
+                " and tested on; give each image once, or test images by test="
+            )
+        owners[sample.path] = sample.category
 
 
 def list_text(

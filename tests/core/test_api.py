@@ -150,6 +150,8 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
         ({"normal": ["a.png"] * 5, "test": {"good": "b.png"}}, "test: give a list of paths, not 'b.png'"),
         ({"normal": ["a.png"] * 5, "test": ["b.png"]}, "test: give paths by label"),
         ({"normal": {"north": ["a.png"]}, "test": {"north": ["b.png"]}}, "test: give paths by label"),
+        ({"normal": [PAGE, PAGE]}, r"python\.md: is given to images and again to images, and would be"),
+        ({"normal": {"north": [PAGE], "south": [PAGE]}}, r"python\.md: is given to north and again to south"),
         ({"out": 5}, "out: give a path, not int"),
         ({"out": ""}, "out: give a path, not ''"),
         ({"out": "x" * 300}, "^x{60}... is too long for a path"),
