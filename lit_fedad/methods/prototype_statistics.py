@@ -283,17 +283,21 @@ class PrototypeStatisticsServer(Server):
         self.count = self.count + count
 
     def learn(self) -> None:
-        """Computes linear discriminants ``S^-1 m_k`` and ``-m_k^T S^-1 m_k / 2``, with S the covariance within classes.
+        """Computes linear discriminants ``S^-1 (m_k - m)`` and ``-(m_k - m)^T S^-1 (m_k + m) / 2``.
 
-        All classes are expected alike often.
+        S is the covariance within classes, m the mean of the classes' means m_k. All classes are expected alike often.
         """
         within = self.scatter / self.count.sum()
         ridge = (self.shrinkage * within.diagonal().mean()).clamp(min=_LEAST_RIDGE)
         within = within + ridge * torch.eye(len(within), dtype=within.dtype)
-        weight = torch.linalg.solve(within, self.mean.T).T
-        bias = -(weight * self.mean).sum(1) / 2
-        least = (bias - weight.norm(dim=1))[self.count > 0].min()  # of features, which have length 1
-        bias = torch.where(self.count > 0, bias, least + _ABSENT)
+        known = self.count > 0
+        # What discriminants have in common decides nothing, and its rounding can be larger than what decides.
+        middle = self.mean[known].mean(0)
+        away = torch.where(known[:, None], self.mean - middle, 0.0)
+        weight = torch.linalg.solve(within, away.T).T
+        bias = -(weight * (self.mean + middle)).sum(1) / 2
+        least = (bias - weight.norm(dim=1))[known].min()  # of features, which have length 1
+        bias = torch.where(known, bias, least + _ABSENT)
         self.classifier = {"weight": weight.float()[None].contiguous(), "bias": bias.float()[None]}
 
 

@@ -82,6 +82,19 @@ def test_decides_as_linear_discriminant_analysis(play):
     torch.testing.assert_close(gaps, wanted, rtol=2e-2, atol=0.05 * float(wanted.abs().max()))
 
 
+def test_classes_that_lie_close_together_are_told_apart_in_single_precision():
+    server = PrototypeStatisticsServer(PrototypeStatisticsClient(make_task()), shrinkage=1e-6)
+    (classes, channels), spread = server.mean.shape, 1e-4
+    draw = torch.Generator().manual_seed(0)
+    means = 1 + spread * torch.randn(classes, channels, generator=draw, dtype=torch.float64)
+    server.add(torch.full((classes,), 9), means, spread**2 * torch.eye(channels, dtype=torch.float64))
+    server.learn()
+    images = means.float()
+    found = images @ server.classifier["weight"][0].T + server.classifier["bias"][0]
+    squared = torch.cdist(images.double(), means).square() / spread**2
+    torch.testing.assert_close(found.softmax(1).double(), (-squared / 2).softmax(1), rtol=0, atol=0.05)
+
+
 def test_classes_that_nobody_shows_are_never_chosen(play):
     found = play({0: labelled(8, classes=2)}).server.classifier
     scores = table(labelled(9))[0].float() @ found["weight"][0].T + found["bias"][0]
