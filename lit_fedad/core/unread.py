@@ -40,6 +40,19 @@ def unread(overrides: Sequence[str]) -> list[str]:
     return [given for given in asked if not _names(given, read)]
 
 
+def overruled(overrides: Sequence[str]) -> dict[str, str]:
+    """Finds those of a command's overrides whose key it gives again, with another value; returns the last of each.
+
+    Example:
+        >>> overruled(["rounds=3", "seed=1", "image={size: 32}", "++rounds=5", "seed=1", "image={fit: pad}"])
+        {'rounds=3': '++rounds=5'}
+    """
+    # Parts of a section are merged, and what is removed may be added anew.
+    overrides = [given for given in overrides if not given.startswith("~") and "={" not in given]
+    last = {_key(given): given for given in overrides}
+    return {given: last[_key(given)] for given in overrides if last[_key(given)] != given}
+
+
 def _names(override: str, sections: Iterable[str]) -> bool:
     return any(_one_holds_the_other(_key(override), section) for section in sections)
 

@@ -351,10 +351,11 @@ def test_a_full_disk_names_the_copy_and_not_what_is_copied(say, monkeypatch):
     assert "is allowed (quota, ulimit -f), for new.pt: make room" in say("train")[2][0]
 
 
-def test_a_setting_that_nothing_of_the_run_reads_is_told(say, monkeypatch):
+def test_settings_that_a_later_one_replaces_or_nothing_of_the_run_reads_are_told(say, monkeypatch):
     monkeypatch.setattr(experiment, "train", lambda config: None)
+    replaced = "warning: grid=14 has no effect: grid=28 is given after it"
     said = "warning: encoder=resnet18 has no effect: nothing of this run reads it"
-    assert say("train", "method=feddymem", "encoder=resnet18", "grid=28")[2] == [said]
+    assert say("train", "method=feddymem", "grid=14", "encoder=resnet18", "grid=28")[2] == [replaced, said]
 
 
 def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):
