@@ -24,7 +24,7 @@ from lit_fedad.core.debug_preset import fit_preset
 from lit_fedad.core.errors import UserError, one_line
 from lit_fedad.core.nested import flatten, value_at
 from lit_fedad.core.sizes import register_resolvers
-from lit_fedad.core.text import redact
+from lit_fedad.core.text import printable, redact
 from lit_fedad.core.typed_words import advice, as_typed
 
 Config = dict[str, Any]
@@ -283,10 +283,10 @@ def check_root(config: Config) -> None:
 
 
 def _check_complete(config: Config) -> None:
-    """Checks that a composed configuration has what every run needs, and numbers that its files can hold.
+    """Checks that a composed configuration has what every run needs, and values that its files can hold.
 
     Raises:
-        UserError: Naming a key that was removed (``~key``), or whose value is none of its kind.
+        UserError: Naming a key that was removed (``~key``), or whose value is none of its kind, or not UTF-8.
     """
     root = _parsed((conf_folder() / "config.yaml").read_text())
     for key in (*flatten({name: default for name, default in root.items() if name != "defaults"}), *_NEEDED):
@@ -299,9 +299,13 @@ def _check_complete(config: Config) -> None:
         elif not isinstance(held[leaf], Mapping) or not isinstance(held[leaf].get("_target_"), str):
             raise UserError(f"{key} must be a section with _target_")
     for key, value in flatten(config).items():
-        for number in value if isinstance(value, list) else (value,):
-            if isinstance(number, int) and abs(number) >= _TOO_LARGE:
-                raise UserError(f"{key}={number!s:.40} is too large a number")
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, int) and abs(part) >= _TOO_LARGE:
+                raise UserError(f"{key}={part!s:.40} is too large a number")
+            if isinstance(part, str) and re.search("[\ud800-\udfff]", part):
+                raise UserError(
+                    f"{key}={printable(part)}: is not UTF-8, which files of a run hold alone; rename it"
+                )
 
 
 @functools.cache

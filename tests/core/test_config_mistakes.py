@@ -121,6 +121,8 @@ def composed_with(overrides):
         (["callbacks=3"], "callbacks=3 must be a section"),
         (["+callbacks.pictures=3"], "callbacks.pictures=3 must be a section with _target_"),
         (["+callbacks.pictures.every=3"], "callbacks.pictures={'every': 3} must be a section with _target_"),
+        (["out=n\udcff"], r"out=n\udcff: is not UTF-8"),
+        (["+data.products=['n\udcff']"], r"data.products=n\udcff: is not UTF-8"),
         (["~seed"], "seed is removed, and every run has one"),
         (["~cache"], "cache.enabled is removed, and every run has one"),
         (["~evaluation.alone"], "evaluation.alone is removed, and every run has one"),
