@@ -40,6 +40,7 @@ def run() -> int:
     # Imports make 800,000 objects, of which hardly any is garbage: looking for it took a tenth of the time to start,
     # and the search at the end, when all memory is given back anyway, more than a second.
     gc.set_threshold(10_000)
+    _open_streams()
     try:
         status = main()
         sys.stdout.flush()
@@ -49,6 +50,13 @@ def run() -> int:
         return 128 + signal.SIGPIPE
     finally:
         gc.freeze()
+
+
+def _open_streams() -> None:
+    """Opens streams that the caller has closed, to nowhere: files of the run would get their numbers."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,6 +106,10 @@ def _call(name: str, words: Sequence[str], display: Display, explain: bool) -> N
     if explain:
         print(command_help(name, command, words[0] if words else None))  # noqa: T201
         return
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # torch cannot even be imported there
+        raise UserError("the current folder does not exist any more: cd to another one") from None
     form, words, title = command.called(name, words)
     if command.extra:
         require(command.extra, f"lit-fedad {name}")

@@ -65,12 +65,18 @@ def each_warning_once() -> Iterator[None]:
         _said.reset(token)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the command what a reader means who has enough, such as head; rich would call it a failure."""
+        raise BrokenPipeError
+
+
 class Display:
     """Console output of one experiment."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._out = Console(quiet=quiet, highlight=False)
-        self._err = Console(stderr=True, highlight=False)
+        self._out = _Console(quiet=quiet, highlight=False)
+        self._err = _Console(stderr=True, highlight=False)
         # Widest value of each column of the round lines so far: keeps the lines of a run aligned.
         self._columns: dict[str, int] = {}
         self._label = 0
