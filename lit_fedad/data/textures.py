@@ -305,7 +305,7 @@ def textures(
             _publish(folder, samples, size, seed)
         except OSError as error:
             raise UserError(
-                f"{folder}: cannot be written ({error}); choose another root, by data.root=DIR"
+                f"{folder}: cannot be written ({error}); choose another root: data=textures data.root=DIR"
             ) from error
     return mvtec_mixture(folder, products=list(SURFACES), name="textures", split_seed=split_seed)
 
