@@ -7,6 +7,10 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
+# Before they are loaded: onnxruntime tells its makers of every detector, and Ray of every cluster, unless told not to.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
 from lit_fedad import _compat as _compat  # must run before anything imports torchvision
 from lit_fedad.core.lazy_names import lazy_names
 

@@ -106,3 +106,11 @@ def test_how_long_threads_spin_is_the_users_to_say(given, spins):
         [sys.executable, "-c", code], env=kept | given, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == spins
+
+
+def test_onnxruntime_collects_nothing_for_its_makers(tmp_path):
+    set_here = ("CI", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
+    env = {name: value for name, value in os.environ.items() if name not in set_here}
+    code = "import lit_fedad, onnxruntime"
+    subprocess.run([sys.executable, "-c", code], env={**env, "HOME": str(tmp_path)}, check=True)
+    assert not list(tmp_path.iterdir())
