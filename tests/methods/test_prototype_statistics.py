@@ -84,9 +84,9 @@ def test_decides_as_linear_discriminant_analysis(play):
 
 def test_classes_that_lie_close_together_are_told_apart_in_single_precision():
     server = PrototypeStatisticsServer(PrototypeStatisticsClient(make_task()), shrinkage=1e-6)
-    (classes, channels), spread = server.mean.shape, 1e-4
+    (classes, channels), spread = server.mean.shape, 1e-3
     draw = torch.Generator().manual_seed(0)
-    means = 1 + spread * torch.randn(classes, channels, generator=draw, dtype=torch.float64)
+    means = 30 + spread * torch.randn(classes, channels, generator=draw, dtype=torch.float64)
     server.add(torch.full((classes,), 9), means, spread**2 * torch.eye(channels, dtype=torch.float64))
     server.learn()
     images = means.float()
