@@ -191,14 +191,15 @@ class Session:
         known = digest_of(state)  # a step's state may be written again, and the answer with it
         asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), known)
         exchange = self._exchange(request, context, asked)
-        place = request.round, request.exchange, request.question or request.kind
-        said = [asked.message, known, request.numbers, request.names, request.sums]
-        self.claims.answer(self.run, place, hash_of(said))
-        self.states.settle(request.settled, request.base)
         try:
             self.runner.activate(exchange, context, state, blob)
         except UserError as error:
             raise RefusalError(Code.MESSAGE, detail=str(error)) from error
+        # Only now: nothing was looked at for a message of another form, which takes no answer of its place.
+        place = request.round, request.exchange, request.question or request.kind
+        said = [asked.message, known, request.numbers, request.names, request.sums]
+        self.claims.answer(self.run, place, hash_of(said))
+        self.states.settle(request.settled, request.base)
         if request.kind == "play":
             if self.noise is not None:
                 self.noise.pay(exchange, self.client, asked)

@@ -9,6 +9,7 @@ from safetensors.torch import load
 from lit_fedad.experiment import build
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
+from lit_fedad.sites.claims import MOST_MESSAGES
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer
@@ -101,6 +102,14 @@ def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, n
     assert (reply.code, reply.numbers) == (code, numbers)
     assert str(folder) not in reply.cause
     assert "\n" not in reply.cause
+
+
+def test_messages_of_another_form_take_no_answer_of_their_place(train, folder, tmp_path):
+    """Nothing is told for them, and three are answered."""
+    site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
+    garbage = [replace(train, payload=bytes([number])) for number in range(MOST_MESSAGES)]
+    assert {ask(site, request).code for request in garbage} == {Code.MESSAGE}
+    assert ask(site, train).code == Code.NONE
 
 
 def test_states_that_are_settled_are_removed(train, folder, tmp_path):
