@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -135,7 +136,10 @@ def differences(
         anomalies=first.anomalies,
         form=first.form,
     )
-    lines = {client: _difference(own, here, config["rounds"]) for client, own in sorted(facts.items())}
+    lines = {
+        client: _difference(own, here, config["rounds"], model.provenance)
+        for client, own in sorted(facts.items())
+    }
     return {client: f"site {names[client]} {line}" for client, line in lines.items() if line}
 
 
@@ -144,21 +148,22 @@ _ADVICE = {
         "composed configuration",
         "give its cache and fabric sections the values that others have",
     ),
-    "backbone": ("backbone", "give it the same file of weights"),
+    "backbone": ("backbone", "give it the same file of weights: here {taken}, of {name}"),
     "initial": ("initial weights", "install the same torch and the same backbone"),
     "anomalies": ("list of sets of anomalies", "all sites have those of the first"),
     "form": ("list of classes", "all sites have that of the first"),
 }
 
 
-def _difference(own: Facts, here: Facts, rounds: int) -> str:
-    """Tells in what a site differs from the server, or from the first site; empty where it does not."""
+def _difference(own: Facts, here: Facts, rounds: int, backbone: Mapping[str, Any]) -> str:
+    """Tells in what a site differs from the server, whose backbone is named, or from the first site; or nothing."""
     if not works_with(here.version, own.version):
         return f"has another version of lit_fedad ({own.version}, here {here.version}); install the same everywhere"
     for field, (what, mend) in _ADVICE.items():
         theirs, ours = getattr(own, field), getattr(here, field)
         if theirs != ours:
-            return f"has another {what} ({theirs or 'none'}, here {ours or 'none'}); {mend}"
+            advice = mend.format(**backbone)
+            return f"has another {what} ({theirs or 'none'}, here {ours or 'none'}); {advice}"
     if not own.size or not all(own.stage_sizes):
         return "has no image to train with; give it some, or leave it out"
     if len(own.stages) > max(rounds, 1):

@@ -31,7 +31,10 @@ def model(monkeypatch):
     monkeypatch.setattr(enrolment, "state_of", lambda client: {})
     monkeypatch.setattr(enrolment, "tells_products", lambda config: False)
     return SimpleNamespace(
-        fingerprint="b", client=None, task=SimpleNamespace(state_dict=nn.Module().state_dict)
+        fingerprint="b",
+        client=None,
+        task=SimpleNamespace(state_dict=nn.Module().state_dict),
+        provenance={"name": "resnet10t", "taken": "own"},
     )
 
 
@@ -174,7 +177,10 @@ def test_a_run_ends_where_its_policy_says_so_or_nobody_is_left(tmp_path, model, 
     [
         ({"version": "0.1.0"}, r"site north has another version of lit_fedad \(0.1.0, here"),
         ({"configuration": "d"}, "site north has another composed configuration"),
-        ({"backbone": ""}, r"site north has another backbone \(none, here b\); give it the same file"),
+        (
+            {"backbone": ""},
+            r"site north has another backbone \(none, here b\); give it the same file .*: here own, of resnet10t",
+        ),
         ({"initial": "j"}, "site north has another initial weights"),
         ({"stages": []}, "site north has no image to train with"),
         ({"stages": [{"nut": 1}] * 4}, "site north has images in 4 stages, and rounds=3"),
