@@ -188,6 +188,7 @@ class SiteClients(Participants, RunCallback):
         if sites.told_apart:
             model = build_model(config, sites.told_apart, drawn, backbone=model.backbone)
         self.known, self.refused = facts, self.refused | set(sites.left_out)
+        self.status.absent = sites.absent
         for line in warnings:
             display.warn(line)
         data = SitesData(facts, sites.products, self.status, SiteSizes.of(facts, config["rounds"]))

@@ -242,6 +242,7 @@ def enrol(
         raise UserError("; ".join(trouble.values()))
     sites.left_out = differing
     returning = {client: own for client, own in before.items() if client in away}
+    sites.absent = {client: cause for client, cause in trouble.items() if client not in returning}
     facts = dict.fromkeys(names, ABSENT) | returning | good
     warnings = [
         f"{line}; the run goes on"

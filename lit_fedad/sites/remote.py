@@ -89,6 +89,7 @@ class Sites:
         told_apart: Those of them that the model tells apart.
         step: Number of requests that were given so far.
         left_out: Sites that are asked nothing, and why.
+        absent: Sites that take no part, these among them, and why.
         bases: Step of the state that each client has, as far as the server knows.
         settled: The same in the last complete checkpoint.
     """
@@ -112,6 +113,7 @@ class Sites:
         self._played: dict[int, int] = {}
         self._sent: dict[int, str] = {}
         self.left_out: Mapping[int, str] = {}
+        self.absent: Mapping[int, str] = {}
         self._round: int | None = None
         self._away: dict[int, str] = {}
 

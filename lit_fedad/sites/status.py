@@ -41,12 +41,17 @@ STATUS = "status.json"
 
 
 class Status(RunCallback):
-    """A callback that writes ``status.json`` to a run's folder after every round, and adds it to its result."""
+    """A callback that writes ``status.json`` to a run's folder after every round, and adds it to its result.
+
+    Attributes:
+        absent: Why sites take no part, by client.
+    """
 
     _folder: Path
 
     def __init__(self, names: Mapping[int, str], contacts: Mapping[int, Contact]) -> None:
         self.names, self.contacts = names, contacts
+        self.absent: Mapping[int, str] = {}
 
     def on_run_start(self, run: Run) -> None:
         """Receives the run's folder."""
@@ -74,6 +79,8 @@ class Status(RunCallback):
             contact = self.contacts[client]
             seen = {"last_seen": contact.last_seen, "seconds": contact.seconds}
             found[name] = {**_of(client, history), **seen, "false_alarm_rate": alarms.get(client)}
+            if client in self.absent:
+                found[name]["troubles"].append(f"takes no part: {self.absent[client]}")
         return found
 
     def _write(self, federation: Federation, sites: Mapping[str, Any]) -> None:

@@ -192,6 +192,7 @@ def test_a_site_that_differs_is_named_and_does_not_stop_the_rest(tmp_path, model
     sites, facts, (warning,) = call(tmp_path, model, facts=differing)
     assert (facts, set(sites.left_out)) == ({0: ABSENT, 1: FACTS[1]}, {0})
     assert re.match(line, warning)
+    assert re.match(line, sites.absent[0])
     with pytest.raises(UserError, match=line):
         call(tmp_path, model, policy="fail", facts=differing)
 

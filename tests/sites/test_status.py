@@ -21,6 +21,16 @@ def test_an_exchange_before_round_1_is_no_round_and_has_its_name():
     assert found["east"]["troubles"] == ["set-up memory: no answer within 3 s"]
 
 
+def test_why_a_site_takes_no_part_is_its_trouble():
+    status = Status({0: "north", 1: "east"}, defaultdict(Contact))
+    status.absent = {1: "site east has another backbone"}
+    found = status.sites([RoundReport(1, "train", [0])], {})
+    assert [own["troubles"] for own in found.values()] == [
+        [],
+        ["takes no part: site east has another backbone"],
+    ]
+
+
 def test_a_rate_that_nobody_has_told_is_a_dash():
     rates = {"false_alarm_rate": {"per_client": {0: 0.25, 1: math.nan}}}
     sites = Status({0: "north", 1: "east", 2: "south"}, defaultdict(Contact)).sites([], rates)
