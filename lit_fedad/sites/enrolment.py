@@ -197,7 +197,6 @@ def enrol(
     file: Path,
     joinable: bool,
     known: Mapping[int, Facts],
-    begun: bool = False,
 ) -> tuple[dict[int, Facts], list[str]]:
     """Asks sites who they are.
 
@@ -213,7 +212,6 @@ def enrol(
         file: File of what those said that have been in the run; written here.
         joinable: Whether sites can come to the run that have not been in it.
         known: What sites said that need not be asked.
-        begun: Whether the run has begun, and its model with it.
 
     Returns:
         What they say, by client, `ABSENT` for those that take no part; and warnings.
@@ -231,7 +229,7 @@ def enrol(
     if not joinable:
         late = "was not in this run from its beginning, and cannot join: another out in federation.yaml is another run"
         differing |= {c: f"site {names[c]} {late}" for c in answered if c not in before}
-    if begun and settled:
+    if settled:  # also before the first checkpoint: the sites know the run by them
         late = "has products that no site had when this run began, which its model does not tell apart: begin another"
         differing |= {
             c: f"site {names[c]} {late}" for c, own in answered.items() if not set(own.held) <= set(settled)
@@ -251,7 +249,7 @@ def enrol(
     ]
     held = list(dict.fromkeys(product for own in facts.values() for product in own.held))
     if tells_products(config):
-        sites.told_apart = held = settled if begun and settled else held
+        sites.told_apart = held = settled or held
         _check_number(held, facts, names)
     sites.products = list(sites.asked.classes) or held
     _write(file, before | good, names, sites.told_apart)
