@@ -56,6 +56,8 @@ class Here:
         self.requests.append(dict(requests))
         self.replies.append({})
         for client, blob in requests.items():
+            if client in self.sites:
+                assert len(blob) <= self.sites[client].largest, "a site reads no more of a request"
             found = self.sites[client].answer(blob) if client in self.sites else NoReply("gone")
             self.replies[-1][client] = found
             yield client, found

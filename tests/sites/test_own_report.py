@@ -118,6 +118,13 @@ def test_every_image_is_in_it_and_only_counts_cross(site, decide):
 
 
 @pytest.mark.slow
+def test_images_that_were_scored_are_not_predicted_again(site, payload, decide, monkeypatch):
+    request = Request("ask", RUN, WORDS, 0, round=1, step=1, question="scores", payload=payload)
+    assert not Reply.from_bytes(site.answer(request.to_bytes())).cause
+    monkeypatch.setattr(type(site._session[1].evaluator), "__call__", None)
+    decide(0.5)
+
+
 def test_without_matplotlib_it_has_no_picture(site, decide, monkeypatch):
     folder = site.settings.folder / "reports" / RUN
     decide(1e9)

@@ -177,16 +177,15 @@ def test_nothing_is_sent_but_masked_for_a_sum_of_the_sites_own_images(folder):
         assert (reply.code, reply.numbers) == (Code.COUNT, [counted, own])
 
 
-@pytest.fixture
-def offers_of_north(tmp_path):
-    """What a site answers when it is invited to secure sums of three sites, of which so many must finish."""
-    paint(tmp_path)
-    enrol_in_sums(tmp_path)
-    site = sites(tmp_path, secure=True)[0]
-    products = [next((tmp_path / name / "images").iterdir()).name for name in NAMES]
-    words = [*WORDS, "federation=secure"]
+def asked_of_north(folder, names, *more):
+    """What a site among others answers in a run of secure sums, and an invitation to some of them."""
+    paint(folder)
+    enrol_in_sums(folder, names)
+    site = sites(folder, secure=True)[0]
+    products = [next((folder / name / "images").iterdir()).name for name in NAMES]
+    words = [*WORDS, "federation=secure", *more]
 
-    def ask(kind, names=NAMES, **given):
+    def ask(kind, names=names, **given):
         request = Request(kind, "0123456789abcdef", words, 0, products=products, names=list(names), **given)
         return Reply.from_bytes(site.answer(request.to_bytes()))
 
@@ -196,7 +195,32 @@ def offers_of_north(tmp_path):
     def invitation(quorum=3):
         return Gathering("place", sizes, quorum).invitation.to_bytes()
 
+    return ask, invitation
+
+
+@pytest.fixture
+def offers_of_north(tmp_path):
+    """What a site answers when it is invited to secure sums of three sites, of which so many must finish."""
+    ask, invitation = asked_of_north(tmp_path, NAMES)
     return partial(ask, "offer"), invitation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [[], [0, 1, 3]])
+def test_shares_are_of_sums_of_the_runs_sites(tmp_path, named):
+    ask, invitation = asked_of_north(tmp_path, NAMES)
+    assert ask("offer", payload=invitation()).code == Code.NONE
+    assert ask("reveal", payload=write_survivors(named)).code == Code.NAMES
+
+
+@pytest.mark.slow
+def test_a_sum_of_few_of_the_runs_sites_does_not_hold_its_noise(tmp_path):
+    """Each of six adds the share of four, and three are invited."""
+    private = ("federation/privacy=distributed", "federation.privacy.epsilon=8")
+    ask, invitation = asked_of_north(tmp_path, [*NAMES, "a", "b", "c"], *private)
+    assert ask("offer", payload=invitation()).code == Code.NONE
+    reply = ask("reveal", payload=write_survivors([0, 1, 2]))
+    assert (reply.code, reply.numbers) == (Code.NOISE, [3, 4])
 
 
 @pytest.mark.slow

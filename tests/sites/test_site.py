@@ -129,6 +129,12 @@ def test_what_predicts_is_kept_where_it_is_asked_for(train, folder, tmp_path, ke
     assert [path.name for path in (tmp_path / "states" / RUN).glob("*.pt")] == ["000000000005.pt"] * keep
 
 
+def test_a_model_that_all_share_is_no_detector_of_the_site(train, folder, tmp_path):
+    site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
+    assert ask(site, replace(train, kind="ask", question="scores", round=2, step=5, keep=True)).payload
+    assert not (tmp_path / "detectors").exists()
+
+
 @pytest.mark.parametrize(("mark", "code"), [("images", Code.IMAGES), ("model", Code.MODEL)])
 def test_a_run_goes_on_with_what_it_began_with(begun, train, folder, mark, code):
     file = folder / "north" / "states" / RUN / mark
