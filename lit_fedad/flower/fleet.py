@@ -31,6 +31,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPushError,
     inflate_object_from_contents,
     iterate_object_tree,
     pull_objects,
@@ -219,7 +220,7 @@ def _serve(
                 reply.metadata.__dict__["_message_id"] = reply.object_id
                 objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
                 wanted, session = send(reply, own_tree, time.monotonic() - began)
-                push_objects(objects, partial(push, run, session), object_ids_to_push=wanted)
+                push_objects(objects, partial(_push, partial(push, run), session), object_ids_to_push=wanted)
             idle, told = time.monotonic(), ""
             continue
         except RunNotRunningException:  # no Exception: the coordinator has ended this run
@@ -233,6 +234,19 @@ def _serve(
             note(cause)
             told = cause
         time.sleep(_POLL_S)
+
+
+def _push(push: Callable[[str, str, bytes], None], session: str, name: str, content: bytes) -> None:
+    """Pushes a part of a reply; one that its session does not take, to whichever still waits for it.
+
+    In an outage Flower repeats what it got no answer to, and an announcement that comes twice has two sessions. For the
+    parts of the one that nobody pushed to, the coordinator would wait for minutes.
+    """
+    try:
+        push(session, name, content)
+    except ObjectPushError:
+        with suppress(ObjectPushError):  # the part itself has come twice
+            push("", name, content)
 
 
 def _payload(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes:

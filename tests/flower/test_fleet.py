@@ -16,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, iterate_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import fleet_http_connection
 from google.protobuf.message import DecodeError
@@ -186,3 +186,35 @@ def test_an_answer_that_cannot_be_read_does_not_end_a_site(monkeypatch, failure)
     fleet._serve(connection, lost, fleet._Outage("a", notes.append), bytes, lambda: 1, notes.append)
     assert len(notes) == 1
     assert notes[0].startswith(f"a request was lost: {type(failure).__name__}")
+
+
+@pytest.mark.parametrize("waits", ["first", "second", "nobody"])
+def test_a_part_goes_to_the_announcement_that_waits_for_it(monkeypatch, waits):
+    """Of two: in an outage Flower announces a reply again, and tells a site of either."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(fleet.time, "sleep", lambda seconds: None)
+    request = Message(wrapped(b"a request"), 7, "train.payload")
+    with no_object_id_recompute():
+        objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
+        requests = [(request, get_object_tree(request))]
+    announced, came, notes, lost = [], [], [], threading.Event()
+
+    def receive():
+        if not requests:
+            lost.set()
+        return requests.pop() if requests else None
+
+    def send(reply, tree, seconds):
+        announced.extend(part.object_id for part in iterate_object_tree(tree))
+        return set(announced), "first"
+
+    def push(run, session, name, content):
+        if session not in {"first": ("first",), "second": ("second", ""), "nobody": ()}[waits]:
+            raise ObjectPushError(name, run, session)
+        came.append(name)
+
+    connection = (0, receive, send, None, None, lambda run, name: objects[name], push, lambda *_: None)
+    fleet._serve(connection, lost, fleet._Outage("a", notes.append), bytes.upper, lambda: 1000, notes.append)
+    assert notes == []
+    assert sorted(came) == sorted(announced) * (waits != "nobody")
