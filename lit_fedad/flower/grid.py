@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectPushError,
     ObjectUnavailableError,
     inflate_object_from_contents,
     iterate_object_tree,
@@ -221,7 +222,11 @@ class GridCarrier:
             if node is None:
                 continue
             message = Message(wrapped(requests[client]), node, KIND, ttl=self.timeout)
-            (pushed,) = self.grid.push_messages([message])
+            try:
+                (pushed,) = self.grid.push_messages([message])
+            except ObjectPushError:
+                # In an outage Flower repeats what it got no answer to, and refuses what comes twice: sent anew.
+                continue
             if pushed:
                 sent[pushed] = client
                 waiting.discard(client)

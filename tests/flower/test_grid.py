@@ -16,6 +16,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
 from lit_fedad.core.errors import UserError
@@ -124,6 +125,20 @@ def test_what_got_lost_with_its_node_is_sent_again(code):
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, code, "wait", code)
     assert carry(grid) == {0: b"TO NORTH", 1: b"TO EAST"}
     assert len(grid.pushed) == 4
+
+
+def test_a_request_that_flower_does_not_take_is_sent_anew(monkeypatch):
+    """After an outage, in which it came twice."""
+    grid, push = Grid({7: KEYS[1], 8: KEYS[0]}), Grid.push_messages
+    refused = iter([True, False, False])
+
+    def pushed(messages):
+        if next(refused):
+            raise ObjectPushError("part", 1, "session")
+        return push(grid, messages)
+
+    monkeypatch.setattr(grid, "push_messages", pushed)
+    assert carry(grid) == {0: b"TO NORTH", 1: b"TO EAST"}
 
 
 def test_a_site_does_not_say_without_end_that_its_request_got_lost(monkeypatch):
