@@ -80,6 +80,24 @@ def read_settings(folder: Path) -> Config:
     Raises:
         UserError: If the file is not such a configuration, was changed, or another version wrote it.
     """
+    content, config = _settings(folder)
+    _check(folder, "config.yaml", content, RESTORE)
+    return config
+
+
+def check_format(folder: Path) -> None:
+    """Refuses the files of a run that another version wrote; their names may mean something else there.
+
+    Args:
+        folder: Folder of the run, or of a copy that has no manifest.
+
+    Raises:
+        UserError: If another version wrote them, or it cannot be told.
+    """
+    _settings(folder)
+
+
+def _settings(folder: Path) -> tuple[bytes, Config]:
     path = folder / "config.yaml"
     content, config = read_yaml(path)
     if not isinstance(config, dict) or "method" not in config:
@@ -92,8 +110,7 @@ def read_settings(folder: Path) -> Config:
             f"{folder}: a run of {maker}, which this version cannot open; use that version, or train again"
             f" ({ANEW})"
         )
-    _check(folder, path.name, content, RESTORE)
-    return config
+    return content, config
 
 
 def read_yaml(path: Path) -> tuple[bytes, Any]:

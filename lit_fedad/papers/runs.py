@@ -15,6 +15,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import identity
 from lit_fedad.core.nested import flatten, value_at
 from lit_fedad.data.sample import grouped
+from lit_fedad.experiment.run_files import check_format
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Cell
@@ -179,7 +180,7 @@ def complete_runs(
     """Finds the complete ones among tracked runs.
 
     Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
-    whose result cannot be read is left out, with a warning.
+    whose result cannot be read, or that another version wrote, is left out, with a warning.
     """
     complete = []
     for run in tracked:
@@ -201,15 +202,19 @@ def _result(
     """Returns a folder with a run's files, and its result if it is complete.
 
     Raises:
-        UserError: If the result cannot be read.
+        UserError: If the result cannot be read, or another version wrote it.
     """
-    result = RunFolder(folder).result()
+    result, settings = RunFolder(folder).result(), folder
     if result is not None and result.get("tracking_run_id") not in (run.run_id, None):
         result = None  # another run's, which was begun there later
     if result is None and run.status == "FINISHED":
-        folder = fetched / run.run_id
-        folder.mkdir(parents=True)
+        folder, settings = fetched / run.run_id, fetched / run.run_id / "settings"
+        settings.mkdir(parents=True)
         result = RunFolder(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri)).result()
+        # Apart: beside a configuration, files are held to the run's manifest, which is no artifact.
+        fetch_artifacts(run.run_id, ["config.yaml"], settings, uri)
+    if result is not None:
+        check_format(settings)
     if result is not None and (lacking := [key for key in _KEYS if key not in result]):
         raise UserError(
             f"{folder / 'result.json'}: not the result of a run of this version (no '{lacking[0]}')"

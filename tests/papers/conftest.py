@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from lit_fedad.core.config import compose
+from lit_fedad.experiment.run_files import write_settings
 from lit_fedad.papers.runs import CompleteRun
 from lit_fedad.tracking.reading import TrackedRun
 
@@ -41,6 +42,7 @@ def make_run(configs, tmp_path):
         data = config["data"].get("name", "textures")
         folder = tmp_path / "outputs" / name
         (folder / "figures").mkdir(parents=True)
+        write_settings(folder, config)
         Image.fromarray(np.full((8, 8, 3), 200, np.uint8)).save(folder / "figures" / "partition.png")
         values = {
             "mean": float(np.mean(clients)),

@@ -12,6 +12,7 @@ from PIL import Image
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import bind
+from lit_fedad.experiment.run_files import save_json
 from lit_fedad.papers import page as module
 from lit_fedad.papers.page import build_page, report_runs, write_page
 from lit_fedad.papers.runs import Links, complete_runs
@@ -273,11 +274,32 @@ def test_a_picture_that_no_report_wrote_is_not_replaced(make_run, page_of, tmp_p
     assert (tmp_path / "reports" / "pictures" / name).read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("written", "cause"),
+    [
+        ("format: 4\nmethod: {name: feddymem}\n", "a run of lit_fedad 0.2, which this version cannot open"),
+        ("method: {name: feddymem}\n", "a run of lit_fedad 0.1, which this version cannot open"),
+        (None, "config.yaml: cannot be read"),
+    ],
+)
+def test_a_run_of_another_version_is_left_out_with_a_warning(make_run, tmp_path, capsys, written, cause):
+    own, other = make_run("a", "feddymem", [0.5, 0.7]), make_run("b", "feddymem", [0.5, 0.7], seed=1)
+    for run in (own, other):
+        save_json(run.files, "result.json", run.result)
+    settings = other.files / "config.yaml"
+    settings.unlink()
+    if written is not None:
+        settings.write_text(written)
+    found = complete_runs([own.tracked, other.tracked], tmp_path / "fetched", None, Display())
+    assert [run.tracked.run_id for run in found] == ["a"]
+    assert cause in capsys.readouterr().err
+
+
 def test_a_run_with_a_damaged_result_is_left_out_with_a_warning(make_run, tmp_path, capsys):
     whole, broken = make_run("a", "feddymem", [0.5, 0.7]), make_run("b", "feddymem", [0.5, 0.7], seed=1)
     for run in (whole, broken):
         run.files.mkdir(parents=True, exist_ok=True)
-    (whole.files / "result.json").write_text(json.dumps(whole.result))
+    save_json(whole.files, "result.json", whole.result)
     (broken.files / "result.json").write_text(json.dumps(broken.result)[:-20])
     found = complete_runs([whole.tracked, broken.tracked], tmp_path / "fetched", None, Display())
     assert [run.tracked.run_id for run in found] == ["a"]
@@ -289,7 +311,7 @@ def test_a_run_with_a_damaged_result_is_left_out_with_a_warning(make_run, tmp_pa
 
 def test_a_run_that_failed_is_not_the_one_that_its_folder_holds_by_now(make_run, tmp_path):
     later = make_run("b", "feddymem", [0.5, 0.7])
-    (later.files / "result.json").write_text(json.dumps(later.result))
+    save_json(later.files, "result.json", later.result)
     failed = replace(later.tracked, run_id="a", status="FAILED")
     found = complete_runs([failed, later.tracked], tmp_path / "fetched", None, Display())
     assert [run.tracked.run_id for run in found] == ["b"]
