@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from lit_fedad.deployment.predict import predict
 from lit_fedad.experiment.claim import LOCK, clear, locked
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.tracking.sender import Delivery
+
+CARD = Path(exporting.__file__).with_name("model_card_template.md")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
@@ -58,6 +61,14 @@ def test_the_snippets_of_the_card_score_a_file_as_the_run_does(exported, tiny_ru
     names["how"]["page"] = 1  # as of a run with image.page=1
     expected = ImageTransform(32, mean=(0,), std=(1,), page=1).image(tmp_path / "pages.tif")
     assert np.array_equal(names["read"](tmp_path / "pages.tif")[0], expected)
+
+
+def test_the_card_turns_reports_of_use_off_before_it_imports_onnxruntime():
+    (block,) = [one for one in snippets(CARD.read_text()) if "import onnxruntime" in one]
+    off, loads = (
+        block.index(text) for text in ('os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")', "import onnx")
+    )
+    assert off < loads
 
 
 @pytest.mark.slow
