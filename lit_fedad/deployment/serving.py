@@ -155,11 +155,15 @@ def application(desk: Desk) -> FastAPI:
         """Draws the heatmap of the image in the body."""
         return Response((await desk.score(request, draw=True))[1], media_type="image/png")
 
+    # HEAD is what many proxies and probes ask of a page to learn whether it is there.
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
+    @app.head("/docs", include_in_schema=False)
     @app.get("/docs", include_in_schema=False)
     async def page() -> HTMLResponse:
         return HTMLResponse(_PAGE.read_text(encoding="utf-8"))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, Any]:
         """Tells that the detector answers, which one it is, and what it has done."""
