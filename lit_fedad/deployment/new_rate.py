@@ -79,10 +79,11 @@ def save_threshold(view: RunView, client: int, product: str | None, threshold: f
         What was done, in words; and the number of the version that was the default.
 
     Raises:
-        UserError: If it cannot be saved.
+        UserError: If it cannot be saved, or the default version has other calibration scores by now.
     """
     home, rate = RunFolder(view.path).home, rate_of(view, client, product, threshold)
     with locked(home.path):
+        view.check_default()
         before = home.default_version()
         number = save_rate(home, rate)
         folder = home.choose_version(number)

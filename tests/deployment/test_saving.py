@@ -90,6 +90,60 @@ def test_the_page_s_buttons_save_and_undo(run, tmp_path):
     assert RunFolder(run).default_version() == 0
 
 
+def other_scores(run, number):
+    """Gives a version other calibration scores, as an update does."""
+    counts = {"bins": [1, 2, 3], "counts": [1, 1, 1]}
+    stored = json.loads((run / "versions" / str(number) / "calibration.json").read_text())
+    stored["clients"] = {client: dict.fromkeys(own, counts) for client, own in stored["clients"].items()}
+    forge(run / "versions" / str(number), "calibration.json", json.dumps(stored))
+
+
+def test_a_threshold_of_scores_that_are_the_default_version_s_no_more_is_not_saved(run):
+    view = RunView.open(str(run))
+    at = float(view.shipped(0, None).scores.edges[-3:-1].mean())
+    update(UpdateOptions(str(run), alpha=0.5))
+    other_scores(run, 1)
+    update(UpdateOptions(str(run), default=1))
+    with pytest.raises(UserError, match="is the default version now, of other calibration scores"):
+        save_threshold(view, 0, None, at)
+    assert RunFolder(run).versions() == [0, 1]
+
+
+def damaged_reviews(run, reviews):
+    reviews.write_text("path,review\na.png,False Alarm\n")
+
+
+def removed(run, reviews):
+    shutil.rmtree(run)
+
+
+def updated(run, reviews):
+    update(UpdateOptions(str(run), alpha=0.5))
+    other_scores(run, 1)
+    update(UpdateOptions(str(run), default=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (damaged_reviews, "review 'False Alarm' is none of correct"),
+        (removed, "calibration.json: cannot be read"),
+        (updated, "is the default version now"),
+    ],
+)
+def test_the_page_tells_what_its_user_can_mend(run, tmp_path, change, cause):
+    gradio = pytest.importorskip("gradio")
+    from lit_fedad.deployment.ui.page import OperatorPage
+
+    reviews = tmp_path / "reviews.csv"
+    page = OperatorPage(RunView.open(str(run)), reviews, trial(run)).build()
+    health = next(function.fn for function in page.fns.values() if function.name == "_health")
+    health()
+    change(run, reviews)
+    with pytest.raises(gradio.Error, match=cause):
+        health()
+
+
 @pytest.mark.slow
 def test_a_version_of_another_rate_decides_as_that_rate_does(run, tiny_run, tmp_path):
     images = next((tiny_run.parent / "data").rglob("test"))

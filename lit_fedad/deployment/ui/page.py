@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -78,11 +78,14 @@ class OperatorPage:
                 self._gallery(health)
             with gr.Tab("Try"):
                 self._try()
+        for event in page.fns.values():
+            event.fn = _told(event.fn)
         return page
 
     def _health(self) -> str:
         """Says in one line each whether images drift, sites failed and decisions were reviewed."""
         view = self.view
+        view.check_default()
         troubles = len(view.troubles())
         failed = (
             ("#D55E00", "Failures", f"{troubles}, listed below")
@@ -141,6 +144,7 @@ class OperatorPage:
         lamp, words, drawn = gr.HTML(elem_id="drift"), gr.Markdown(elem_id="alarms"), gr.HTML()
 
         def show(number: int, name: str, table: str, at: float, images: float) -> tuple[str, str, str]:
+            view.check_default()
             chosen = _named(name)
             rule, rate = view.shipped(number, chosen), rate_of(view, number, chosen, at)
             seen = [image.score for image in self._scored(table)]
@@ -319,6 +323,19 @@ class OperatorPage:
         psi = f"PSI {found['psi']:.2f}, below {found['psi_limit']:.2f} without drift"
         watched_images = f"{found['images']:g} images watched"
         return _light(*lamp, f"{watched_images}; {psi}; KS p-value {found['ks_p_value']:.2g}.")
+
+
+def _told(action: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the page tell what a user can mend, of which it else says no more than that there was an error."""
+
+    @wraps(action)
+    def attempt(*given: Any) -> Any:
+        try:
+            return action(*given)
+        except UserError as error:
+            raise gr.Error(escape(printable(str(error)), quote=False), print_exception=False) from error
+
+    return attempt
 
 
 def _plain(text: str) -> str:

@@ -99,6 +99,19 @@ class RunView:
         """Reads the rate of false alarms that the default version promises, which the page itself may change."""
         return RunFolder(self.path).home.version(None).alpha()
 
+    def check_default(self) -> None:
+        """Refuses a default version of other calibration scores, such as an update's: its thresholds are not these.
+
+        Raises:
+            UserError: If it has such scores, or the run cannot be read any more.
+        """
+        default = RunFolder(self.path).home.version(None)
+        if self.calibration and default.calibration().to_json() != self.calibration.to_json():
+            raise UserError(
+                f"{default.path}: is the default version now, of other calibration scores than this page shows; begin"
+                " lit-fedad ui again"
+            )
+
     @property
     def names(self) -> ClientNames:
         """Returns what the clients are called."""
