@@ -94,7 +94,7 @@ def written_rows(path: Path, strict: bool = False) -> csv.DictReader[str]:
         UserError: It is no regular file, or too long.
         OSError: It cannot be read.
     """
-    text = given_bytes(path).decode("utf-8", "surrogateescape")
+    text = given_bytes(path).decode("utf-8-sig", "surrogateescape")  # a spreadsheet may have saved it again
     return csv.DictReader(io.StringIO(text, newline=""), strict=strict)
 
 

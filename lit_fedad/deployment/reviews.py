@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lit_fedad.core.errors import UserError, one_line
-from lit_fedad.core.files import appended, told_unwritable
+from lit_fedad.core.files import appended, stored_bytes, told_unwritable
 from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.input_files import written_rows
 from lit_fedad.federation.chained_log import TIME
@@ -27,7 +28,7 @@ _MOST_ROWS = 1_000_000
 
 
 def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
-    """Appends a line, and begins the file where there is none.
+    """Appends a line in the file's own columns, and begins the file where there is none.
 
     Args:
         file: The CSV file; a later line about an image replaces an earlier one for whoever reads it.
@@ -36,7 +37,7 @@ def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
         run: The run whose detector decided.
 
     Raises:
-        UserError: If the file cannot be written.
+        UserError: If the file cannot be written, or has other columns.
     """
     row = {
         "path": image.path,
@@ -49,11 +50,27 @@ def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
     }
     with told_unwritable(file):
         file.parent.mkdir(parents=True, exist_ok=True)
+        columns, ended = _columns(file)
         with appended(file) as out:
-            writer = csv.DictWriter(out, COLUMNS)
+            writer = csv.DictWriter(out, columns, extrasaction="ignore")
             if not out.tell():
                 writer.writeheader()
+            elif not ended:
+                out.write("\r\n")
             writer.writerow({key: csv_cell(text) for key, text in row.items()})
+
+
+def _columns(file: Path) -> tuple[Sequence[str], bool]:
+    """Reads the columns of a file, which somebody may have ordered anew, and whether its last line is ended."""
+    if not file.is_file() or not file.stat().st_size:
+        return COLUMNS, True
+    columns = written_rows(file).fieldnames or ()
+    if missing := {"path", "review"} - set(columns):
+        raise UserError(
+            f"reviews={file}: has no column {min(missing)}; save it as CSV in UTF-8 with commas, or give another"
+            " out=FILE"
+        )
+    return columns, stored_bytes(file).endswith(b"\n")
 
 
 class Reviews:

@@ -37,6 +37,26 @@ def test_reviews_are_appended_as_lines(tmp_path):
         add_review(tmp_path, image, "missed", "run")
 
 
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_file_that_was_edited_by_hand_is_continued_in_its_own_columns(tmp_path, start, end):
+    file = tmp_path / "reviews.csv"
+    file.write_text(f"{start}review,note,path\nmissed,mine,a.png{end}", encoding="utf-8", newline="")
+    add_review(file, scored("b.png"), "correct", "run")
+    assert Reviews(file).counts() == {"missed": 1, "correct": 1}
+    assert file.read_text(encoding="utf-8").splitlines()[-1] == "correct,,b.png"
+
+
+def test_a_file_of_other_columns_is_left_as_it_is(tmp_path):
+    file = tmp_path / "reviews.csv"
+    file.write_text("path;review\na.png;missed\n")
+    with pytest.raises(
+        UserError, match=r"reviews\.csv: has no column path; save it as CSV in UTF-8 with commas"
+    ):
+        add_review(file, scored("b.png"), "correct", "run")
+    assert file.read_text() == "path;review\na.png;missed\n"
+
+
 def test_the_last_review_counts_by_whole_path_or_by_that_in_the_folder(tmp_path):
     file, folder = tmp_path / "reviews.csv", tmp_path / "images"
     (folder / "new").mkdir(parents=True)
