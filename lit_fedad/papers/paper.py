@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
@@ -153,14 +154,26 @@ def constant_rows(
 
 
 def with_attack(
-    result: Mapping[str, Any], folder: RunFolder, damaged: list[str] | None = None
+    result: Mapping[str, Any],
+    folder: RunFolder,
+    damaged: list[str] | None = None,
+    attack: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Adds what membership inference found to a run's last round; `damaged` is that of `RunFolder.attacks`.
+    """Adds what membership inference found to a run's last round.
+
+    Args:
+        result: Content of the run's ``result.json``.
+        folder: The run's folder.
+        damaged: As in `RunFolder.attacks`.
+        attack: Options of the table's attack; what one with others found is left out.
 
     Raises:
         UserError: If the attack's file cannot be read, and `damaged` is None.
     """
+    asked = {**asdict(LiraOptions()), **dict(option.split("=", 1) for option in attack)}
     content = folder.attacks(damaged).get("lira", {})
+    if any(str(content.get(key, value)) != str(value) for key, value in asked.items() if key != "out"):
+        content = {}
     numbers = {name: {"mean": value} for name, value in content.items() if isinstance(value, float)}
     return {**result, "last": {**result["last"], **numbers}}
 
@@ -176,7 +189,10 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     _, table = read_table(name)
     if table.attack:
         # What cannot be read is named beside the attacks of all runs.
-        runs = [replace(run, result=with_attack(run.result, RunFolder(run.files), [])) for run in runs]
+        runs = [
+            replace(run, result=with_attack(run.result, RunFolder(run.files), [], table.attack))
+            for run in runs
+        ]
     runs_by_cell: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
         for cell in _cells_of(table, run):
@@ -275,7 +291,8 @@ class TableResults:
         """Reads a run's result; one that cannot be read is the run's failure, not the table's."""
         try:
             result = run.folder.result()
-            return with_attack(result, run.folder) if result and self._table.attack else result
+            attack = self._table.attack
+            return with_attack(result, run.folder, attack=attack) if result and attack else result
         except UserError as error:
             self.causes[run.folder.path] = str(error)
             return None

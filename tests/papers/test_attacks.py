@@ -103,3 +103,20 @@ def test_the_page_of_all_runs_reads_the_attack_too(make_run):
     (run.files / "privacy" / "lira.json").write_text(json.dumps(FOUND))
     last = with_attack(run.result, folder)["last"]
     assert (last["sent_mean_auc"]["mean"], last["i_auroc"]["mean"]) == (0.5625, run.mean("i_auroc"))
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"shadows": 16, "non_members": "train", "share": 0.5, "seed": 0, "out": "DIR"}, True),
+        ({"shadows": 6}, False),
+        ({"non_members": "test"}, False),
+        ({"seed": 1}, False),
+    ],
+)
+def test_an_attack_with_other_options_than_the_table_s_does_not_count(make_run, options, counts):
+    run = make_run("a", "fedavg", [0.5, 0.7])
+    (run.files / "privacy").mkdir()
+    (run.files / "privacy" / "lira.json").write_text(json.dumps({**FOUND, **options}))
+    last = with_attack(run.result, RunFolder(run.files), attack=["attack=lira", "shadows=16"])["last"]
+    assert ("sent_mean_auc" in last) == counts
