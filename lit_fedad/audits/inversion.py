@@ -88,7 +88,8 @@ class Jury:
     Attributes:
         name: The judge.
         own: Features of the client's images [m, D].
-        others: Features of images of others [k, D], of the classes that the client holds, else of any.
+        others: Features of images of others [k, D], of the classes that the client holds, else of any, without those
+            that it holds too.
         candidates: What is compared, in words.
     """
 
@@ -101,7 +102,11 @@ class Jury:
         others = [index for number, images in enumerate(clients) if number != client for index in images]
         alike = [index for index in others if classes[index] in wanted]
         chosen = (alike or others)[:: max(1, len(alike or others) // _CANDIDATES)][:_CANDIDATES]
-        self.own, self.others = self.features(private_images(run, client)), self.features(pixels(run, chosen))
+        own, theirs = private_images(run, client), pixels(run, chosen)
+        # What others hold as well points at nobody: beside itself it would be the client's each time.
+        held = {image.numpy().tobytes() for image in own}
+        theirs = theirs[torch.tensor([image.numpy().tobytes() not in held for image in theirs])]
+        self.own, self.others = self.features(own), self.features(theirs)
         kinds = "of its classes" if alike else "of other classes, which alone may tell them apart"
         self.candidates = f"{len(self.own)} of the client and {len(self.others)} of others, {kinds}"
 

@@ -207,13 +207,20 @@ def _inversion(result: Mapping[str, Any]) -> Grid:
         texts = [
             name,
             _interval({"value": one["top1"], **one}),
-            f"{median(one['ranks']):.0f} of {len(one['ranks'])} images",
+            f"{median(one['ranks']):g}, {len(one['ranks'])}",
             f"{_decibel(judged['psnr'])}, {_decibel(judged['best_psnr'])}",
             f"{judged['ssim']:.2f}, {judged['best_ssim']:.2f}",
             _decibel(judged["psnr_to_mean_image"]),
         ]
         lines.append(Line.of(texts))
-    heads = ["inverted", "top-1", "median rank", "PSNR in dB, best", "SSIM, best", "PSNR to the mean image"]
+    heads = [
+        "inverted",
+        "top-1",
+        "median rank, images",
+        "PSNR in dB, best",
+        "SSIM, best",
+        "PSNR to the mean image",
+    ]
     notes = [
         f"Exchange {result['exchange']} of client {result['client']}; the control is client {result['control']}."
         f" Judged without positions by {result['judge']}; candidates: {result['candidates']}. In brackets the 95 %"

@@ -1,10 +1,13 @@
 """Who is pointed at by a reconstruction, by hand and against SciPy's exact interval."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from scipy.stats import beta
 
-from lit_fedad.audits.inversion import identify
+from lit_fedad.audits import inversion, inversion_attack
+from lit_fedad.audits.inversion import Jury, identify
 
 
 def test_ranks_by_hand():
@@ -40,3 +43,21 @@ def test_noise_points_at_nobody():
     shown, true, others = (torch.randn(n, 16, generator=generator) for n in (400, 20, 60))
     found = identify(shown, true, others)
     assert abs(found.top1 - found.chance) < 0.15
+
+
+@pytest.mark.parametrize(("shared", "chance"), [(0, 0.4), (1, 0.5), (3, 1.0)])
+def test_images_that_others_hold_too_are_no_candidates(monkeypatch, shared, chance):
+    """Where all images are equal, nearest to one of the client's would else be nearest to it alone."""
+    images = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    images[2 : 2 + shared] = images[0]
+    for module in (inversion, inversion_attack):
+        monkeypatch.setattr(module, "pixels", lambda run, positions: images[list(positions)])
+    run = SimpleNamespace(
+        model=SimpleNamespace(provenance={}),
+        data=SimpleNamespace(
+            partition=SimpleNamespace(clients=[[0, 1], [2, 3, 4]]),
+            images=SimpleNamespace(train=[SimpleNamespace(category="cat")] * 5),
+        ),
+    )
+    found = Jury(run, 0).identify(images[:1])
+    assert (found["top1"], found["chance"]) == (1.0, pytest.approx(chance))

@@ -84,6 +84,30 @@ def test_findings_and_defences_follow_the_files(folder):
     assert ["differential privacy", "epsilon 3.2, delta 1e-05"] in [row[:2] for row in cells(after, 2)]
 
 
+def test_an_inversion_is_told_with_its_controls_and_chance(folder):
+    """The median rank is one among all candidates, beside how many reconstructions it is of."""
+    quality = {"psnr": None, "best_psnr": None, "ssim": 1.0, "best_ssim": 1.0, "psnr_to_mean_image": 12.34}
+    found = {"top1": 0.5, "low": 0.25, "high": 0.75, "chance": 0.125, "ranks": [1, 40]}
+    result = {
+        "attacked": "images",
+        "exchange": 3,
+        "client": 0,
+        "control": 1,
+        "judge": "a",
+        "candidates": "b",
+        "identified": {"client 0": found},
+        "judged": {"client 0": quality},
+        "positive_controls": [{"control": "bank of 1 image", **quality, **found, "ranks": [69]}],
+    }
+    (folder / "privacy").mkdir(exist_ok=True)
+    (folder / "privacy" / "inversion.json").write_text(json.dumps(result))
+    share, rest = "0.500 [0.250, 0.750] (0.125)", ["infinite, infinite", "1.00, 1.00", "12.3"]
+    assert cells(privacy_page(reopen(str(folder))), 1) == [
+        ["client 0", share, "20.5, 2", *rest],
+        ["positive control: bank of 1 image", share, "69, 1", *rest],
+    ]
+
+
 @pytest.mark.parametrize("attack", ["lira", "inversion", "dcor"])
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"auc": 0.5}'], ids=["cut", "no object", "of an earlier version"]
