@@ -115,7 +115,7 @@ def client_scores_figure(clients: Mapping[int, ClientScores]) -> Figure:
     """
     columns = min(len(clients), _COLUMNS)
     rows = math.ceil(len(clients) / columns)
-    figure = blank_figure(max(columns, 2) * _PANEL, 0.4 + 1.6 * rows)
+    figure = blank_figure(max(columns, 2) * _PANEL, 0.4 + 1.75 * rows)
     first: Axes | None = None
     for place, (client, scores) in enumerate(clients.items(), start=1):
         axes = labelled_axes(figure, "", "", (rows, columns, place))
@@ -155,6 +155,7 @@ def _title(client: int, scores: ClientScores) -> str:
     limit = f"threshold {scores.threshold:.3g}" if math.isfinite(scores.threshold) else "no threshold"
     tests = np.concatenate([scores.normal, scores.anomalous])
     lost = np.count_nonzero(~np.isfinite(tests))
-    return f"client {client} ({scores.counts.sum()} images): {limit}" + (
-        f" ({lost} scores not finite)" if lost else ""
+    # In lines of their own: a panel is as wide as one of them.
+    return f"client {client} ({scores.counts.sum()} images)\n{limit}" + (
+        f"\n({lost} scores not finite)" if lost else ""
     )

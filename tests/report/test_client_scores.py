@@ -1,5 +1,8 @@
 """Histograms of clients' scores beside their thresholds."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -36,7 +39,7 @@ def test_each_kind_is_a_share_of_its_own_images():
     assert sorted(h for h in heights(outline, middle) if h) == pytest.approx(sorted(e for e in expected if e))
     (line,) = axes.lines
     assert line.get_xdata() == [4.25, 4.25]
-    assert axes.get_title() == "client 3 (10 images): threshold 4.25"
+    assert axes.get_title() == "client 3 (10 images)\nthreshold 4.25"
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sorted(names) == ["anomalous test", "calibration", "normal test", "threshold"]
 
@@ -52,6 +55,17 @@ def test_one_panel_a_client_within_the_page(number, tmp_path):
     assert legend.x1 <= figure.bbox.x1
 
 
+@pytest.mark.parametrize("number", [1, 2, 12])
+def test_titles_lie_beside_each_other_and_on_the_page(number, tmp_path):
+    scores = replace(SCORES, calibration=np.zeros(1), counts=np.array([1234]), threshold=0.000123)
+    figure = client_scores_figure({100 + client: scores for client in range(number)})
+    save_figure(figure, tmp_path / "a.png")
+    titles = [axes.title.get_window_extent() for axes in figure.axes]
+    assert min(title.x0 for title in titles) >= 0
+    assert max(title.x1 for title in titles) <= figure.bbox.x1
+    assert not any(one.overlaps(other) for one, other in pairwise(titles))
+
+
 def test_what_has_no_end_is_said_and_not_drawn(tmp_path):
     odd = ClientScores(
         calibration=np.zeros(0),
@@ -61,7 +75,7 @@ def test_what_has_no_end_is_said_and_not_drawn(tmp_path):
         threshold=np.inf,
     )
     figure = client_scores_figure({0: odd})
-    assert figure.axes[0].get_title() == "client 0 (0 images): no threshold (2 scores not finite)"
+    assert figure.axes[0].get_title() == "client 0 (0 images)\nno threshold\n(2 scores not finite)"
     save_figure(figure, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size
 

@@ -45,7 +45,7 @@ def draw_partition(data: Data, folder: Path) -> None:
 
 
 def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
-    """Draws loss and metrics of each client over the rounds."""
+    """Draws loss and metrics of each client over the rounds; nothing of a metric that was never defined."""
     curves: dict[str, dict[int, list[tuple[int, float]]]] = {}
     names = [name for name in METRIC_TITLES if name not in _NOT_DRAWN]
     for report in history:
@@ -55,6 +55,8 @@ def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
             for client, value in by_client.items():
                 curves.setdefault(name, {}).setdefault(client, []).append((report.round, value))
     for name, by_client in curves.items():
+        if not any(math.isfinite(value) for points in by_client.values() for _, value in points):
+            continue
         figure = curves_figure(by_client, METRIC_TITLES.get(name, f"training {name}"))
         save_figure(figure, folder / "figures" / f"{name}.png")
 
