@@ -42,8 +42,8 @@ def register_files(
             f"alias={alias} must be letters, digits, '_' and '-', and neither latest nor v1, v2, ..."
         )
     uri = destination(None)
-    client = connect(uri)
     try:
+        client = connect(uri)
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
         experiment = client.get_experiment_by_name(_EXPERIMENT)

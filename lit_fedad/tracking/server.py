@@ -144,12 +144,18 @@ def connect_existing(uri: str, what: str) -> Any:
     """Returns an MLflow client for a server or database that exists.
 
     Raises:
-        UserError: There is no such database.
+        UserError: There is no such database, or it cannot be opened: it is locked, none of MLflow, or of another
+            version.
     """
     database = _database(uri)
     if database and not database.is_file():
         raise UserError(f"{what}: there is no database {database}; set MLFLOW_TRACKING_URI")
-    return connect(uri)
+    try:
+        return connect(uri)
+    except UserError:
+        raise
+    except Exception as cause:
+        raise UserError(f"{what}: {redact(uri)} cannot be opened: {one_line(cause, uri)}") from None
 
 
 @dataclass(frozen=True)

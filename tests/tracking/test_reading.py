@@ -1,3 +1,4 @@
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -6,6 +7,7 @@ from helpers.refusals import refusal
 from lit_fedad.core.errors import UserError
 from lit_fedad.tracking import reading
 from lit_fedad.tracking.reading import fetch_artifacts, find_run_folder, metric_history, tracked_runs
+from lit_fedad.tracking.registry import fetch_version, register_files
 
 
 def test_runs_without_a_folder_here_are_refused_in_one_line(tmp_path, monkeypatch, client):
@@ -35,6 +37,25 @@ def test_runs_without_a_folder_here_are_refused_in_one_line(tmp_path, monkeypatc
 def test_a_server_that_fails_is_one_line(failing_server, tmp_path, read):
     with refusal(f"^{failing_server}: "):
         read(failing_server, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: tracked_runs(),
+        lambda: find_run_folder("0" * 32),
+        lambda: register_files([], "bottle"),
+        lambda: fetch_version("models:/bottle/1", [], Path("into")),
+    ],
+    ids=["runs", "folder", "registering", "version"],
+)
+def test_a_database_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch, read):
+    """As one that is locked, or that a newer MLflow made."""
+    file = tmp_path / "mlflow.db"
+    file.write_bytes(b"no database" * 100)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{file}")
+    with refusal(f"{file}.*file is not a database"):
+        read()
 
 
 @pytest.mark.parametrize("place", ["elsewhere/run", "outputs/../elsewhere/run", "outputs_of_others/run"])
