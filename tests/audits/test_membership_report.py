@@ -141,3 +141,42 @@ def test_nothing_to_compare_is_refused():
     one = attack(0, 1.0)[0]
     with pytest.raises(ValueError, match="one of each at least"):
         membership_report({0: one._replace(members=torch.ones_like(one.members))})
+
+
+def pair(scores, members):
+    """Two models of complementary halves, with the same scores of one cell."""
+    scores, members = torch.tensor([scores, scores]), torch.tensor([members, [not one for one in members]])
+    return Attacked(scores, members, torch.zeros(scores.shape[1], dtype=torch.int64))
+
+
+def test_a_client_of_an_area_of_one_half_is_defended():
+    report = membership_report({0: pair([1.0, 1.0, 1.0, 1.0], [True, False, True, False])})
+    assert report.clients[0][0] == 0.5
+    assert report.fedvck["defence_rate"] == (1.0, 1.0)
+    assert report.fedvck["largest_auc"] == (0.5, 0.5)
+
+
+def test_a_false_positive_rate_counts_up_to_its_end():
+    """Of 100 that are no members one lies above all members but one: it is the 1 % that may."""
+    scores = torch.cat([torch.tensor([9.0, 7.0]), torch.tensor([8.0]), torch.arange(99) / 100]).repeat(2, 1)
+    members = (torch.arange(102) < 2).repeat(2, 1)
+    report = membership_report({0: Attacked(scores, members, torch.zeros(102, dtype=torch.int64))})
+    assert report.tpr["tpr_at_0.1_percent"].value == 0.5
+    assert report.tpr["tpr_at_1_percent"].value == 1.0
+
+
+def test_membership_is_permuted_within_the_cells_of_each_client():
+    """Each cell is all members or none, in turn by client: no permutation changes anything."""
+    attacked, cells, rng = {}, torch.tensor([0, 0, 1, 1]), torch.Generator().manual_seed(0)
+    for client in range(3):
+        members = torch.stack([cells == client % 2, cells != client % 2])
+        attacked[client] = Attacked(torch.rand(2, 4, generator=rng), members, cells)
+    auc = membership_report(attacked).auc
+    assert (auc.chance, auc.chance_high) == pytest.approx((auc.value, auc.value))
+
+
+@pytest.mark.parametrize("member", [True, False])
+def test_members_alone_or_others_alone_are_refused(member):
+    scores, members = torch.zeros(2, 3), torch.full((2, 3), member)
+    with pytest.raises(ValueError, match="members and non-members"):
+        membership_report({0: Attacked(scores, members, torch.zeros(3, dtype=torch.int64))})

@@ -136,7 +136,9 @@ def test_only_our_best_is_bold(runs):
 
 
 def test_equal_values_are_both_bold():
-    equal = frame(*(Outcome(row.label, "Wafer", 0, "o", result(0.6)) for row in TABLE.rows))
+    """Equal by the digits that are shown."""
+    values = zip(TABLE.rows, (0.6, 0.60004), strict=True)
+    equal = frame(*(Outcome(row.label, "Wafer", 0, "o", result(value)) for row, value in values))
     assert (
         results_table(TABLE, TABLE.rows, BOTH, equal, bold=True)["Wafer I-AUROC"].tolist()
         == ["**60.00 [60.00]**"] * 2
