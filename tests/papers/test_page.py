@@ -94,6 +94,18 @@ def test_seeds_are_one_line_that_links_to_their_comparison(make_run, page_of):
     assert (first.cells[-1].text, first.cells[-1].url) == ("a", "../outputs/a")
 
 
+def test_a_mean_over_some_seeds_says_of_how_many(make_run, page_of):
+    runs = [with_products(make_run(name, "feddymem", [0.5], seed=int(name)), 0.01) for name in "012"]
+    runs[1].result["last"]["p_auroc"] = {"mean": None, "worst": None, "per_client": {"0": None}}
+    runs[1].result["last"]["pro"] = {"per_product": {"nut": None, "cap": 0.5}, "product_mean": 0.5}
+    page = page_of(runs)
+    (table,), (products,) = grids(page, "Runs"), grids(page, "Products")
+    assert (
+        table.lines[0].cells[table.heads.index("P-AUROC")].text == "0.5000 ± 0.0000 [0.5000] (2 of 3 seeds)"
+    )
+    assert texts(products)[0][3:] == ["0.5000 (2 of 3 seeds)", "0.6667"]
+
+
 def test_every_number_of_every_table_has_a_link(make_run, page_of):
     page = page_of([make_run("a", "feddymem", [0.5, 0.7]), make_run("b", "fedavg", [0.4, 0.2])])
     for part in page.sections:

@@ -69,7 +69,12 @@ def _product_texts(runs: Sequence[CompleteRun], metric: str, products: Sequence[
     means = [run.result["last"].get(metric, {}).get("product_mean") for run in runs]
     for values in (means, *([by_product.get(product) for by_product in by_run] for product in products)):
         defined = [value for value in values if value is not None]
-        yield format_metric(statistics.mean(defined)) if defined else UNKNOWN
+        yield _of_seeds(format_metric(statistics.mean(defined)), defined, runs) if defined else UNKNOWN
+
+
+def _of_seeds(text: str, defined: Sequence[float], runs: Sequence[CompleteRun]) -> str:
+    """Adds to a mean of how many seeds it is, where the value is not defined for all."""
+    return text if len(defined) == len(runs) else f"{text} ({len(defined)} of {len(runs)} seeds)"
 
 
 def client_spread(data: GroupsByData, links: Links) -> Iterator[Block]:
@@ -191,7 +196,8 @@ def _last_and_best(runs: Sequence[CompleteRun], metric: str) -> str:
     text = format_metric(statistics.mean(last))
     if len(last) > 1:
         text += f" ± {format_metric(statistics.stdev(last))}"
-    return f"{text} [{format_metric(statistics.mean(best))}]" if best else text
+    text += f" [{format_metric(statistics.mean(best))}]" if best else ""
+    return _of_seeds(text, last, runs)
 
 
 def _worst(runs: Sequence[CompleteRun], metric: str) -> tuple[str, float | None]:
