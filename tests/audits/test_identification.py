@@ -45,6 +45,13 @@ def test_noise_points_at_nobody():
     assert abs(found.top1 - found.chance) < 0.15
 
 
+def run_of(clients, classes):
+    """A run of clients that hold images, each of a class."""
+    images = SimpleNamespace(train=[SimpleNamespace(category=name) for name in classes])
+    data = SimpleNamespace(partition=SimpleNamespace(clients=clients), images=images)
+    return SimpleNamespace(model=SimpleNamespace(provenance={}), data=data)
+
+
 @pytest.mark.parametrize(("shared", "chance"), [(0, 0.4), (1, 0.5), (3, 1.0)])
 def test_images_that_others_hold_too_are_no_candidates(monkeypatch, shared, chance):
     """Where all images are equal, nearest to one of the client's would else be nearest to it alone."""
@@ -52,12 +59,19 @@ def test_images_that_others_hold_too_are_no_candidates(monkeypatch, shared, chan
     images[2 : 2 + shared] = images[0]
     for module in (inversion, inversion_attack):
         monkeypatch.setattr(module, "pixels", lambda run, positions: images[list(positions)])
-    run = SimpleNamespace(
-        model=SimpleNamespace(provenance={}),
-        data=SimpleNamespace(
-            partition=SimpleNamespace(clients=[[0, 1], [2, 3, 4]]),
-            images=SimpleNamespace(train=[SimpleNamespace(category="cat")] * 5),
-        ),
-    )
-    found = Jury(run, 0).identify(images[:1])
+    found = Jury(run_of([[0, 1], [2, 3, 4]], "ccccc"), 0).identify(images[:1])
     assert (found["top1"], found["chance"]) == (1.0, pytest.approx(chance))
+
+
+@pytest.mark.parametrize(
+    ("classes", "others", "said"),
+    [("ccdc", 1, "1 of others, of its classes"), ("ccdd", 2, "2 of others, of other classes")],
+)
+def test_candidates_are_of_the_classes_that_the_client_holds(monkeypatch, classes, others, said):
+    """The class alone would else tell the client's images apart from those of others."""
+    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    for module in (inversion, inversion_attack):
+        monkeypatch.setattr(module, "pixels", lambda run, positions: images[list(positions)])
+    jury = Jury(run_of([[0, 1], [2, 3]], classes), 0)
+    assert len(jury.others) == others
+    assert jury.candidates.startswith(f"2 of the client and {said}")

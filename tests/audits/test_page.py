@@ -40,6 +40,9 @@ def test_every_exchange_is_listed_with_its_bytes(folder):
     assert {row[3] for row in rows} == {"each message"}
     first = run.federation.history[0].bytes_up
     assert rows[0][4] == human_bytes(round(sum(first.values()) / len(first)))
+    rounds = [one.bytes_up.values() for one in run.federation.history if one.round > 0]
+    assert rows[-1][1] == "every round"
+    assert rows[-1][4] == human_bytes(sum(sum(sent) / len(sent) for sent in rounds) / len(rounds))
 
 
 def test_a_metric_without_a_value_is_left_out(folder):
@@ -82,6 +85,24 @@ def test_findings_and_defences_follow_the_files(folder):
     numbers = ["0.750 +- 0.125", *["0.700 [0.600, 0.800] (0.500, 0.550)"] * 3]
     assert cells(after, 1) == [["what clients send", "all", *numbers]]
     assert ["differential privacy", "epsilon 3.2, delta 1e-05"] in [row[:2] for row in cells(after, 2)]
+
+
+def test_correlations_stand_beside_those_of_noise(folder):
+    kinds = {"shared": (0.5, 0.25, -0.125), "noise": (0.75, 0.375, 0.0)}
+    names = ("r_squared", "r", "corrected")
+    found = {
+        f"{key}_raw_{name}": value
+        for key, values in kinds.items()
+        for name, value in zip(names, values, strict=True)
+    }
+    (folder / "privacy").mkdir(exist_ok=True)
+    (folder / "privacy" / "dcor.json").write_text(json.dumps(found))
+    grid = privacy_page(reopen(str(folder))).sections[1].blocks[0]
+    assert grid.heads == ["of", "R^2", "R", "R^2, bias-corrected"]
+    assert [[cell.text for cell in line.cells] for line in grid.lines] == [
+        ["shared densities", "0.500", "0.250", "-0.125"],
+        ["Gaussian noise", "0.750", "0.375", "0.000"],
+    ]
 
 
 def test_an_inversion_is_told_with_its_controls_and_chance(folder):
