@@ -105,7 +105,8 @@ class Jury:
         own, theirs = private_images(run, client), pixels(run, chosen)
         # What others hold as well points at nobody: beside itself it would be the client's each time.
         held = {image.numpy().tobytes() for image in own}
-        theirs = theirs[torch.tensor([image.numpy().tobytes() not in held for image in theirs])]
+        apart = [image.numpy().tobytes() not in held for image in theirs]
+        theirs = theirs[torch.tensor(apart, dtype=torch.bool)]
         self.own, self.others = self.features(own), self.features(theirs)
         kinds = "of its classes" if alike else "of other classes, which alone may tell them apart"
         self.candidates = f"{len(self.own)} of the client and {len(self.others)} of others, {kinds}"
