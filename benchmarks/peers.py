@@ -6,7 +6,8 @@ of 100 images, export to ONNX and its latency, the start of the command; FedAvg'
 beside Flower's simulation and, with ``pfllib=DIR``, a clone of PFLlib, beside its loop. ``data`` is a product in the
 layout of MVTec AD; without it images are drawn. Of ``tasks``, predict and export need patchcore, and latency export.
 ``client_images=992`` is the number of images of each of FedAvg's ten clients. Seconds are the processor's, user and
-system, and the clock's.
+system, and the clock's. With ``accelerator=cuda`` detectors, pixel metrics and FedAvg's round are computed on a GPU,
+and ratios are the clock's; Flower's and PFLlib's rounds are measured on the processor alone.
 """
 
 import json
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -34,14 +36,21 @@ from benchmarks.pixel_metrics import synthetic_maps
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
 
-Seconds = tuple[float, float]
-"""Of the processor and of the clock."""
+
+class Seconds(NamedTuple):
+    """Of the processor and of the clock; beside them the most megabytes that were held on a GPU at once."""
+
+    cpu: float
+    wall: float
+    gpu: float = 0.0
+
 
 Work = Callable[[], Seconds]
 
 MAPS = 60
 ANOMALIB = ("patchcore", "padim", "pixel metrics", "predict", "export", "latency", "help")
 FEDAVG = ("fedavg", "flower", "pfllib")
+KEYS = {"cache", "data", "images", "pairs", "tasks", "pfllib", "client_images", "accelerator"}
 
 
 def prepare(folder: Path, data: Path | None, images: int) -> None:
@@ -76,9 +85,9 @@ def seconds_of(command: list[str]) -> Seconds:
         raise UserError(f"{' '.join(command[-3:])}: {(outcome.stderr.strip() or 'failed').splitlines()[-1]}")
     try:
         told = json.loads(outcome.stdout.strip().splitlines()[-1])
-        return told["cpu"], told["wall"]
+        return Seconds(told["cpu"], told["wall"], told.get("gpu", 0.0))
     except (ValueError, TypeError, IndexError):
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+        return Seconds(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall)
 
 
 def latency(exported: Path) -> Seconds:
@@ -100,10 +109,10 @@ def latency(exported: Path) -> Seconds:
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(20):
         session.run(None, fed)
-    return (time.process_time() - cpu) / (20 * count), (time.perf_counter() - wall) / (20 * count)
+    return Seconds((time.process_time() - cpu) / (20 * count), (time.perf_counter() - wall) / (20 * count))
 
 
-def compare(name: str, ours: Work, theirs: Work, pairs: int) -> None:
+def compare(name: str, ours: Work, theirs: Work, pairs: int, by_clock: bool) -> None:
     """Runs a pair in turn, and prints a line of medians, their ratio (least and largest) and the load."""
     try:
         found = [(ours(), theirs()) for _ in range(pairs)]
@@ -112,24 +121,27 @@ def compare(name: str, ours: Work, theirs: Work, pairs: int) -> None:
         return
     cpu = [statistics.median(one[side][0] for one in found) for side in (0, 1)]
     wall = [statistics.median(one[side][1] for one in found) for side in (0, 1)]
-    ratios = sorted(other[0] / own[0] for own, other in found)
+    ratios = sorted(other[by_clock] / own[by_clock] for own, other in found)
     print(
         f"{name:<14}{cpu[0]:9.3f}{cpu[1]:9.3f}{statistics.median(ratios):8.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        f"{wall[0]:9.3f}{wall[1]:9.3f}{os.getloadavg()[0]:7.1f}",
+        f"{wall[0]:9.3f}{wall[1]:9.3f}{os.getloadavg()[0]:7.1f}"
+        + (f"{found[0][0].gpu:9.0f}{found[0][1].gpu:9.0f}" if by_clock else ""),
         flush=True,
     )
 
 
-def anomalib_pairs(folder: Path, python: Path) -> dict[str, tuple[Work, Work]]:
+def anomalib_pairs(folder: Path, python: Path, accelerator: str) -> dict[str, tuple[Work, Work]]:
     """Returns what is compared with anomalib, whose programs lie beside its Python; some need earlier files."""
     command = [sys.executable, "-m", "lit_fedad"]
     scoring = [f"run={folder}/own_patchcore", f"images={folder}/hundred", f"out={folder}/scores"]
 
     def here(task: str) -> Work:
-        return lambda: seconds_of([sys.executable, "-m", "benchmarks._peers.own_side", task, str(folder)])
+        own = [sys.executable, "-m", "benchmarks._peers.own_side"]
+        return lambda: seconds_of([*own, task, str(folder), accelerator])
 
     def there(task: str) -> Work:
-        return lambda: seconds_of([str(python), "-m", "benchmarks._peers.anomalib_side", task, str(folder)])
+        their = [str(python), "-m", "benchmarks._peers.anomalib_side"]
+        return lambda: seconds_of([*their, task, str(folder), accelerator])
 
     return {
         "patchcore": (here("patchcore"), there("patchcore")),
@@ -145,9 +157,12 @@ def anomalib_pairs(folder: Path, python: Path) -> dict[str, tuple[Work, Work]]:
     }
 
 
-def fedavg_pairs(folder: Path, keys: dict[str, str], tasks: list[str]) -> dict[str, tuple[Work, Work]]:
+def fedavg_pairs(
+    folder: Path, keys: dict[str, str], tasks: list[str], accelerator: str
+) -> dict[str, tuple[Work, Work]]:
     """Returns FedAvg's round beside those of a bare PyTorch loop, of Flower's simulation and of PFLlib's loop."""
-    ours, bare = fedavg_round.contestants(folder, int(keys.get("client_images", fedavg_round.IMAGES)))
+    images_each = int(keys.get("client_images", fedavg_round.IMAGES))
+    ours, bare = fedavg_round.contestants(folder, images_each, accelerator)
     pairs: dict[str, tuple[Work, Work]] = {"fedavg": (lambda: timed(ours), lambda: timed(bare))}
 
     def there(name: str, packages: list[str], *words: str) -> None:
@@ -169,16 +184,18 @@ def fedavg_pairs(folder: Path, keys: dict[str, str], tasks: list[str]) -> dict[s
 def main() -> None:
     """Prints one table: seconds of both sides, and how many times ours theirs are."""
     keys = dict(word.partition("=")[::2] for word in sys.argv[1:])
-    if unknown := keys.keys() - {"cache", "data", "images", "pairs", "tasks", "pfllib", "client_images"}:
+    if unknown := keys.keys() - KEYS:
         sys.exit(f"peers has no key {', '.join(sorted(unknown))}")
     if "cache" not in keys:
         sys.exit("peers needs cache=DIR, a folder for the environments of other libraries")
     data = Path(keys["data"]) if "data" in keys else None
+    accelerator = keys.get("accelerator", "cpu")
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     )
     print(f"here: {versions(sys.executable, ['torch', 'timm', 'lightning', 'onnxruntime'])}")
-    tasks = keys["tasks"].split(",") if "tasks" in keys else [*ANOMALIB, *FEDAVG]
+    usual = [*ANOMALIB, *(FEDAVG if accelerator == "cpu" else ("fedavg",))]
+    tasks = keys["tasks"].split(",") if "tasks" in keys else usual
     if unknown := {*tasks} - {*ANOMALIB, *FEDAVG}:
         sys.exit(f"no task {', '.join(sorted(unknown))}; one of {', '.join([*ANOMALIB, *FEDAVG])}")
     pairs: dict[str, tuple[Work, Work]] = {}
@@ -187,21 +204,22 @@ def main() -> None:
         if {*tasks} & {*ANOMALIB} and (python := python_of(Path(keys["cache"]), "anomalib", packages)):
             print(f"peer: {versions(python, ['anomalib', 'torch', 'timm', 'lightning'])}")
             prepare(folder, data, int(keys.get("images", 20)))
-            pairs |= anomalib_pairs(folder, python)
+            pairs |= anomalib_pairs(folder, python, accelerator)
         if {*tasks} & {*FEDAVG}:
-            pairs |= fedavg_pairs(folder, keys, tasks)
+            pairs |= fedavg_pairs(folder, keys, tasks, accelerator)
         print(
             f"{'seconds':<14}{'ours':>9}{'theirs':>9}{'ratio':>8}  spread{'clock':>17}{'theirs':>9}{'load':>7}"
+            + (f"{'GPU MB':>9}{'theirs':>9}" if accelerator != "cpu" else "")
         )
         for task in (task for task in tasks if task in pairs):
-            compare(task, *pairs[task], int(keys.get("pairs", 3)))
+            compare(task, *pairs[task], int(keys.get("pairs", 3)), accelerator != "cpu")
 
 
 def timed(work: Callable[[], None]) -> Seconds:
     """Runs a piece of work in this process, and returns its seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
-    return time.process_time() - cpu, time.perf_counter() - wall
+    return Seconds(time.process_time() - cpu, time.perf_counter() - wall)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""anomalib's side, in its environment: ``python -m benchmarks._peers.anomalib_side TASK FOLDER``."""
+"""anomalib's side, in its environment: ``python -m benchmarks._peers.anomalib_side TASK FOLDER ACCELERATOR``."""
 
 import logging
 import sys
@@ -38,9 +38,9 @@ def built(method: str, folder: Path) -> Any:
 
 
 def engine_of(folder: Path, method: str) -> Any:
-    """Makes an engine that runs on the processor, in silence."""
+    """Makes an engine that runs in silence."""
     return Engine(
-        accelerator="cpu",
+        accelerator=sys.argv[3],
         devices=1,
         logger=False,
         default_root_dir=folder / f"anomalib_{method}",
@@ -77,11 +77,12 @@ def detect(method: str, folder: Path) -> None:
 def pixel_metrics(folder: Path) -> None:
     """Computes AUROC, AUPRO and AUPIMO of given maps."""
     given = np.load(folder / "maps.npz")
-    maps, masks = torch.from_numpy(given["maps"]), torch.from_numpy(given["masks"])
+    maps, masks = (torch.from_numpy(given[name]).to(sys.argv[3]) for name in ("maps", "masks"))
     maps = (maps - maps.min()) / (maps.max() - maps.min())
 
     def measure() -> None:
         for metric in (_AUROC(), _AUPRO(), _AUPIMO(num_thresholds=10_000)):
+            metric.to(sys.argv[3])
             for scores, truth in zip(maps.split(16), masks.split(16), strict=True):
                 metric.update(scores, truth.int())
             metric.compute()

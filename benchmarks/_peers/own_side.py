@@ -1,4 +1,4 @@
-"""This library's side: ``python -m benchmarks._peers.own_side TASK FOLDER``."""
+"""This library's side: ``python -m benchmarks._peers.own_side TASK FOLDER ACCELERATOR``."""
 
 import shutil
 import sys
@@ -31,7 +31,7 @@ def detect(method: str, folder: Path) -> None:
         "tracking=off",
         "evaluation.pictures=0",
         f"cache.folder={folder}/cache",
-        "fabric.accelerator=cpu",
+        f"fabric.accelerator={sys.argv[3]}",
     ]
     words += ["calibration.share=0"]  # trains on all images, as the other side does
     if method == "patchcore":
@@ -44,10 +44,10 @@ def detect(method: str, folder: Path) -> None:
 def pixel_metrics(folder: Path) -> None:
     """Computes AUROC, AUPRO and AUPIMO of given maps, and the image values beside them."""
     given = np.load(folder / "maps.npz")
-    maps, masks = torch.from_numpy(given["maps"]), torch.from_numpy(given["masks"])
+    maps, masks = (torch.from_numpy(given[name]).to(sys.argv[3]) for name in ("maps", "masks"))
 
     def measure() -> None:
-        metrics = AnomalyMetrics()
+        metrics = AnomalyMetrics().to(sys.argv[3])
         for scores, truth in zip(maps.split(16), masks.split(16), strict=True):
             metrics.update(scores.amax(dim=(1, 2)), truth.flatten(1).any(1), scores, truth)
         metrics.compute()

@@ -351,7 +351,7 @@ def test_positive_controls_are_of_few_images_of_the_client(asked, copied):
         "bank of 4 images",
     ]
     with torch.no_grad():
-        features = asked[2]["encode"](private(copied, 1))
+        features = asked[2]["encode"](private(copied, 1).to(run.fabric.device))
     assert min(float((one - asked[2]["target"]).abs().max()) for one in features) < 0.05
 
 

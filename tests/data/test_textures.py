@@ -166,6 +166,7 @@ def test_two_processes_at_once(forking, tmp_path):
 
 
 def test_the_cache_folder_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.delenv("LIT_FEDAD_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert textures(**SMALL).train[0].path.is_relative_to(tmp_path / "xdg" / "lit_fedad")
     monkeypatch.delenv("XDG_CACHE_HOME")
