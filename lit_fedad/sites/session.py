@@ -104,7 +104,7 @@ class Session:
         self.products: Sequence[str] | None = None
 
     def settle(self, products: Sequence[str]) -> None:
-        """Builds what depends on the products that the model tells apart, and judges what would leave the site.
+        """Settles what depends on the products that the model tells apart, and judges what would leave the site.
 
         Args:
             products: Names of all sites' products; none before sites have named theirs, or where none are told apart.
@@ -128,8 +128,6 @@ class Session:
             self.display.note(f"run {self.run}: {noise.words}")
         self.noise, taken = noise, part.taken(noise)
         judge(settings.policy, taken, self.least, self.approved)
-        # Only now: features of all images take time, and room on the disk.
-        self.data = build_data(config, part.images, part.partition, part.model, self.fabric, self.display)
         kinds = {one.disclosed.kind for one in taken}
         self.trained = Trained(
             part.summed(any(one.disclosed.by_product for one in taken)),
@@ -142,11 +140,8 @@ class Session:
         specs = [exchange.broadcast_spec(client) for exchange in asked]
         most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
         self.largest = min(LARGEST_BLOB, most) if self.known else LARGEST_BLOB
-        self.evaluator = build_evaluator(config, self.data, self.method, self.fabric, common=False)
         # Predictions of its test images, and the round and message after which they were made.
         self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
-        if self.evaluator.local:
-            raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
         self.detector: OwnDetector | None = None
         if not client.predictors.shared:
             self.detector = OwnDetector(
@@ -158,7 +153,24 @@ class Session:
                 {name: self.facts.of_product(name) for name in self.classes or products or self.facts.held},
                 part.model.provenance,
             )
-        self.products = products
+        self.products, self.prepared = products, False
+
+    def prepare(self) -> None:
+        """Builds what answers about images follow from; once, and not before the coordinator asks for one.
+
+        Features of all images take time, and room on the disk: a site that works with another backbone is told so
+        before.
+        """
+        if self.prepared:
+            return
+        part = self.part
+        self.data = build_data(
+            self.config, part.images, part.partition, part.model, self.fabric, self.display
+        )
+        self.evaluator = build_evaluator(self.config, self.data, self.method, self.fabric, common=False)
+        if self.evaluator.local:
+            raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
+        self.prepared = True
 
     def answer(self, request: Request) -> tuple[Reply, str]:
         """Carries out a request.
@@ -173,6 +185,7 @@ class Session:
             return Reply(facts=self.facts), _told((ENROLMENT,))
         if not self.known:
             raise RefusalError(Code.PRODUCT, detail="the request names none")
+        self.prepare()  # before anything is noted: it may fail
         policy = self.settings.policy
         self.claims.begin(
             self.run, self.configuration, self._noised, policy.runs, self.trained, policy.images

@@ -68,6 +68,16 @@ def test_it_says_what_it_is(site, folder):
     assert str(folder) not in repr(facts)
 
 
+def test_features_wait_for_a_coordinator_that_asks_for_more_than_who_it_is(folder, tmp_path):
+    """Which compares backbones first: a wrong one was refused after minutes of extraction."""
+    site = Site(settings(folder, "north", f"cache.folder={tmp_path}"), Display(quiet=True))
+    run, words = "9" * 16, ["method=federated_subspace", *DEBUG]
+    (own,) = ask(site, Request("hello", run, words, 0)).facts.held
+    assert not [*tmp_path.rglob("*.safetensors")]
+    assert not ask(site, Request("play", run, words, 0, round=0, step=1, products=[own])).code
+    assert [*tmp_path.rglob("*.safetensors")]
+
+
 def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
     """And a message that the site has kept need not come again."""
     later = ask(site, replace(train, round=2, step=2, base=1))
