@@ -58,6 +58,7 @@ class Client(Discloses, L.LightningModule):
 
     Attributes:
         needs: Class of task that the method requires.
+        own_model: Whether each client predicts with a model of its own, beside that of the server.
         context: Seed, round, client, exchange and stage; set before the client plays an exchange.
         decay_rounds: Number of rounds over which learning rates fall (`cosine_decay`); None where they stay.
         state_names: Names of the attributes that hold a single client's state, in addition to those of base classes.
@@ -68,6 +69,7 @@ class Client(Discloses, L.LightningModule):
     """
 
     needs: ClassVar[type[Task]] = Task
+    own_model: ClassVar[bool] = False
     state_names: ClassVar[tuple[str, ...]] = ("optimizer_state", "loss_scale")
     discloses: Disclosures = ()
     decay_rounds: int | None = None

@@ -132,7 +132,7 @@ def never_trained(federation: Federation) -> str:
         return ""
     received = {name for exchange in training for name in exchange.broadcast_spec(client)}
     own = {*learned_state(client.task)} - received - {*client.task.local_buffers}
-    if not own and not getattr(client, "own_model", False):
+    if not own and not client.own_model:
         return ""
     return (
         f"{', '.join(left)} trained in no round: weights that are personal are as they began there; give more rounds,"

@@ -61,7 +61,6 @@ class FedAvgClient(Client):
         aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
 
     Attributes:
-        own_model: Whether each client predicts with a model of its own, beside that of the server.
         shares_weights: Whether a task without weights leaves the method nothing to do.
         auxiliary: What was received beside the weights.
 
@@ -70,7 +69,6 @@ class FedAvgClient(Client):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
-    own_model: ClassVar[bool] = False
     shares_weights: ClassVar[bool] = True
 
     def __init__(
