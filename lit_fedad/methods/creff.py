@@ -64,6 +64,8 @@ class CReFFClient(ServerModelClient):
         gradient = (Free("classes", classes), classes, self.task.num_features + 1)
         return {**self.shared_spec(), GRADIENTS: TensorSpec(gradient), CLASSES: class_list(classes)}
 
+    own_model = False
+
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Replaces FedAvg's classifier by the re-trained one; there is no other predictor."""
         self.task.classifier.load_state_dict({"weight": self.auxiliary[WEIGHT], "bias": self.auxiliary[BIAS]})

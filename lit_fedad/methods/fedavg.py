@@ -66,10 +66,21 @@ class FedAvgClient(Client):
 
     Raises:
         UserError: If no weight trains, and the method shares weights.
+        TypeError: If a subclass has a ``deploy`` of its own and does not say ``own_model``; when it is defined.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
     shares_weights: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuses a client of which nobody knows whose model predicts: one client would be scored for all."""
+        super().__init_subclass__(**arguments)
+        said = cls.own_model or {"own_model", "predictors"} & vars(cls).keys()
+        if "deploy" in vars(cls) and not said:
+            raise TypeError(
+                f"{cls.__name__} overrides deploy: say own_model = True beside it, if it loads a model of the"
+                " client's own, or own_model = False"
+            )
 
     def __init__(
         self,

@@ -85,3 +85,14 @@ def test_who_never_trained_what_is_personal_is_said(federate, make_classifier, m
 def test_a_bank_of_local_images_needs_no_round(federate, make_task, make_loader):
     data = {number: make_loader(3, seed=number) for number in range(3)}
     assert never_trained(federate(FedAvgClient, task=make_task(), data=data, rounds=1, fraction=0.6)) == ""
+
+
+@pytest.mark.parametrize("said", [{"own_model": True}, {"own_model": False}, {}])
+def test_a_client_that_deploys_says_whose_model_that_is(said):
+    """One that did not was scored as if all clients predicted with one model: the first client's score for each."""
+    own = {**said, "deploy": lambda self, which="own": None}
+    if said:
+        assert type("Mixed", (FedAvgClient,), own).own_model == said["own_model"]
+    else:
+        with pytest.raises(TypeError, match="Mixed overrides deploy: say own_model"):
+            type("Mixed", (FedAvgClient,), own)
