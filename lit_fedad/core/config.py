@@ -67,7 +67,10 @@ RENAMED = {
 }
 """Methods of version 0.2 by what is given in their place."""
 
-_NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: default'"
+_NO_PRESET = (
+    "the method's YAML brings no preset: its first line must be '# @package _global_', and its defaults need"
+    " '- _self_' and '- /experiment: default'"
+)
 
 
 def conf_folder() -> Path:
@@ -98,6 +101,21 @@ def _hydra() -> AbstractContextManager[None]:
     return initialize_config_dir(str(conf_folder().resolve()), version_base="1.3")
 
 
+def _composed(overrides: Sequence[str], **options: bool) -> DictConfig:
+    """Composes with Hydra, within `_hydra`.
+
+    Raises:
+        UserError: If a file cannot be read, such as one of the user's own.
+        HydraException, OmegaConfBaseException: If overrides cannot be composed.
+    """
+    try:
+        return hydra_compose("config", [*overrides], **options)
+    except OmegaConfBaseException:
+        raise
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{conf_folder()}: a file cannot be read ({one_line(error)}); correct it") from None
+
+
 def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
     """Reads what a run without overrides takes; torch is not imported for it.
 
@@ -105,7 +123,7 @@ def defaults() -> tuple[dict[str, str | None], dict[str, str]]:
         The choice of each configuration group, and the text of each key at the top; empty where others decide it.
     """
     with _hydra():
-        composed = hydra_compose("config", return_hydra_config=True)
+        composed = _composed([], return_hydra_config=True)
     chosen = composed.hydra.runtime.choices
     top = typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
     ordered = dict.fromkeys(["method", "data", *config_groups()])
@@ -142,7 +160,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     try:
         register_resolvers()
         with _hydra():
-            composed = hydra_compose("config", overrides, return_hydra_config=True)
+            composed = _composed(overrides, return_hydra_config=True)
             with open_dict(composed):
                 chosen = composed.pop("hydra").runtime.choices
             composed = _fit_protection(composed, overrides, debug=bool(chosen.get("debug")))
@@ -164,7 +182,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 def chosen(overrides: Iterable[str]) -> dict[str, str | None]:
     """Returns the name of each group's file, of overrides that can be composed."""
     with _hydra():
-        composed = hydra_compose("config", _removing(map(as_typed, overrides)), return_hydra_config=True)
+        composed = _composed(_removing(map(as_typed, overrides)), return_hydra_config=True)
     return dict(composed.hydra.runtime.choices)
 
 
@@ -181,7 +199,7 @@ def unresolved(overrides: Iterable[str]) -> Config:
         HydraException, OmegaConfBaseException: If it cannot be composed.
     """
     with _hydra():
-        composed = hydra_compose("config", _removing(map(as_typed, overrides)))
+        composed = _composed(_removing(map(as_typed, overrides)))
     return typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
 
 

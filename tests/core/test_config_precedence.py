@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from helpers.refusals import refusal
 
 from lit_fedad.core import config as config_module
 from lit_fedad.core.config import compose, conf_folder
@@ -111,3 +112,19 @@ def test_what_a_method_brings_for_noise_wins_over_its_task_and_loses_to_the_comm
         for words in (["federation=secure"], noise, [*noise, "task.scales=2"])
     ]
     assert found == [None, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["method: [1", "method: {}\nmethod: {}", "defaults: fedprox"])
+def test_a_file_of_ones_own_that_is_no_configuration_is_refused_in_one_line(write, text):
+    """Where it is no YAML, with its line; it ended in a traceback."""
+    write(method__mine=text)
+    with refusal(r"method/mine.*; correct it"):
+        compose(["method=mine"])
+
+
+def test_a_method_without_its_first_line_is_told_of_it(write):
+    write(method__mine="")
+    file = config_module.conf_folder() / "method" / "mine.yaml"
+    file.write_text("defaults: [_self_, {/experiment: default}]\nmethod: {name: mine}\n")
+    with refusal("first line must be '# @package _global_'"):
+        compose(["method=mine"])
