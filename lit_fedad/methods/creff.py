@@ -40,6 +40,7 @@ class CReFFClient(ServerModelClient):
     """
 
     needs = Classifier
+    own_model = False
     task: Classifier
 
     def __init__(self, task: Classifier, local_epochs: int = 1, draws: int = 10, batch: int = 32) -> None:
@@ -63,8 +64,6 @@ class CReFFClient(ServerModelClient):
         classes = self.task.classes
         gradient = (Free("classes", classes), classes, self.task.num_features + 1)
         return {**self.shared_spec(), GRADIENTS: TensorSpec(gradient), CLASSES: class_list(classes)}
-
-    own_model = False
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Replaces FedAvg's classifier by the re-trained one; there is no other predictor."""
