@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts.message import Message, Update
@@ -39,6 +40,11 @@ class Server:
             )
         if "register_clients" in vars(cls) and "admits" not in vars(cls):
             cls.admits = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server computes: the CPU where nothing was launched. Messages and what is kept stay on the CPU."""
+        return self.fabric.device if self.fabric else torch.device("cpu")
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Registers all clients that hold images: before round 1, and before further rounds of a run that goes on.

@@ -130,7 +130,7 @@ def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
             f"no slot of the memory has patches of {min_images} different images: lower"
             " method.client.min_images, or give fewer task.slots"
         )
-    place = torch.arange(len(memory))
+    place = torch.arange(len(memory), device=memory.device)
     if not enough.all():
         place[~enough] = place[enough][nearest(memory[~enough], memory[enough], 1)[1][:, 0]]
     return place
@@ -150,24 +150,26 @@ def merge_radii(
 
     Args:
         uploads: ``memory`` [n, C], ``counts``, ``radii`` and, if needed, ``image_counts`` [n] of each client.
-        merged: The merged memory [slots, C].
+        merged: The merged memory [slots, C], on the device that computes.
         prior: See `root_mean_squares`.
         min_images: Number of different images behind a slot from which on its own patches tell its radius.
 
     Returns:
         Radii [slots]; those of slots without a patch are the root mean square of the others.
     """
-    offsets, at = nearest(torch.cat([upload["memory"] for upload in uploads]), merged, 1)
-    slots = at[:, 0]
-    radii, counts = (torch.cat([upload[name] for upload in uploads]).double() for name in ("radii", "counts"))
+    names, device = ("memory", "radii", "counts"), merged.device
+    vectors, radii, counts = (torch.cat([upload[name] for upload in uploads]).to(device) for name in names)
+    offsets, at = nearest(vectors, merged, 1)
+    slots, radii, counts = at[:, 0], radii.double(), counts.double()
     squares = radii.square() + offsets[:, 0].double().square()
     if min_images > 1:
         # Several vectors of a client may hold the same image: the most that one holds are surely different.
-        images = torch.zeros(len(merged), dtype=torch.int64)
+        images = torch.zeros(len(merged), dtype=torch.int64, device=device)
         for upload, place in zip(
             uploads, slots.split([len(upload["memory"]) for upload in uploads]), strict=True
         ):
-            images += torch.zeros_like(images).scatter_reduce_(0, place, upload["image_counts"], "amax")
+            own = upload["image_counts"].to(device)
+            images += torch.zeros_like(images).scatter_reduce_(0, place, own, "amax")
         if (images >= min_images).any():
             away = (merged - merged[shared_slots(merged, images, min_images)]).double().square().sum(1)
             squares = squares + away[slots]

@@ -267,11 +267,6 @@ class FedAvgServer(Server):
         assert self.fabric is not None
         return self.fabric
 
-    @property
-    def device(self) -> torch.device:
-        """Where the server computes: the CPU where nothing was launched."""
-        return self.fabric.device if self.fabric else torch.device("cpu")
-
     def mean_weights(self, updates: Mapping[int, Update], equal: bool = False) -> Message:
         """Averages the clients' weights, ``sum_n z_n W_n``, without what else is in their messages."""
         weights = {

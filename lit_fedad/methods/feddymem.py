@@ -313,20 +313,21 @@ class FedDyMemServer(MomentsServer):
         return torch.arange(self.slots)
 
     def _merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
-        vectors = torch.cat([m["memory"] for m in messages])
-        counts = torch.cat([m.get("counts", torch.ones(len(m["memory"]))) for m in messages])
-        generator = self.context.generator("aggregate")
-        memory = self.aggregation(vectors, counts, self.slots, previous, generator).contiguous()
+        device, generator = self.device, self.context.generator("aggregate")
+        vectors = torch.cat([m["memory"] for m in messages]).to(device)
+        counts = torch.cat([m.get("counts", torch.ones(len(m["memory"]))) for m in messages]).to(device)
+        last = None if previous is None else previous.to(device)
+        memory = self.aggregation(vectors, counts, self.slots, last, generator).contiguous()
         spread = float(memory.var(0, correction=0).sum().sqrt())
         self.first_spread = self.first_spread or spread
         self.latest = {"memory_spread": spread}
         if (agreed := agreement(vectors[counts > 0], memory)) is not None:
             self.latest["client_agreement"] = agreed
-        return memory
+        return memory.cpu()
 
     def _merge_radii(self, messages: list[Message], memory: Tensor, place: Tensor | None) -> Tensor:
         if self.task.subspace is None:
-            return merge_radii(messages, memory, self.prior_patches, self.radius_images)
+            return merge_radii(messages, memory.to(self.device), self.prior_patches, self.radius_images).cpu()
         if place is None:  # radii are residuals here, which clients group by slots once they know these
             return torch.ones(self.slots)
         counts, radii = (torch.cat([m[name] for m in messages]) for name in ("counts", "radii"))

@@ -119,7 +119,9 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
     def aggregate(self, server: FederatedPatchCoreServer, updates: Mapping[int, Update]) -> None:
         """Unites the coresets, and reduces them to the size of the bank."""
         union = torch.cat([update.message["memory"] for update in updates.values()])
-        server.bank = {"memory": reduced(union, server.slots, server) if len(union) > server.slots else union}
+        if len(union) > server.slots:
+            union = reduced(union.to(server.device), server.slots, server).cpu()
+        server.bank = {"memory": union}
 
 
 class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):

@@ -97,7 +97,8 @@ def test_radii_of_few_patches_are_drawn_to_the_usual_one():
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
-def test_radii_of_patches_of_one_image_are_distances_to_what_two_images_hold():
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_radii_of_patches_of_one_image_are_distances_to_what_two_images_hold(device):
     """Slots 0 and 1 have two images, slot 2 one: its patches, 1 around it, lie 4 from slot 1, the nearest shared."""
     merged = torch.tensor([[0.0], [3.0], [7.0]])
     uploads = [
@@ -106,9 +107,9 @@ def test_radii_of_patches_of_one_image_are_distances_to_what_two_images_hold():
     ]
     for own, images in zip(uploads, ([1, 1, 1], [1, 1, 0]), strict=True):
         own["image_counts"] = torch.tensor(images)
-    torch.testing.assert_close(merge_radii(uploads, merged), torch.tensor([1.0, 2.0, 1.0]))
-    left_out = merge_radii(uploads, merged, min_images=2)
-    torch.testing.assert_close(left_out, torch.tensor([1.0, 2.0, (1 + 4**2) ** 0.5]))
+    whole, shared = (merge_radii(uploads, merged.to(device), min_images=least).cpu() for least in (1, 2))
+    torch.testing.assert_close(whole, torch.tensor([1.0, 2.0, 1.0]))
+    torch.testing.assert_close(shared, torch.tensor([1.0, 2.0, (1 + 4**2) ** 0.5]))
 
 
 def test_a_vector_beside_its_slot_widens_it():

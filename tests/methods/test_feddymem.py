@@ -145,6 +145,15 @@ def test_identical_clients_equal_one_client(make_task, make_loader):
     assert float(ours.median()) < 0.2
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_server_on_a_gpu_keeps_what_one_on_the_cpu_does(make_task, make_loader):
+    loaders = {0: make_loader(6), 1: make_loader(4, seed=1)}
+    plays = [Play(make_task(standardise=True), loaders, send_counts=True) for _ in range(2)]
+    plays[1].server.fabric = Fabric(accelerator="cuda", devices=1)
+    cpu, gpu = (play.set_up().server.known for play in plays)
+    torch.testing.assert_close(gpu, cpu, atol=1e-4, rtol=1e-4)
+
+
 def test_client_order_does_not_matter(make_task, make_loader):
     loaders = {c: make_loader(3 + c, seed=c) for c in range(3)}
     plays = [Play(make_task(**ROBUST), loaders, send_counts=True) for _ in range(2)]
