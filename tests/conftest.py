@@ -1,10 +1,15 @@
 """What pytest does before any test: which files it collects, in which order, with which fixtures."""
 
 import gc
+import os
 
 import hypothesis
 
 import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
+
+os.environ.pop(
+    "FORCE_COLOR", None
+)  # services of CI set it, and commands that tests start would colour their lines
 
 # How long an example takes is up to the machine and its load.
 hypothesis.settings.register_profile(

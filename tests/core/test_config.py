@@ -363,7 +363,7 @@ def test_wheel_carries_the_configuration(tmp_path):
     shown = subprocess.run(
         [sys.executable, "-c", code], cwd=away, env=path, check=True, capture_output=True, text=True
     )
-    file, folder, method = shown.stdout.split()
+    file, folder, method = shown.stdout.splitlines()
     assert file.startswith(str(unpacked))
     assert folder == str(unpacked / "lit_fedad" / "conf")
     assert method == "feddymem_literal"

@@ -134,11 +134,11 @@ def test_a_run_of_another_version_is_refused_in_one_line(of_0_1, config, use, nu
 
 @pytest.mark.parametrize(
     "command",
-    ["evaluate run=", "predict images=. run=", "export run=", "sync run=", "privacy attack=lira run=",
-     "train debug=seconds tracking=off out="],
+    ["evaluate run={}", "predict images=. run={}", "export run={}", "sync run={}", "privacy attack=lira run={}",
+     "train debug=seconds tracking=off out={}"],
 )  # fmt: skip
 def test_every_command_refuses_a_run_of_0_1(of_0_1, capsys, command):
-    assert main(f"{command}{of_0_1}".split()) == 2
+    assert main([word.format(of_0_1) for word in command.split()]) == 2
     assert f"{of_0_1}: a run of lit_fedad 0.1" in capsys.readouterr().err
     assert (of_0_1 / "result.json").exists()
 
