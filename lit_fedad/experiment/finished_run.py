@@ -16,7 +16,7 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.state import detached, load_state, state_of
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
-from lit_fedad.core.errors import UserError, first_line, is_out_of_memory
+from lit_fedad.core.errors import ANEW, UserError, first_line, is_out_of_memory
 from lit_fedad.core.files import atomic, sha256
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.labelled import Images
@@ -29,7 +29,7 @@ from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.checkpoint import read_state, write_state
+from lit_fedad.federation.checkpoint import Checkpoints, read_state, write_state
 from lit_fedad.federation.client_pool import ClientPool, State
 from lit_fedad.federation.client_runner import ClientRunner
 from lit_fedad.federation.loop import Federation
@@ -102,6 +102,7 @@ def _rebuilt(
         )
     stored, evaluator = folder.config(), build_evaluator(config, data, model.method, fabric)
     federation = build_federation(stored, folder.path, model, data.module, evaluator, fabric, data.digest)
+    _check_last(federation.checkpoints, stored)
     federation.resume()
     return FinishedRun(folder, result, config, model, data, federation, fabric, display)
 
@@ -263,9 +264,9 @@ def load_client(
 def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Channel) -> TrainedClient:
     """Reads a client from a run's last checkpoint, with the message that the server would send next."""
     checkpoints = open_checkpoints(folder, config, model)
+    _check_last(checkpoints, config)
     latest = checkpoints.latest()
-    if latest is None:
-        raise UserError(f"{folder}: no round is complete yet; train first")
+    assert latest is not None
     round, state = checkpoints.load(latest)
     pool = ClientPool(state_of(model.client), folder / "personal")
     pool.restore(latest, {number})
@@ -276,3 +277,20 @@ def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Ch
     message, spec = exchange.broadcast(model.server, number), exchange.broadcast_spec(model.client)
     blob = channel.down.pack(message, spec, context, "the server")
     return TrainedClient(round + 1, 0, blob, pool.get(number))
+
+
+def _check_last(checkpoints: Checkpoints, config: Config) -> None:
+    """Refuses a complete run without the checkpoint of its last round, as one that was copied in part.
+
+    Without it, the model that rounds begin with would be taken for the trained one.
+
+    Raises:
+        UserError: If there is none, or it is of another round.
+    """
+    found, rounds = checkpoints.latest_round(), config["rounds"]
+    if found != rounds:
+        held = "no checkpoint" if found is None else f"that of round {found}"
+        raise UserError(
+            f"{checkpoints.folder}: holds {held}, and not that of the last round, {rounds}; restore it from a copy, or"
+            f" {ANEW}"
+        )

@@ -109,6 +109,25 @@ def test_a_damaged_file_is_one_line(used, tmp_path, file, kind):
     assert file.rpartition("/")[2] in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("left", "said"), [(None, "no checkpoint"), ("round_100001", "that of round 1")], ids=["none", "earlier"]
+)
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_a_run_without_its_last_checkpoint_is_not_taken_for_the_trained_one(
+    used, tmp_path, command, left, said
+):
+    """One that was copied in part: the model that rounds begin with would be evaluated."""
+    whole, images, _ = used
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    last = run / "checkpoints" / "round_100002"
+    last.rename(last.with_name(left)) if left else shutil.rmtree(last)
+    with refusal(f"^{run}/checkpoints: holds {said}, and not that of the last round, 2; restore it"):
+        evaluate(str(run)) if command == "evaluate" else predict(
+            str(run), str(images), 0, str(tmp_path / "out")
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(DAMAGED))
 def test_nothing_damaged_is_used_silently(used, expected, tmp_path, capsys, seed):
