@@ -88,6 +88,13 @@ def _check_test_images(images: Images) -> None:
         both = {sample.path for sample in images.train} & {sample.path for sample in images.test}
         if both:
             raise UserError(f"{min(both)}: is given for training and for testing; remove it from one")
+        # What is normal to one product may be a defect to another.
+        shown = [{(s.path, s.category) for s in images.test if s.label == label} for label in (0, 1)]
+        if twice := set.intersection(*shown):
+            path, category = min(twice)
+            raise UserError(
+                f"{path}: is given as a normal and as an anomalous test image of {category}; remove it from one"
+            )
 
 
 def _check_rounds(config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric) -> None:

@@ -13,7 +13,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.experiment.build import build_images, build_model, build_public
-from lit_fedad.experiment.local_clients import build_run, workers
+from lit_fedad.experiment.local_clients import _check_test_images, build_run, workers
 from lit_fedad.experiment.train import train
 from lit_fedad.report.console import Display
 
@@ -126,6 +126,19 @@ def test_an_image_is_not_trained_on_and_tested(photographs, tmp_path):
     both = {"mine": photographs}
     with pytest.raises(UserError, match=r"0\.png: is given for training and for testing; remove it from one"):
         lit_fedad.train("fedavg", normal=both, test={"mine": {"good": photographs[:1]}}, out=tmp_path / "run")
+
+
+def test_an_image_is_not_normal_and_anomalous_in_a_test_of_one_product(photographs, tmp_path):
+    tested = {"mine": {"good": photographs[:2], "scratch": photographs[1:2]}}
+    with pytest.raises(
+        UserError, match=r"is given as a normal and as an anomalous test image of mine; remove it"
+    ):
+        lit_fedad.train("fedavg", normal={"mine": photographs[2:]}, test=tested, out=tmp_path / "run")
+
+
+def test_an_image_may_be_normal_to_one_product_and_anomalous_to_another(photographs):
+    one, other = (Sample(photographs[0], name, defect) for name, defect in (("cat", "good"), ("dog", "cat")))
+    _check_test_images(ImageSet("animals", (Sample(photographs[1], "cat"),), (one, other)))
 
 
 @pytest.mark.parametrize(
