@@ -64,13 +64,20 @@ def _columns(file: Path) -> tuple[Sequence[str], bool]:
     """Reads the columns of a file, which somebody may have ordered anew, and whether its last line is ended."""
     if not file.is_file() or not file.stat().st_size:
         return COLUMNS, True
-    columns = written_rows(file).fieldnames or ()
-    if missing := {"path", "review"} - set(columns):
-        raise UserError(
-            f"reviews={file}: has no column {min(missing)}; save it as CSV in UTF-8 with commas, or give another"
-            " out=FILE"
-        )
+    columns = _checked(written_rows(file).fieldnames or (), file, ", or give another out=FILE")
     return columns, stored_bytes(file).endswith(b"\n")
+
+
+def _checked(columns: Sequence[str], file: Path, otherwise: str = "") -> Sequence[str]:
+    """Returns the columns of a file, if those of reviews are among them.
+
+    Raises:
+        UserError: If one is missing, as where a spreadsheet parts them by semicolons.
+    """
+    if missing := {"path", "review"} - set(columns):
+        advice = f"save it as CSV in UTF-8 with commas{otherwise}"
+        raise UserError(f"reviews={file}: has no column {min(missing)}; {advice}")
+    return columns
 
 
 class Reviews:
@@ -85,7 +92,10 @@ class Reviews:
 
     def __init__(self, file: Path) -> None:
         try:
-            self._said = {row["path"]: row["review"] for row in islice(written_rows(file), _MOST_ROWS)}
+            rows = written_rows(file)
+            if rows.fieldnames:
+                _checked(rows.fieldnames, file)
+            self._said = {row["path"]: row["review"] for row in islice(rows, _MOST_ROWS)}
         except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
             raise UserError(f"reviews={file}: is no table of reviews ({one_line(error)})") from error
         if unknown := set(self._said.values()) - set(get_args(Review)):

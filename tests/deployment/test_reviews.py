@@ -79,7 +79,9 @@ def test_the_last_review_counts_by_whole_path_or_by_that_in_the_folder(tmp_path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("path,score\na.png,1\n", "is no table of reviews"),
+        ("path,score\na.png,1\n", "has no column review; save it as CSV in UTF-8 with commas$"),
+        ("path;review\na.png;missed\n", "has no column path; save it as CSV in UTF-8 with commas$"),
+        ("path;review\n", "has no column path; save it as CSV in UTF-8 with commas$"),
         ("path,review\na.png,fine\n", "'fine' is none of correct, false alarm, missed, withdrawn"),
         ("path,review\na.png\n", "'None' is none of"),
     ],
