@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.ui.reading import RunView, false_alarm_rate
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.claim import claim, locked
@@ -66,7 +67,7 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     return number
 
 
-def save_threshold(view: RunView, client: int, product: str | None, threshold: float) -> tuple[str, int]:
+def save_threshold(view: RunView, client: int, product: str | None, threshold: float) -> tuple[str, int, int]:
     """Makes a version with the rate of false alarms that a threshold has, and makes it the default.
 
     Args:
@@ -76,7 +77,7 @@ def save_threshold(view: RunView, client: int, product: str | None, threshold: f
         threshold: Score above which images are anomalous.
 
     Returns:
-        What was done, in words; and the number of the version that was the default.
+        What was done, in words; the number of the version that was the default, and that of the one that now is.
 
     Raises:
         UserError: If it cannot be saved, or the default version has other calibration scores by now.
@@ -94,17 +95,28 @@ def save_threshold(view: RunView, client: int, product: str | None, threshold: f
         f"Version {number} is the default: at most {rounded_up(100 * rate):g} % false alarms, at all clients; here the"
         f" threshold is {rule.threshold:.6g}{highest}. An exported detector keeps its own until it is exported again.",
         before,
+        number,
     )
 
 
-def choose_version(view: RunView, number: int) -> str:
+def choose_version(view: RunView, number: int, instead_of: int) -> str:
     """Makes a version of a run the default again; says so in words.
 
+    Args:
+        view: The run.
+        number: The version.
+        instead_of: The version that is the default, as far as the caller knows.
+
     Raises:
-        UserError: If there is no such version.
+        UserError: If there is no such version, or another is the default by now: somebody else's choice stays.
     """
     home = RunFolder(view.path).home
     with locked(home.path):
+        if (now := home.default_version()) != instead_of:
+            raise UserError(
+                f"version {now} is the default by now, which was not saved here; nothing is undone. To go back all the"
+                f" same: lit-fedad update {shell_word(f'run={home.path}')} default={number}"
+            )
         home.choose_version(number)
     return f"Version {number} is the default again."
 

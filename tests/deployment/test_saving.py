@@ -34,7 +34,7 @@ def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     counts, trained_limit = view.shipped(0, None).scores, view.shipped(0, None).threshold
     at = float(counts.edges[-3:-1].mean())  # between two calibration scores
     trained = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    said, before = save_threshold(view, 0, None, at)
+    said, before, saved = save_threshold(view, 0, None, at)
     version = RunFolder(run).version(None)
     assert (before, version.path.name, said.startswith("Version 1 is the default")) == (0, "1", True)
     limit = version.calibration().rule(0, version.alpha()).threshold
@@ -46,7 +46,7 @@ def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     assert RunView.open(str(run)).shipped(0, None).threshold == limit
     assert view.shipped(0, None).threshold == limit != trained_limit, "a page that is open shows it too"
     assert view.rules()[0].threshold == limit
-    choose_version(view, before)
+    choose_version(view, before, saved)
     assert view.shipped(0, None).threshold == trained_limit
     assert RunFolder(run).version(None).path == run
     assert "no rate is lower" not in said
@@ -56,6 +56,19 @@ def test_a_saved_threshold_is_a_version_that_can_be_taken_back(run):
     with pytest.raises(UserError, match=r"alpha=0\.001: no client has calibration images enough"):
         update(UpdateOptions(str(run), alpha=0.001))
     assert RunFolder(run).versions() == [0, 1, 2]
+
+
+def test_what_another_saved_meanwhile_is_not_undone(run):
+    """Two browsers show one run: each takes back its own threshold alone."""
+    view = RunView.open(str(run))
+    edges = view.shipped(0, None).scores.edges
+    mine, others = (save_threshold(view, 0, None, float(edges[-k - 1 : 1 - k].mean()))[1:] for k in (2, 3))
+    with pytest.raises(UserError, match=r"version 2 is the default by now, which was not saved here"):
+        choose_version(view, *mine)
+    assert RunFolder(run).default_version() == 2
+    choose_version(view, *others)
+    choose_version(view, *mine)
+    assert RunFolder(run).default_version() == 0
 
 
 def test_a_version_without_its_result_keeps_its_number(run):
@@ -85,8 +98,9 @@ def test_the_page_s_buttons_save_and_undo(run, tmp_path):
     press = {function.name: function.fn for function in page.fns.values()}
     at = float(view.shipped(0, None).scores.edges[-3:-1].mean())
     said, versions, _ = press["keep"](0, "any", at, [])
-    assert (said.split(":")[0], versions) == ("Version 1 is the default", [0])
+    assert (said.split(":")[0], versions) == ("Version 1 is the default", [[0, 1]])
     assert press["undo"](versions)[:2] == ("Version 0 is the default again.", [])
+    assert press["undo"]([])[:2] == ("Nothing is left to undo.", [])
     assert RunFolder(run).default_version() == 0
 
 

@@ -38,6 +38,9 @@ from lit_fedad.report.naming import p_value_text
 Try = Callable[[bytes, str], tuple[Any, Any, str]]
 """Scores the content of a file of a name: the image as it was scored, its heatmap, and what is said of it."""
 
+Saved = list[list[int]]
+"""Versions that were saved in a browser, the last one last: which each replaced, and its own number."""
+
 _SHOWN = 48
 _ALL, _NONE = "any", "none"
 _WORST, _NEAR = "most anomalous", "called normal, nearest to the threshold"
@@ -169,23 +172,16 @@ class OperatorPage:
             low, high, value = slider_ends(view.shipped(number, _named(name)))
             return gr.Slider(low, high, value=value, step=slider_step(low, high))
 
-        def keep(number: int, name: str, at: float, versions: list[int]) -> tuple[str, list[int], Any]:
+        def keep(number: int, name: str, at: float, versions: Saved) -> tuple[str, Saved, Any]:
             try:
-                said, replaced = save_threshold(view, number, _named(name), at)
+                said, *saved = save_threshold(view, number, _named(name), at)
             except UserError as error:
                 return _plain(str(error)), versions, gr.Button(interactive=bool(versions))
-            return said, [*versions, replaced], gr.Button(interactive=True)
-
-        def undo(versions: list[int]) -> tuple[str, list[int], Any]:
-            try:
-                said = choose_version(view, versions[-1])
-            except UserError as error:
-                return _plain(str(error)), versions, gr.Button(interactive=True)
-            return said, versions[:-1], gr.Button(interactive=len(versions) > 1)
+            return said, [*versions, saved], gr.Button(interactive=True)
 
         changes = (
             save.click(keep, [client, product, threshold, before], [saved, before, back]),
-            back.click(undo, before, [saved, before, back]),
+            back.click(self.undo, before, [saved, before, back]),
         )
         inputs, outputs = [client, product, source, threshold, a_day], [lamp, words, drawn]
         for change in changes:
@@ -197,6 +193,16 @@ class OperatorPage:
         lamp.value, words.value, drawn.value = show(
             view.clients()[0], _ALL, next(iter(tables), _NONE), first[2], 1000
         )
+
+    def undo(self, versions: Saved) -> tuple[str, Saved, Any]:
+        """Takes back the threshold that was saved last in a browser; returns what was done, and what is left."""
+        if not versions:  # a second click, before the button is off
+            return "Nothing is left to undo.", [], gr.Button(interactive=False)
+        try:
+            said = choose_version(self.view, *versions[-1])
+        except UserError as error:
+            return _plain(str(error)), versions, gr.Button(interactive=True)
+        return said, versions[:-1], gr.Button(interactive=len(versions) > 1)
 
     def _gallery(self, health: gr.HTML) -> None:
         tables = [name for name in self.view.tables() if self._pictured(name, _WORST)]
