@@ -72,7 +72,7 @@ def write_page(run: FinishedRun, outcome: Outcome | None = None) -> None:
     if outcome is not None:
         metrics |= outcome.metrics
     delivery = amend(run.folder.path, metrics, run.folder.config()["rounds"], [*written, *files], "privacy")
-    run.display.unsent(delivery.pending, run.folder.path)
+    run.display.unsent(delivery.kept, run.folder.path)
     places = [("written", str(file)) for file in written]
     run.display.where_next([*places, ("page", str(files[0]))])
 

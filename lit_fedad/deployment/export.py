@@ -258,7 +258,7 @@ def export(
     place, home = folder.place(f"export/client_{label}"), folder.home.path
     try:
         with locked(home, _TURN_S):
-            display.unsent(amend(home, {}, config["rounds"], files, place).pending, home)
+            display.unsent(amend(home, {}, config["rounds"], files, place).kept, home)
     except UserError as error:  # the files are whole
         display.warn(f"not tracked: {error}")
     for file in written:

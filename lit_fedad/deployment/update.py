@@ -378,7 +378,7 @@ def _report(
     place, found = f"versions/{number}", flat_metrics(report) | flat_summaries(run.rates)
     numbers = {f"{place}/{name}": value for name, value in found.items()}
     delivery = amend(home.path, numbers, report.round, files, place)
-    display.unsent(delivery.pending, home.path)
+    display.unsent(delivery.kept, home.path)
 
 
 def _next(home: RunFolder, number: int) -> list[tuple[str, str]]:

@@ -301,6 +301,6 @@ class _Watcher:
         except UserError as error:
             self.display.warn(f"not tracked before the next images: {error}")
             return
-        self.display.unsent(delivery.pending, home)
+        self.display.unsent(delivery.kept, home)
         self.log.tracked = found["images"]
         self.log.save()

@@ -85,7 +85,7 @@ class Tracking(RunCallback):
         try:
             tracker.close(status)
         finally:
-            run.display.unsent(tracker.close().pending, run.folder.path)
+            run.display.unsent(tracker.close().kept, run.folder.path)
 
 
 def open_tracker(run: Run, data: Record) -> Tracker:

@@ -192,8 +192,8 @@ def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, displa
     tracking = config["tracking"]
     files = [file for file in files if file.is_file()]  # no figure before the first run
     delivery = log_files(files, out, "reports", {"table": name}, tracking["uri"], tracking["enabled"])
-    if delivery.pending:
-        display.warn(f"{delivery.pending} tracking records are kept in {out}; the same command sends them")
+    if delivery.kept:
+        display.warn(f"{delivery.kept} tracking records are kept in {out}; the same command sends them")
 
 
 def _with_data(columns: Sequence[Column], common: Sequence[str], display: Display) -> list[Column]:

@@ -195,8 +195,8 @@ def _finish(study: Study, plan: Plan, out: Path, display: Display, anew: bool) -
     files = write_results(study, plan, out)
     running = any(trial.state == TrialState.RUNNING for trial in trials)
     delivery = _track(study, plan, out, "RUNNING" if running else "FINISHED", best_so_far(study, plan), files)
-    if delivery.pending:
-        display.warn(f"{delivery.pending} tracking records are kept in {out}; n_trials=0 sends them")
+    if delivery.kept:
+        display.warn(f"{delivery.kept} tracking records are kept in {out}; n_trials=0 sends them")
     study.set_user_attr(_SHOWN, ended)
 
 

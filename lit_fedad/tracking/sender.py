@@ -32,11 +32,18 @@ class Delivery:
         run_id: Id of the MLflow run; None if no server has created it yet.
         pending: Number of records in the journal that were not delivered yet.
         error: Why records are pending or were refused, in one line; None if there are neither.
+        refused: Number of records that the server refused while it accepted others.
     """
 
     run_id: str | None
     pending: int
     error: str | None
+    refused: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Number of records that no server has, and that the run's folder keeps."""
+        return self.pending + self.refused
 
 
 def deliver(folder: Path) -> Delivery:
@@ -86,7 +93,7 @@ class Sender:
         self._delivered: int = max(sent.get("delivered", 0), 0) if same else 0
         self._position = 0
         self._error: str | None = None
-        self._warned = False
+        self._warned = self._warned_of_refusal = False
 
     def start(self) -> None:
         """Starts to deliver in a daemon thread; the journal must have its first record."""
@@ -159,10 +166,13 @@ class Sender:
     def _delivery(self) -> Delivery:
         with journal_file(self._folder).open("rb") as file:
             pending = sum(1 for _ in complete_lines(file)) - self._delivered
-        error = (self._error or f"{self._shown} has not answered yet") if pending else None
-        if error is None and self._rejected.is_file():
-            error = f"{self._shown} refused records, see {self._rejected}"
-        return Delivery(self.run_id, max(pending, 0), error)
+        refused = len(stored_text(self._rejected).splitlines()) if self._rejected.is_file() else 0
+        error = None
+        if pending > 0:
+            error = self._error or f"{self._shown} has not answered yet"
+        elif refused:  # now, or before, if it did not answer now
+            error = self._error or f"{self._shown} refused records, see {self._rejected}"
+        return Delivery(self.run_id, max(pending, 0), error, refused)
 
     @property
     def _rejected(self) -> Path:
@@ -211,9 +221,11 @@ class Sender:
         if not self._abandoned.is_set():
             with appended(self._rejected) as file:
                 file.write(json.dumps({"cause": cause, "record": line.decode(errors="replace")}) + "\n")
-            _logger.warning(
-                "tracking: %s refused a record, kept in %s: %s", self._shown, self._rejected, cause
-            )
+            if not self._warned_of_refusal:  # a server that keeps no artifacts refuses each
+                self._warned_of_refusal = True
+                _logger.warning(
+                    "tracking: %s refused a record, kept in %s: %s", self._shown, self._rejected, cause
+                )
 
     def _deliver_rejected(self, run: ServerRun) -> None:
         """Tries the refused records once more and keeps those that are refused again."""

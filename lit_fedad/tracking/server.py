@@ -299,8 +299,11 @@ def one_line(cause: Exception, uri: str) -> str:
     """Returns the first line of an exception's message, or its name if it has none, without the user of the URI."""
     line = (f"{cause}".strip() or repr(cause)).splitlines()[0]
     # A connection that fails is told layer by layer, and last what is wrong with it.
-    if "Max retries exceeded" in line and (found := re.findall(r"\[Errno -?\d+\] ([^\"')]+)", line)):
-        line = f"cannot be reached: {found[-1]}"
+    if "Max retries exceeded" in line:
+        if found := re.findall(r"\[Errno -?\d+\] ([^\"')]+)", line):
+            line = f"cannot be reached: {found[-1]}"
+        elif found := re.findall(r"([^\"':]{8,})[\"']\)", line):
+            line = f"does not work: {found[-1].strip()}"
     return redact(line, uri)
 
 

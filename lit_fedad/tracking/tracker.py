@@ -38,7 +38,7 @@ class Tracker:
         >>> tracker = Tracker(Path("runs/1"), "bottle", "seed-0", enabled=False)
         >>> tracker.metrics({"image_auroc": 0.97}, step=1)
         >>> tracker.close()
-        Delivery(run_id=None, pending=0, error=None)
+        Delivery(run_id=None, pending=0, error=None, refused=0)
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.tracking import reading
 from lit_fedad.tracking.reading import fetch_artifacts, find_run_folder, metric_history, tracked_runs
 from lit_fedad.tracking.registry import fetch_version, register_files
+from lit_fedad.tracking.server import one_line
 
 
 def test_runs_without_a_folder_here_are_refused_in_one_line(tmp_path, monkeypatch, client):
@@ -37,6 +38,31 @@ def test_runs_without_a_folder_here_are_refused_in_one_line(tmp_path, monkeypatc
 def test_a_server_that_fails_is_one_line(failing_server, tmp_path, read):
     with refusal(f"^{failing_server}: "):
         read(failing_server, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (
+            "ProtocolError('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
+            "does not work: Remote end closed connection without response",
+        ),
+        ("ResponseError('too many 500 error responses')", "does not work: too many 500 error responses"),
+        (
+            "ReadTimeoutError(\"HTTPConnectionPool(host='h', port=1): Read timed out. (read timeout=20)\")",
+            "does not work: Read timed out. (read timeout=20)",
+        ),
+        (
+            "NewConnectionError(\"HTTPConnection(host='h', port=1): Failed: [Errno 111] Connection refused\")",
+            "cannot be reached: Connection refused",
+        ),
+    ],
+    ids=["closed", "500", "late", "refused"],
+)
+def test_of_a_request_that_failed_the_cause_is_told_alone(cause, said):
+    pool = "API request to http://h:1/api failed with exception HTTPConnectionPool(host='h', port=1)"
+    error = ConnectionError(f"{pool}: Max retries exceeded with url: /api?run_id=1 (Caused by {cause})")
+    assert one_line(error, "http://h:1") == said
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import mlflow
 import pytest
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.tracking import sender
 from lit_fedad.tracking.sender import Delivery, deliver
 from lit_fedad.tracking.tracker import Tracker
 
@@ -159,6 +160,39 @@ def test_refused_record_is_tried_again_later(tmp_path, client, history, monkeypa
         assert "rejected.jsonl" in deliver(tmp_path).error
     assert deliver(tmp_path) == Delivery(delivery.run_id, 0, None)
     assert [file.path for file in client.list_artifacts(delivery.run_id)] == ["a.txt"]
+
+
+def test_what_a_server_refuses_is_warned_of_once_and_counted(tmp_path, monkeypatch, caplog):
+    """One that keeps no artifacts refuses each file."""
+
+    def forbid(*args):
+        raise PermissionError("no artifacts here")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_artifact", forbid)
+    tracker = Tracker(tmp_path, "without artifacts", "run")
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+        tracker.artifact(tmp_path / name)
+    delivery = tracker.close(timeout_s=120)
+    assert (delivery.pending, delivery.refused, delivery.kept) == (0, 2, 2)
+    assert caplog.text.count("refused a record") == 1
+
+
+def test_a_server_that_is_away_is_not_said_to_refuse_what_it_refused_before(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a")
+
+    def away(*args, **kwargs):
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_artifact", away)
+    tracker = Tracker(tmp_path, "away", "run")
+    tracker.artifact(tmp_path / "a.txt")
+    assert "refused records" in tracker.close(timeout_s=120).error
+    monkeypatch.setattr(mlflow.MlflowClient, "get_run", away)
+    monkeypatch.setattr(sender, "_PAUSES_S", (0.0,))
+    delivery = deliver(tmp_path)
+    assert (delivery.pending, delivery.kept) == (0, 1)
+    assert delivery.error.endswith(": nobody there")
 
 
 def test_missing_artifact_is_skipped_with_a_warning(tmp_path, client, caplog):
