@@ -65,12 +65,12 @@ class SharedSubspace:
 
 @dataclass(frozen=True)
 class SharedPrototypes:
-    """Mean logits of classes.
+    """Mean logits of classes, or their mean features.
 
     Attributes:
-        means: Mean logits of each class that was sent [c, K].
+        means: Mean logits, or features, of each class that was sent [c, K].
         classes: These classes [c].
-        logits: Computes the logits [B, K] that are averaged.
+        logits: Computes the logits, or features, [B, K] that are averaged.
     """
 
     means: Tensor

@@ -9,14 +9,17 @@ pixels, at a scale far below the paper's, no method was far above constant predi
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
+    Evidence,
     Free,
     Message,
     MessageSpec,
@@ -28,11 +31,13 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, by_class
+from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.prototypes import Prototypes, class_means
-from lit_fedad.methods.fedavg import FedAvgServer
+from lit_fedad.methods.fedavg import WEIGHTS, FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient
+from lit_fedad.methods.parts.evidence import weights_sent
 from lit_fedad.tasks.classifier import Classifier
 
 VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"
@@ -93,6 +98,11 @@ class GLDPClient(FedRepClient):
     def predictors(self) -> Predictors:
         """Global prototypes, of the client's classes or of all, local ones and the head; the last two are personal."""
         return Predictors(merged=True, heads=("all", "lp", "head"))
+
+    @property
+    def evidence(self) -> Evidence:
+        """That of weights, and the prototypes."""
+        return replace(WEIGHTS, sent=_sent)
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares prototypes of any number of classes."""
@@ -266,3 +276,15 @@ def global_relation(own: Tensor, counts: Tensor, common: Prototypes) -> Tensor:
     """
     share = counts / counts.sum() * common.known.to(counts.device)
     return (share * (own - common.vectors.to(own)).square().mean(1)).sum()
+
+
+def _sent(client: GLDPClient, received: Message, sent: Message) -> list[Shown]:
+    """Lists what the base in an upload shows, and the prototypes, which are means of its features."""
+    task = client.task
+    base = {name: value.to(task.device) for name, value in sent.items() if name in task.state_dict()}
+
+    def features(batch: Mapping[str, Any]) -> Tensor:
+        value: Tensor = functional_call(task, base, (batch,))
+        return value
+
+    return [*weights_sent(client, received, sent), SharedPrototypes(sent[VECTORS], sent[CLASSES], features)]

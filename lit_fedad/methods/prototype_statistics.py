@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     Exchange,
     Exchanges,
     Free,
@@ -32,6 +33,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.disclosure import by_class
+from lit_fedad.contracts.evidence import SharedModel, SharedMoments, SharedPrototypes, Shown
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
@@ -322,6 +324,29 @@ def _empty(classes: int, channels: int) -> Message:
     }
 
 
+def _sent(client: PrototypeStatisticsClient, received: Message, sent: Message) -> list[Shown]:
+    """Lists the classes' means in an upload, and the moments of all its features."""
+    shown, task = list[Shown](), client.task
+
+    def features(batch: Mapping[str, Any]) -> Tensor:
+        return task(batch) / client.length
+
+    for count, mean, within in _parts(sent):
+        held, shares = count > 0, count / count.sum()
+        centre = shares @ mean
+        between = (mean.T * shares) @ mean - centre.outer(centre)
+        shown += [
+            SharedPrototypes(mean[held], held.nonzero().flatten(), features),
+            SharedMoments(centre, within + between, lambda batch: features(batch)[:, None].cpu()),
+        ]
+    return shown
+
+
+def _received(client: PrototypeStatisticsClient, received: Message) -> list[Shown]:
+    """Lists the classifier of all clients, if there is one yet."""
+    return [SharedModel()] if len(received["weight"]) else []
+
+
 def exchanges(client: PrototypeStatisticsClient) -> Exchanges:
     """Statistics before round 1; in rounds those of new images."""
-    return Exchanges((Statistics(first=True),), (Statistics(),))
+    return Exchanges((Statistics(first=True),), (Statistics(),), evidence=Evidence(_sent, _received))
