@@ -109,7 +109,8 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
             curves[side] = pooled_roc(attacked)
     if not findings:
         raise UserError(
-            f"{folder}: no message of method {run.result['method']} says anything of single images"
+            f"{folder}: no statistic of this attack reads what method {run.result['method']} sends"
+            f" ({'; '.join(_unread(run, observed))}); that is no sign that it tells nothing of single images"
         )
     last = {finding.side: finding.report for finding in findings}
     numbers = {
@@ -121,6 +122,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
         "rounds": config["rounds"],
         "pairs_left_out": (max(observed) + 1 - len(observed)) // 2,
         "uploads": _uploads(run),
+        "not_read": _unread(run, observed),
         "shift": _SHIFT[options.non_members],
         **numbers,
         "findings": [asdict(finding) for finding in findings],
@@ -202,6 +204,30 @@ def _uploads(run: FinishedRun) -> str:
     if isinstance(run.federation.plan, Plan):
         return "their noised sum"
     return "their sum" if run.federation.summing is not None else "each client's own"
+
+
+def _unread(run: FinishedRun, observed: Mapping[int, dict[Side, Seen]]) -> list[str]:
+    """Names what no statistic reads of the clients' messages, exchange by exchange: what it tells stays open."""
+    exchanges, client = run.federation.exchanges, run.federation.client
+    weights = client.task.state_dict().keys()
+    read: dict[
+        str, set[str]
+    ] = {}  # kinds of statistics by the exchange's name: later ones may have nothing to send
+    for one in observed.values():
+        for place, by_client in one["sent"].items():
+            round, number = _order(place)
+            name = exchanges.of_round(round)[number].name
+            read.setdefault(name, set()).update(*by_client.values())
+    unread: dict[str, None] = {}
+    for one_sent in (*exchanges.setup, *exchanges.rounds):
+        names, kinds = set(one_sent.upload_spec(client)), read.get(one_sent.name, set())
+        if kinds and kinds <= {"update", "predictor"} and not names.isdisjoint(weights):
+            names = names.difference(weights)  # who predicts with the weights looks at nothing else
+        elif kinds:
+            continue
+        if names:
+            unread[f"{one_sent.name}: {', '.join(sorted(names))}"] = None
+    return list(unread)
 
 
 def _numbers(report: MembershipReport) -> dict[str, float]:

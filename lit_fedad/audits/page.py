@@ -191,6 +191,10 @@ def _membership(result: Mapping[str, Any]) -> Grid:
         "In brackets the 95 % interval, and then what permuted membership gives, with its 97.5 % quantile."
         " 'all' decides; single statistics explain.",
     ]
+    if unread := result.get("not_read"):  # which earlier versions did not tell
+        notes.append(
+            f"No statistic reads, so that even 'all' says nothing of it: {'; '.join(map(_short, unread))}"
+        )
     if result["pairs_left_out"]:
         notes.append(
             f"Pairs of shadow runs left out because noise hid the images of one: {result['pairs_left_out']}"
@@ -236,6 +240,11 @@ _TABLES: dict[str, Callable[[Mapping[str, Any]], Grid]] = {
 }
 
 
+def _short(names: str) -> str:
+    """Shortens what an exchange sends to a line."""
+    return names if len(names) <= 120 else f"{names[:120]}..."
+
+
 def _decibel(value: float | None) -> str:
     """Writes a PSNR, which files leave out where it is infinite: of equal images."""
     return "infinite" if value is None else f"{value:.1f}"
@@ -261,5 +270,7 @@ def _defences(run: FinishedRun) -> Grid:
             ("method.client.ranks", str(client["ranks"]).lower(), "order of mean logits in place of them")
         )
     spent = "none" if budget is None else f"epsilon {budget['epsilon']:.3g}, delta {budget['delta']:.1g}"
-    rows.append(("differential privacy", spent, "noise: a bound for any attack"))
+    known = budget is not None and not budget.get("secret", True)  # who has the run's files can take it off
+    bound = "its seed is known: a measurement, no protection" if known else "a bound for any attack"
+    rows.append(("differential privacy", spent, f"noise: {bound}"))
     return Grid("", ["defence", "state", "what it does"], list(map(Line.of, rows)), texts=3)

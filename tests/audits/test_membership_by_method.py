@@ -90,6 +90,44 @@ def test_methods_that_share_weights(tmp_path, method):
     assert set(findings[-1]["report"]["clients"]) == {0, 1}
 
 
+CLASSES = ("data=motif_classes", "data.train_per_class=8", "features=frozen", "task=classifier")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+@pytest.mark.parametrize("federation", ["default", "secure"])
+def test_class_means_of_frozen_features_tell_who_is_in_them(tmp_path, federation):
+    overrides = ["method=prototype_statistics", "experiment=cifar10", *CLASSES, *SMALL]
+    overrides += [f"federation={federation}", "partition.clients=3", f"cache.folder={tmp_path / 'cache'}"]
+    train(compose([*overrides, f"out={tmp_path / 'run'}"]), quiet=True)
+    content = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content
+    named = {f"{found['side']} {found['statistic']}": found["report"] for found in content["findings"]}
+    assert {"sent moments: Mahalanobis distance", "received all"} <= named.keys()
+    for name in ("sent prototypes: prototype score", "sent all"):
+        assert named[name]["auc"]["low"] > named[name]["auc"]["chance_high"]
+    assert content["not_read"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_prototypes_of_trained_features_tell_who_is_in_them(tmp_path):
+    overrides = ["method=gldp", "experiment=gldp_frozen", *CLASSES, *SMALL]
+    train(compose([*overrides, f"cache.folder={tmp_path / 'cache'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    content = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0)).content
+    named = {f"{found['side']} {found['statistic']}": found["report"] for found in content["findings"]}
+    for name in ("sent prototypes: prototype score", "sent all"):
+        assert named[name]["auc"]["low"] > named[name]["auc"]["chance_high"]
+    assert content["not_read"] == []
+
+
+@pytest.mark.slow
+def test_what_no_statistic_reads_of_uploads_is_named(tmp_path):
+    """FedMix's mean images: the weights that are attacked say nothing of them."""
+    train(compose([*TINY, "method=fedmix", "rounds=1", f"out={tmp_path}"]), quiet=True)
+    content = infer(reopen(str(tmp_path)), LiraOptions(shadows=6)).content
+    assert content["not_read"] == ["averages: mean_images, mean_labels"]
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_class_sums_without_noise_are_attacked_by_products(tmp_path):

@@ -87,6 +87,27 @@ def test_findings_and_defences_follow_the_files(folder):
     assert ["differential privacy", "epsilon 3.2, delta 1e-05"] in [row[:2] for row in cells(after, 2)]
 
 
+@pytest.mark.parametrize(("secret", "said"), [(True, "a bound for any attack"), (False, "no protection")])
+def test_noise_of_a_known_seed_is_no_defence(folder, secret, said):
+    run = reopen(str(folder))
+    run.result[BUDGET] = {"epsilon": 3.2, "delta": 1e-5, "secret": secret}
+    assert cells(privacy_page(run), 2)[-1][2].endswith(said)
+
+
+def test_what_an_attack_did_not_read_stands_below_its_table(folder):
+    found = {
+        "shadows": 8,
+        "uploads": "each client's own",
+        "shift": "none",
+        "pairs_left_out": 0,
+        "findings": [],
+    }
+    (folder / "privacy").mkdir(exist_ok=True)
+    (folder / "privacy" / "lira.json").write_text(json.dumps(found | {"not_read": ["averages: mean_images"]}))
+    notes = privacy_page(reopen(str(folder))).sections[1].blocks[0].notes
+    assert notes[-1] == "No statistic reads, so that even 'all' says nothing of it: averages: mean_images"
+
+
 def test_correlations_stand_beside_those_of_noise(folder):
     kinds = {"shared": (0.5, 0.25, -0.125), "noise": (0.75, 0.375, 0.0)}
     names = ("r_squared", "r", "corrected")
