@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -50,8 +52,10 @@ def add_review(file: Path, image: ScoredFile, review: Review, run: str) -> None:
     }
     with told_unwritable(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        columns, ended = _columns(file)
         with appended(file) as out:
+            fcntl.flock(out, fcntl.LOCK_EX)  # two browsers may begin the file at once
+            columns, ended = _columns(file)
+            out.seek(0, os.SEEK_END)
             writer = csv.DictWriter(out, columns, extrasaction="ignore")
             if not out.tell():
                 writer.writeheader()

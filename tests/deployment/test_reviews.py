@@ -12,6 +12,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import csv_cell
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
+from lit_fedad.deployment import reviews
 from lit_fedad.deployment.reviews import COLUMNS, Reviews, add_review
 from lit_fedad.deployment.ui.reading import ScoredFile
 from lit_fedad.deployment.update import UpdateOptions, _NewImages
@@ -35,6 +36,21 @@ def test_reviews_are_appended_as_lines(tmp_path):
     assert rows[0]["path"] == "'=a.png"  # no spreadsheet runs it
     with pytest.raises(UserError, match="cannot be written"):
         add_review(tmp_path, image, "missed", "run")
+
+
+def test_two_browsers_that_begin_the_file_at_once_write_one_head(tmp_path, monkeypatch):
+    file, appended, opened = tmp_path / "reviews.csv", reviews.appended, list[Path]()
+
+    def while_another_reviews(path):
+        out = appended(path)
+        if not opened:
+            opened.append(path)
+            add_review(file, scored("b.png"), "missed", "run")
+        return out
+
+    monkeypatch.setattr(reviews, "appended", while_another_reviews)
+    add_review(file, scored("a.png"), "missed", "run")
+    assert Reviews(file).counts() == {"missed": 2}
 
 
 @pytest.mark.parametrize("start", ["", "\ufeff"])
