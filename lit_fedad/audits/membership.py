@@ -210,9 +210,8 @@ def _unread(run: FinishedRun, observed: Mapping[int, dict[Side, Seen]]) -> list[
     """Names what no statistic reads of the clients' messages, exchange by exchange: what it tells stays open."""
     exchanges, client = run.federation.exchanges, run.federation.client
     weights = client.task.state_dict().keys()
-    read: dict[
-        str, set[str]
-    ] = {}  # kinds of statistics by the exchange's name: later ones may have nothing to send
+    # Kinds of statistics by the exchange's name: a later exchange of a name may have had nothing to send.
+    read: dict[str, set[str]] = {}
     for one in observed.values():
         for place, by_client in one["sent"].items():
             round, number = _order(place)
