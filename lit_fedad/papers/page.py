@@ -27,6 +27,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
+from lit_fedad.tracking.server import destination
 
 _PICTURES = ".written"  # lists the pictures of a report
 
@@ -35,7 +36,7 @@ def report_runs(
     display: Display,
     experiment: tuple[str, ...] = (),
     out: str | None = None,
-    ui: str = "http://127.0.0.1:5000",
+    ui: str | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes one page of all tracked runs, or of some experiments, as ``report.html`` and ``report.md``.
@@ -44,7 +45,7 @@ def report_runs(
         display: Says what becomes of it.
         experiment: MLflow experiments to report; all by default.
         out: Folder of the page; ``reports/`` with the experiments' names by default.
-        ui: Address of ``mlflow ui``.
+        ui: Address of MLflow's pages; that of the tracking server by default, and of ``mlflow ui`` beside a database.
         overrides: Of the configuration only ``tracking.uri``.
 
     Returns:
@@ -53,7 +54,7 @@ def report_runs(
     Raises:
         UserError: For bad input, or if no complete run is tracked.
     """
-    if not ui.startswith(("http://", "https://")):
+    if ui is not None and not ui.startswith(("http://", "https://")):
         raise UserError(f"ui={ui}: must begin with http:// or https://")
     given = dict(overrides or {})
     uri = given.pop("tracking.uri", None)
@@ -62,7 +63,9 @@ def report_runs(
             f"report without table= has no key '{min(given)}', of the configuration only tracking.uri"
         )
     names = "-".join(experiment)
-    links = Links(without_user(ui).rstrip("/"), Path(out or f"reports/{names or 'all'}"))
+    server = destination(uri) if destination(uri).startswith(("http://", "https://")) else None
+    address = without_user(ui or server or "http://127.0.0.1:5000").rstrip("/")
+    links = Links(address, Path(out or f"reports/{names or 'all'}"))
     tracked = tracked_runs(experiment, uri)
     with tempfile.TemporaryDirectory() as fetched:
         runs = complete_runs(tracked, Path(fetched), uri, display)
@@ -76,7 +79,11 @@ def report_runs(
     file = write_page(page, links.out)
     display.note(f"complete runs: {len(runs)}; the page has {human_bytes(file.stat().st_size)}")
     display.where_next(
-        [("page", str(file)), ("text", str(links.out / "report.md")), ("runs", f"mlflow ui ({links.ui})")]
+        [
+            ("page", str(file)),
+            ("text", str(links.out / "report.md")),
+            ("runs", address if server else f"mlflow ui ({address})"),
+        ]
     )
     return file
 

@@ -280,7 +280,7 @@ class Links:
     """Addresses of runs.
 
     Attributes:
-        ui: Address of ``mlflow ui``.
+        ui: Address of MLflow's pages.
         out: Folder of the page, which addresses of run folders are relative to.
     """
 
