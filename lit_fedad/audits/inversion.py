@@ -27,6 +27,7 @@ from lit_fedad.report.audit_figures import Shown, inversion_sheet
 from lit_fedad.report.figures import save_figure
 
 _CANDIDATES = 200  # images of other clients that the judge compares with, at most
+_DRAWN = 16  # reconstructions; a picture of two hundred is higher than a file can be
 
 
 class Identified(NamedTuple):
@@ -214,14 +215,14 @@ def judge(images: Tensor, private: Tensor) -> Judged:
 
 
 def draw_inversion(
-    judged: Judged, control: Judged, private: Tensor, shown: int, names: Sequence[str], title: str
+    judged: Judged, control: Judged, private: Tensor, names: Sequence[str], title: str
 ) -> Figure:
     """Draws the best reconstructions, the private images they are nearest to, and the best of the control.
 
-    At most ``shown`` rows; names are those of the attacked client and of the control.
+    At most 16 rows; names are those of the attacked client and of the control.
     """
     rows = []
-    for best, other in zip(judged.best(shown), control.best(shown), strict=False):
+    for best, other in zip(judged.best(_DRAWN), control.best(_DRAWN), strict=False):
         index = int(judged.matches.nearest[best])
         rows.append(
             [
@@ -308,7 +309,7 @@ def invert(run: FinishedRun, options: InversionOptions) -> Outcome:
     path = save_json(run.folder.path / "privacy", "inversion.json", report)
     figure = run.folder.path / "figures" / "inversion.png"
     title = f"{run.result['method']}: inversion of the {attack.target} sent by client {attack.client}"
-    save_figure(draw_inversion(reached, by_control, private, options.images, names, title), figure)
+    save_figure(draw_inversion(reached, by_control, private, names, title), figure)
     metrics = {f"inversion/top1{end}": float(report[f"top1{end}"]) for end in _ENDS}
     metrics["inversion/psnr"] = summaries[names[0]]["psnr"]
     return Outcome("inversion", report, metrics, [path, figure])

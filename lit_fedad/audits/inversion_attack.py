@@ -47,7 +47,7 @@ class InversionOptions:
     Attributes:
         client: Attacked client; None for the first.
         control: Client that it is compared with; None for the next one.
-        images: How many images are sought and shown.
+        images: How many images are sought; the best 16 at most are shown.
         steps: Steps of the search.
         restarts: How often the search begins anew; the one of the lowest loss counts.
         seed: Seed of what the search starts from.

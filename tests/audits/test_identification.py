@@ -7,7 +7,7 @@ import torch
 from scipy.stats import beta
 
 from lit_fedad.audits import inversion, inversion_attack
-from lit_fedad.audits.inversion import Jury, identify
+from lit_fedad.audits.inversion import Jury, draw_inversion, identify, judge
 
 
 def test_ranks_by_hand():
@@ -75,3 +75,11 @@ def test_candidates_are_of_the_classes_that_the_client_holds(monkeypatch, classe
     jury = Jury(run_of([[0, 1], [2, 3]], classes), 0)
     assert len(jury.others) == others
     assert jury.candidates.startswith(f"2 of the client and {said}")
+
+
+def test_of_many_reconstructions_the_best_are_drawn():
+    """All of them would be a picture that is too high for a file."""
+    private = torch.rand(20, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    judged = judge(private, private)
+    figure = draw_inversion(judged, judged, private, ["client 0", "control"], "inversion")
+    assert len(figure.axes) == 3 * 16
