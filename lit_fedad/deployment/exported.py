@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SHEET = "detector.json"
 _FORMAT = 1
+_FORMAT_FILES = frozenset(name for form in FORMATS.values() for name in form.files)
 _EXPORT_AGAIN = "export the detector again: lit-fedad export run=RUN"
 
 
@@ -85,6 +87,9 @@ class DetectorSheet:
 def write_sheet(folder: Path, facts: Facts) -> Path:
     """Writes ``detector.json`` beside the files of an exported detector.
 
+    Formats of an earlier export are removed, with a warning, where that was of another detector, such as that of
+    another product: no sheet and no card would tell their threshold.
+
     Args:
         folder: Their folder.
         facts: What their model card states.
@@ -102,7 +107,11 @@ def write_sheet(folder: Path, facts: Facts) -> Path:
         classes=tuple(result["partition"]["products"]) if facts.classifies else (),
         sha256={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
     )
-    sheet = replace(sheet, sha256={**formats_of_before(folder, sheet), **sheet.sha256})
+    kept = {**formats_of_before(folder, sheet), **sheet.sha256}
+    for name in (_FORMAT_FILES & _unchanged(folder).keys()) - kept.keys():
+        (folder / name).unlink()
+        warnings.warn(f"{folder / name}: was of another detector, and is removed", stacklevel=2)
+    sheet = replace(sheet, sha256=kept)
     path = folder / SHEET
     with atomic(path) as partial:
         partial.write_text(json.dumps({"format": _FORMAT, **asdict(sheet)}, indent=1))
@@ -116,18 +125,24 @@ def formats_of_before(folder: Path, sheet: DetectorSheet) -> dict[str, str]:
         folder: The detector's folder.
         sheet: The sheet of the export.
     """
+    unchanged = _unchanged(folder)
+    return (
+        unchanged if unchanged and replace(read_sheet(folder), sha256={}) == replace(sheet, sha256={}) else {}
+    )
+
+
+def _unchanged(folder: Path) -> dict[str, str]:
+    """Returns the hashes of files that an earlier export wrote, and that are still the same."""
     try:
         before = read_sheet(folder)
     except UserError:
         return {}
-    if replace(before, sha256={}) != replace(sheet, sha256={}):
-        return {}
-    kept = {}
+    found = {}
     for name, digest in before.sha256.items():
         with contextlib.suppress(UserError):
             before.content(folder, name)
-            kept[name] = digest
-    return kept
+            found[name] = digest
+    return found
 
 
 def read_sheet(folder: Path) -> DetectorSheet:
@@ -159,9 +174,7 @@ def read_sheet(folder: Path) -> DetectorSheet:
 
 
 _CARD = "model_card.md"
-_FILES = frozenset(
-    {SHEET, _CARD, "preprocessing.json", *(name for form in FORMATS.values() for name in form.files)}
-)
+_FILES = _FORMAT_FILES | {SHEET, _CARD, "preprocessing.json"}
 
 
 def register(
