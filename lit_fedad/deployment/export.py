@@ -212,6 +212,7 @@ def export(
     """
     chosen = check_formats(format)
     opened = open_client(run, client, version, overrides, _ANYWHERE)
+    opened.check_options(product=product)
     folder, result, config, transform = opened.folder, opened.result, opened.config, opened.transform
     number, label = opened.number, ClientNames.of(result).label(opened.number)
     rules = {

@@ -86,6 +86,12 @@ class OpenedClient:
         chosen = self.folder.alpha() if alpha is None else alpha
         return decision_rule(self.calibration, self.number, chosen, product)
 
+    def check_options(self, **options: object) -> None:
+        """Refuses options of a decision, such as a product, where the run learned classes."""
+        given = [f"{name}={value}" for name, value in options.items() if value is not None]
+        if self.classifies and given:
+            raise UserError(f"{given[0]}: a classifier has no threshold; leave it out")
+
     def scored(self, images: Sequence[Tensor], rule: DecisionRule) -> list[Scored]:
         """Scores a batch of images, each float32 [C, H, W] as `transform` gives them."""
         if not images:

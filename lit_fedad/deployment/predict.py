@@ -118,6 +118,7 @@ def predict(
             another command writes to the folder; also if an image could not be read, after all others are scored.
     """
     opened = open_client(run, client, version, overrides)
+    opened.check_options(alpha=alpha, product=product)
     destination = Path(out) if out else opened.folder.path / "predictions"
     root, display = Path(images), Display()
     paths = image_files(root, destination, display)
