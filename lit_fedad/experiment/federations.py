@@ -74,7 +74,8 @@ def build_federation(
         transport=transport,
         names=names,
     )
-    return protect(federation, build(config["federation"].get("secure_sum")), promised(config), key)
+    secure_sum, privacy = (build(config["federation"].get(name)) for name in ("secure_sum", "privacy"))
+    return protect(federation, secure_sum, privacy, key)
 
 
 def shared_key(folder: Path, config: Config, images: str, fabric: Fabric) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.federation.local_transport import LocalTransport
@@ -23,7 +25,7 @@ def protect(
     Args:
         federation: The federation.
         secure_sum: Settings of secure aggregation, by which the server receives sums alone; None for none.
-        privacy: Settings of differential privacy; None for none.
+        privacy: Settings of differential privacy; None for none. Without a budget nothing is noised, with a warning.
         noise_key: The secret that its noise is drawn from.
 
     Returns:
@@ -37,7 +39,13 @@ def protect(
         secure_sum.check(method, federation.channel, federation.receiver.robust, len(clients))
         if isinstance(federation.transport, LocalTransport):
             federation.transport.parties = Parties(federation.fabric, federation.mine)
-    if privacy is not None and privacy.epsilon is not None:
+    if privacy is not None and privacy.epsilon is None:
+        warnings.warn(
+            "federation.privacy has no budget, so nothing is noised and nothing promised; give"
+            " federation.privacy.epsilon, such as 4",
+            stacklevel=2,
+        )
+    elif privacy is not None:
         data = federation.data
         # Each stage has a milestone; where stages come in turns, the last round may have the first again.
         held = [data.at(round).stages for round in sorted(data.milestones)]
