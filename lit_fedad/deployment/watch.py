@@ -70,7 +70,7 @@ def watch(
         interval: Seconds between two looks at the folder.
         once: Whether to look once, and end.
         version: Number of the detector's version: 0 as it was trained, None for the default.
-        out: Folder of the log; None for ``watch/client_N`` in the run's folder.
+        out: Folder of the log; None for ``watch/client_N`` or ``watch/client_N_PRODUCT`` in the run's folder.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:

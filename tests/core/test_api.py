@@ -55,6 +55,7 @@ def test_the_code_of_the_page(tmp_path, monkeypatch):
         exec(block, names)
     assert [one.decision in ("normal", "anomalous") for one in names["several"]] == [True] * 3
     assert names["several"][0].score == pytest.approx(names["one"].score, rel=1e-5)
+    assert lf.load("outputs/two", client=0)("bad/0.png").score == pytest.approx(names["one"].score, rel=1e-5)
     assert len(names["predictions"]) > 0
     assert names["two"].task.training  # a Trainer leaves modes as they are
     assert names["distances"].shape == (1000, 1)

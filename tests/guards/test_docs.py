@@ -14,6 +14,7 @@ from lit_fedad.cli.main import COMMANDS
 from lit_fedad.core.building import build
 from lit_fedad.core.config import RENAMED, choices, compose, conf_folder
 from lit_fedad.core.options import bind
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
@@ -143,6 +144,11 @@ def test_trainings_compose(page):
             federation = compose(overrides)["federation"]
             for section in ("sampler", "channel", "robust", "secure_sum", "privacy"):
                 build(federation.get(section))  # which checks how its settings go together
+
+
+def test_the_table_of_the_page_has_the_metrics_that_the_page_selects():
+    (given,) = re.findall(r"`metrics=([\w,]+)`", read("docs/running.md"))
+    assert {*given.split(",")} <= {*AnomalyEvaluator.metrics}
 
 
 @pytest.mark.parametrize("page", PAGES)
