@@ -147,7 +147,8 @@ def chosen_page(pages: int, page: int | None, alone: bool = False) -> int:
         return 0
     if page is None:
         raise ValueError(
-            "holds several pages or frames; choose one by image.page (from 0), or save each as a file of its own"
+            "holds several pages or frames; save each as a file of its own, or choose one in training, by image.page"
+            " (from 0)"
         )
     if page >= pages:
         raise ValueError(f"has no page {page}; image.page counts from 0")

@@ -172,6 +172,14 @@ def test_a_page_is_chosen_at_every_door_with_its_mask(tmp_path, form):
             read_picture(file, page)
 
 
+def test_a_page_is_to_be_chosen_in_training_for_a_trained_run_takes_no_other(tmp_path):
+    (tmp_path / "a.tif").write_bytes(PAGES["TIFF"])
+    with pytest.raises(
+        UserError, match=r"save each as a file of its own, or choose one in training, by image\.page"
+    ):
+        read_picture(tmp_path / "a.tif")
+
+
 def test_the_larger_page_behind_a_small_one_is_refused_before_it_is_decoded():
     file = BytesIO()
     with tifffile.TiffWriter(file) as writer:
