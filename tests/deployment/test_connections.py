@@ -69,9 +69,8 @@ def test_many_that_wait_lock_nobody_out(server, address, monkeypatch):
     waiting = [socket.create_connection(address)]
     while not server.server_state.connections and time.monotonic() < end:
         time.sleep(0.01)
-    time.sleep(
-        0.01
-    )  # the clock of uvloop ticks by a millisecond: those that come at one tick have waited equally
+    # The clock of uvloop ticks by a millisecond: those that come at one tick have waited equally long.
+    time.sleep(0.01)
     waiting += [socket.create_connection(address) for _ in range(29)]
     while time.monotonic() < end:
         if httpx.get(f"http://127.0.0.1:{address[1]}").text == "ok":
