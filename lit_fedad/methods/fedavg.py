@@ -100,11 +100,6 @@ class FedAvgClient(Client):
         self.refreshed_in = 1
         """The round of the weights that the task's bank was computed with; `Prepare` uses the initial weights."""
 
-    @property
-    def evidence(self) -> Evidence:
-        """What the messages of methods without an evidence of their own show of single images: that of weights."""
-        return WEIGHTS
-
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
         """Checks that a class of task has weights, where the method shares them."""
@@ -374,7 +369,7 @@ def with_exchanges(
     pooled = standardised(client.task)
     statistics: tuple[Exchange, ...] = (pool_channels(client.task),) if pooled else ()
     prepare = (Prepare(pooled),) if pooled or client.task.prepares else ()
-    return Exchanges((*statistics, *prepare, *setup), rounds, evidence=evidence or client.evidence)
+    return Exchanges((*statistics, *prepare, *setup), rounds, evidence=evidence or WEIGHTS)
 
 
 def predict_with_weights(server: FedAvgServer, client: Client, update: Update) -> None:

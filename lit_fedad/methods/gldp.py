@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Evidence,
+    Exchanges,
     Free,
     Message,
     MessageSpec,
@@ -35,7 +35,7 @@ from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.prototypes import Prototypes, class_means
-from lit_fedad.methods.fedavg import WEIGHTS, FedAvgServer
+from lit_fedad.methods.fedavg import WEIGHTS, FedAvgServer, with_exchanges
 from lit_fedad.methods.fedrep import FedRepClient
 from lit_fedad.methods.parts.evidence import weights_sent
 from lit_fedad.tasks.classifier import Classifier
@@ -98,11 +98,6 @@ class GLDPClient(FedRepClient):
     def predictors(self) -> Predictors:
         """Global prototypes, of the client's classes or of all, local ones and the head; the last two are personal."""
         return Predictors(merged=True, heads=("all", "lp", "head"))
-
-    @property
-    def evidence(self) -> Evidence:
-        """That of weights, and the prototypes."""
-        return replace(WEIGHTS, sent=_sent)
 
     def auxiliary_spec(self) -> MessageSpec:
         """Declares prototypes of any number of classes."""
@@ -288,3 +283,8 @@ def _sent(client: GLDPClient, received: Message, sent: Message) -> list[Shown]:
         return value
 
     return [*weights_sent(client, received, sent), SharedPrototypes(sent[VECTORS], sent[CLASSES], features)]
+
+
+def exchanges(client: GLDPClient) -> Exchanges:
+    """FedAvg's, with evidence of prototypes beside that of weights."""
+    return with_exchanges(client, evidence=replace(WEIGHTS, sent=_sent))
