@@ -107,11 +107,11 @@ def write_sheet(folder: Path, facts: Facts) -> Path:
         classes=tuple(result["partition"]["products"]) if facts.classifies else (),
         sha256={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
     )
-    kept = {**formats_of_before(folder, sheet), **sheet.sha256}
-    for name in (_FORMAT_FILES & _unchanged(folder).keys()) - kept.keys():
+    same = formats_of_before(folder, sheet)
+    for name in set() if same else (_FORMAT_FILES & _unchanged(folder).keys()) - sheet.sha256.keys():
         (folder / name).unlink()
         warnings.warn(f"{folder / name}: was of another detector, and is removed", stacklevel=2)
-    sheet = replace(sheet, sha256=kept)
+    sheet = replace(sheet, sha256={**same, **sheet.sha256})
     path = folder / SHEET
     with atomic(path) as partial:
         partial.write_text(json.dumps({"format": _FORMAT, **asdict(sheet)}, indent=1))
