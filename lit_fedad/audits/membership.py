@@ -218,14 +218,14 @@ def _unread(run: FinishedRun, observed: Mapping[int, dict[Side, Seen]]) -> list[
             name = exchanges.of_round(round)[number].name
             read.setdefault(name, set()).update(*by_client.values())
     unread: dict[str, None] = {}
-    for one_sent in (*exchanges.setup, *exchanges.rounds):
-        names, kinds = set(one_sent.upload_spec(client)), read.get(one_sent.name, set())
+    for exchange in (*exchanges.setup, *exchanges.rounds):
+        names, kinds = set(exchange.upload_spec(client)), read.get(exchange.name, set())
         if kinds and kinds <= {"update", "predictor"} and not names.isdisjoint(weights):
             names = names.difference(weights)  # who predicts with the weights looks at nothing else
         elif kinds:
             continue
         if names:
-            unread[f"{one_sent.name}: {', '.join(sorted(names))}"] = None
+            unread[f"{exchange.name}: {', '.join(sorted(names))}"] = None
     return list(unread)
 
 

@@ -63,7 +63,8 @@ def report_runs(
             f"report without table= has no key '{min(given)}', of the configuration only tracking.uri"
         )
     names = "-".join(experiment)
-    server = destination(uri) if destination(uri).startswith(("http://", "https://")) else None
+    tracking = destination(uri)
+    server = tracking if tracking.startswith(("http://", "https://")) else None
     address = without_user(ui or server or "http://127.0.0.1:5000").rstrip("/")
     links = Links(address, Path(out or f"reports/{names or 'all'}"))
     tracked = tracked_runs(experiment, uri)
