@@ -24,6 +24,7 @@ _MOST_BYTES, _MOST_PIXELS = 20_000_000, 25_000_000
 # sideways; Gradio breaks words between any two letters, and its heatmaps get too small.
 _STYLE = """
 .thumbnail-item .caption-label { top: var(--spacing-sm) !important; bottom: auto !important }
+.picture img { width: 100% !important; height: 100% !important; object-fit: contain !important }
 .table-wrap :is(th, td, span) { overflow-wrap: normal !important; word-break: normal !important }
 @media (max-width: 600px) {
   .table-wrap :is(th, td, span) { font-size: .7rem; padding: 0 1px !important }

@@ -244,13 +244,8 @@ class OperatorPage:
             # What was called normal can only have been missed, and what was not only be a false alarm.
             wrong = {"false alarm": image.decision != "normal", "missed": image.decision == "normal"}
             usable = [gr.Button(interactive=wrong.get(what, True)) for what in buttons]
-            return (
-                event.index,
-                words,
-                _filled(_original(Path(image.path), self.view.page)),
-                _filled(drawn),
-                *usable,
-            )
+            pictures = _filled(_original(Path(image.path), self.view.page)), _filled(drawn)
+            return event.index, words, *pictures, *usable
 
         def review(images: list[ScoredFile], index: int, what: Review) -> str:
             if index < 0:
@@ -361,7 +356,15 @@ def _named(product: str) -> str | None:
 
 def _panel(label: str) -> gr.Image:
     """A place for a picture, which is seen once it holds one (`_filled`)."""
-    return gr.Image(label=label, interactive=False, format="png", buttons=["fullscreen"], visible=False)
+    return gr.Image(
+        label=label,
+        interactive=False,
+        format="png",
+        buttons=["fullscreen"],
+        height=420,  # small images are enlarged to it
+        visible=False,
+        elem_classes="picture",
+    )
 
 
 def _filled(picture: Any) -> gr.Image:
