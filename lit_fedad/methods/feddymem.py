@@ -142,12 +142,10 @@ class FedDyMemClient(MomentsClient):
 
     @property
     def discloses(self) -> Disclosures:  # type: ignore[override]
-        """A memory, and where the task measures them moments of the features of images since the last round."""
-        moments = self.moments_disclosed if self.task.measures else ()
-        return (
-            MEMORY,
-            *(replace(part, what=f"{part.what}, of images since the last round") for part in moments),
-        )
+        """A memory, and of what a subspace is fitted to, moments of the features of images since the last round."""
+        moments = () if self.task.subspace is None else self.moments_disclosed
+        since = "of images since the last round"
+        return MEMORY, *(replace(part, what=f"{part.what}, {since}") for part in moments)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
@@ -159,7 +157,7 @@ class FedDyMemClient(MomentsClient):
             stages = torch.tensor(max(stage + 1, int(self.past.get("stages", 0))))
             self.sent = {**reduced._asdict(), "stages": stages}
             self.summed = sorted({*self.summed, stage}) if new else self.summed
-        moments = self.new_moments(loader) if self.task.measures else {}
+        moments = {} if self.task.subspace is None else self.new_moments(loader)
         return {**reduced.message(self.sent_per_slot()), **moments}
 
     def anchors(self, memory: Tensor) -> Tensor:
@@ -168,7 +166,7 @@ class FedDyMemClient(MomentsClient):
 
     def upload_spec(self) -> MessageSpec:
         """Declares a memory, float32 [slots, C], and new moments where the task has a subspace."""
-        moments = self.moments_spec() if self.task.measures else {}
+        moments = {} if self.task.subspace is None else self.moments_spec()
         return {**self.memory_spec(*self.sent_per_slot()), **moments}
 
     def first_memory(self, loader: DataLoader, names: Sequence[str], vectors: int | None = None) -> Message:
@@ -275,7 +273,8 @@ class FedDyMemServer(MomentsServer):
         images = update.num_samples
         if not self.task.reduce.adds_up:
             return images, images
-        if self.task.measures and client_id != SUM:  # nobody knows whose images in a sum were measured
+        # Nobody knows whose images in a sum were measured.
+        if self.task.subspace is not None and client_id != SUM:
             before = self.summed.get(client_id)  # none of a stage in which the client was not sampled
             new = images if before is None or len(update.message.get("count", ())) else 0
             summed = max(images, (before or 0) + new)
@@ -293,7 +292,7 @@ class FedDyMemServer(MomentsServer):
             memory = memory[place]
         if self.counted:
             self.known["radii"] = self._merge_radii(messages, memory, place)
-        if self.task.measures and previous is not None:
+        if self.task.subspace is not None and previous is not None:
             self.summed |= {one: self._images(one, sent)[0] for one, sent in updates.items()}
             self.add_moments(updates)
         self.known["memory"] = memory
@@ -384,13 +383,13 @@ def exchanges(client: FedDyMemClient) -> Exchanges:
     """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
     task, statistics = client.task, list[Exchange]()
     if task.measures:
-        statistics = [PooledMoments()]
+        statistics = [PooledMoments(first_stage=task.subspace is None)]
     elif task.standardise:
         statistics = [pool_channels(task)]
     threshold = (PooledThreshold(task.loss.neighbours),) if client.pools_threshold else ()
     sums = None
     if client.send_counts and task.head is None and task.reduce.adds_up:
-        moments = MomentSums(task.vectors_per_image) if task.measures else None
+        moments = None if task.subspace is None else MomentSums(task.vectors_per_image)
         means = SlotMeans(max(task.vectors_per_image, task.slots), moments)
         sums = Sums(lambda client: means)
     return Exchanges(

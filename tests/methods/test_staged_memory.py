@@ -158,10 +158,13 @@ def test_a_bank_that_is_made_before_round_1_says_that_it_knows_the_first_stage_a
         play(client, FederatedPatchCoreServer(client), rounds, schedule)
 
 
-def test_what_is_set_up_of_the_first_stage_and_never_renewed_is_said(play):
-    client = FedDyMemClient(summed_bank(subspace=None, whiten=None), send_counts=True)
-    with pytest.warns(UserWarning, match=r"before round 1 \(statistics\) is of the first alone"):
+@pytest.mark.parametrize(("changes", "fixed"), [({"whiten": None}, "statistics"), ({}, "moments")])
+def test_what_is_set_up_of_the_first_stage_and_never_renewed_is_said(play, changes, fixed):
+    """Rounds bring no moments then, as nothing would be made of them."""
+    client = FedDyMemClient(summed_bank(subspace=None, **changes), send_counts=True)
+    with pytest.warns(UserWarning, match=rf"before round 1 \({fixed}\) is of the first alone"):
         play(client, FedDyMemServer(client, KMeansAggregation()), 3)
+    assert "covariance" not in client.upload_spec()
 
 
 @IN_TURNS

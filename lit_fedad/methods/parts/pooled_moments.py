@@ -230,7 +230,11 @@ def subspace_spec(task: PatchTask) -> MessageSpec:
 
 
 class PooledMoments(Exchange[MomentsClient, MomentsServer]):
-    """The set-up exchange in which clients send the moments of their patches, which the server adds up."""
+    """The set-up exchange in which clients send the moments of their patches, which the server adds up.
+
+    Args:
+        first_stage: Whether rounds bring no moments of images that come later.
+    """
 
     name = "moments"
     down = False
@@ -238,6 +242,9 @@ class PooledMoments(Exchange[MomentsClient, MomentsServer]):
     sums = Sums(lambda client: MomentSums(client.vectors_per_image))
 
     discloses = DisclosedBy(lambda client: client.moments_disclosed)
+
+    def __init__(self, first_stage: bool = False) -> None:
+        self.first_stage = first_stage
 
     def send(self, client: MomentsClient, loader: DataLoader) -> Message:
         """Returns new moments."""
