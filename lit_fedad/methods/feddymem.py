@@ -6,7 +6,7 @@ FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means retur
 `lit_fedad.methods.federated_bank` extends client and server to a bank of sums without a head.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -169,12 +169,13 @@ class FedDyMemClient(MomentsClient):
         moments = {} if self.task.subspace is None else self.moments_spec()
         return {**self.memory_spec(*self.sent_per_slot()), **moments}
 
-    def first_memory(self, loader: DataLoader, names: Sequence[str], vectors: int | None = None) -> Message:
-        """Returns the first memory of the client's patches, by default of as many vectors as it has slots.
+    def first_memory(self, loader: DataLoader, vectors: int | None = None) -> Message:
+        """Returns the first memory, by default of as many vectors as slots; radii are distances to its own vectors."""
+        return self.task.reduce_memory(loader, self.context, None, vectors).message(self.sent_at_first())
 
-        Its radii are distances to its own vectors. Names are those of values of each slot that are sent with it.
-        """
-        return self.task.reduce_memory(loader, self.context, None, vectors).message(names)
+    def sent_at_first(self) -> list[str]:
+        """Names the values that are sent with the first memory: beside a subspace nothing is made of radii."""
+        return self.sent_per_slot() if self.task.subspace is None else ["counts"] * self.send_counts
 
     def sent_per_slot(self) -> list[str]:
         """Names the values of each slot that are sent with a memory."""
@@ -360,14 +361,14 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns a first memory."""
-        return client.first_memory(loader, client.sent_per_slot())
+        return client.first_memory(loader)
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares a first memory, whose radii are compared with its own vectors and not with other clients' radii.
 
         A client of one or two images has a slot for every patch: its radii are 0, and no measure of others'.
         """
-        spec = client.memory_spec(*client.sent_per_slot())
+        spec = client.memory_spec(*client.sent_at_first())
         return {name: replace(form, counted=form.counted or name == "radii") for name, form in spec.items()}
 
     def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:

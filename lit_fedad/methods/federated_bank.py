@@ -217,11 +217,11 @@ class FirstVectors(FirstMemory):
 
     def send(self, client: FederatedBankClient, loader: DataLoader) -> Message:  # type: ignore[override]
         """Returns as many vectors as the server asked for."""
-        return client.first_memory(loader, ("counts", "radii"), client.first_vectors)
+        return client.first_memory(loader, client.first_vectors)
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares a memory of as many vectors as the server asked for."""
-        return client.memory_spec("counts", "radii", slots=Free("vectors", client.task.slots))
+        return client.memory_spec(*client.sent_at_first(), slots=Free("vectors", client.task.slots))
 
     def validate(self, server: FederatedBankServer, client_id: int, update: Update) -> None:  # type: ignore[override]
         """Checks the number of vectors, and the counts."""

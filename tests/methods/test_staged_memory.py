@@ -167,6 +167,16 @@ def test_what_is_set_up_of_the_first_stage_and_never_renewed_is_said(play, chang
     assert "covariance" not in client.upload_spec()
 
 
+@pytest.mark.parametrize(
+    ("changes", "names"), [({}, {"memory", "counts"}), ({"subspace": None}, {"memory", "counts", "radii"})]
+)
+def test_radii_of_the_first_memory_are_sent_where_they_are_used(changes, names):
+    """Beside a subspace slots have radii once residuals are known, after round 1."""
+    client = FederatedBankClient(summed_bank(**changes), min_images=1)
+    (first,) = [one for one in exchanges(client).setup if one.name == "memory"]
+    assert first.upload_spec(client).keys() == names
+
+
 @IN_TURNS
 def test_noise_is_refused_where_images_come_in_stages(play, schedule, rounds):
     client = FederatedSubspaceClient(Subspace(TinyPyramid(), share=0.9, grid=4, image_size=32))
