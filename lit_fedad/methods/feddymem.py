@@ -6,7 +6,7 @@ FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means retur
 `lit_fedad.methods.federated_bank` extends client and server to a bank of sums without a head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    SUM,
     Evidence,
     Exchange,
     Exchanges,
@@ -23,23 +22,19 @@ from lit_fedad.contracts import (
     Message,
     MessageSpec,
     Predictors,
-    Sums,
     TensorSpec,
     Update,
 )
-from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
+from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.message_check import TINY
 from lit_fedad.federation.receiver import FAR
-from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
-from lit_fedad.memory.reduce import Reduced
-from lit_fedad.memory.slot_sums import carried
+from lit_fedad.memory.merge import Aggregation, agreement, merge_radii
 from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_memory, predict_with_bank
-from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
-from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments, subspace_spec
+from lit_fedad.methods.parts.pooled_moments import MomentsClient, MomentsServer, PooledMoments
 from lit_fedad.methods.parts.pooled_statistics import (
     PooledThreshold,
     check_slots,
@@ -69,10 +64,15 @@ class FedDyMemClient(MomentsClient):
         send_counts: Whether each slot's numbers of patches and images and its radius are sent too.
         independent_init: Whether every client draws its own initial head, as printed in FedDyMem Alg. 4. Features of
             different clients are then not comparable: a stress test, not a useful setting.
+
+    Raises:
+        UserError: If the task has a subspace, which `federated_bank` alone fits.
     """
 
     needs = MemoryBank
-    state_names = ("head", "drew_head", "sent", "past", "summed")
+    state_names: ClassVar[tuple[str, ...]] = ("head", "drew_head")
+    discloses = (MEMORY,)
+    takes_subspace: ClassVar[bool] = False
     task: MemoryBank
 
     def __init__(
@@ -84,11 +84,11 @@ class FedDyMemClient(MomentsClient):
         independent_init: bool = False,
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
-        # Of data that come in stages: what was sent last, what was sent of other stages (`carried`), and the stages
-        # whose images what was sent last holds.
-        self.sent: dict[str, Tensor] = {}
-        self.past: dict[str, Tensor] = {}
-        self.summed: list[int] = []
+        if task.subspace is not None and not self.takes_subspace:
+            raise UserError(
+                f"task.subspace={task.subspace}: a memory of FedDyMem has none; give method=federated_bank, or"
+                " task.subspace=null"
+            )
         self.send_counts = send_counts
         self.independent_init = independent_init
         self.drew_head = False
@@ -121,8 +121,6 @@ class FedDyMemClient(MomentsClient):
                 task.head.reset_parameters()  # type: ignore[operator]
         self.drew_head = True
         load_statistics(task, message)
-        if "basis" in message:
-            task.load_subspace(message["centre"], message["basis"])
         if "memory" in message:
             task.load_memory(message["memory"], message.get("radii"))
         if "threshold" in message:
@@ -134,48 +132,24 @@ class FedDyMemClient(MomentsClient):
         return {**self.features_spec(), **self.memory_spec("radii"), **threshold}
 
     def features_spec(self) -> MessageSpec:
-        """Declares pooled statistics and the subspace of normal features, as far as the task uses them."""
-        statistics = statistics_spec(self.task)
-        if self.task.subspace is None:
-            return statistics
-        return {**statistics, **subspace_spec(self.task)}
-
-    @property
-    def discloses(self) -> Disclosures:  # type: ignore[override]
-        """A memory, and of what a subspace is fitted to, moments of the features of images since the last round."""
-        moments = () if self.task.subspace is None else self.moments_disclosed
-        since = "of images since the last round"
-        return MEMORY, *(replace(part, what=f"{part.what}, {since}") for part in moments)
+        """Declares pooled statistics, as far as the task uses them."""
+        return statistics_spec(self.task)
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
-        self.past, new = carried(self.sent, self.past, stage := self.context.stage)
-        past = Reduced(*(self.past[name] for name in Reduced._fields)) if self.past else None
-        anchors, images = self.anchors(self.task.memory), loader if new else ()
-        reduced = self.task.reduce_memory(images, self.context, anchors, past=past)
-        if self.task.reduce.adds_up:
-            stages = torch.tensor(max(stage + 1, int(self.past.get("stages", 0))))
-            self.sent = {**reduced._asdict(), "stages": stages}
-            self.summed = sorted({*self.summed, stage}) if new else self.summed
-        moments = {} if self.task.subspace is None else self.new_moments(loader)
-        return {**reduced.message(self.sent_per_slot()), **moments}
-
-    def anchors(self, memory: Tensor) -> Tensor:
-        """Returns the slots [slots, C] that patches are assigned to, of the shared memory."""
-        return memory
+        """Returns the client's patches compressed to a memory, which updates the shared one."""
+        reduced = self.task.reduce_memory(loader, self.context, self.task.memory)
+        return reduced.message(self.sent_per_slot())
 
     def upload_spec(self) -> MessageSpec:
-        """Declares a memory, float32 [slots, C], and new moments where the task has a subspace."""
-        moments = {} if self.task.subspace is None else self.moments_spec()
-        return {**self.memory_spec(*self.sent_per_slot()), **moments}
+        """Declares a memory, float32 [slots, C]."""
+        return self.memory_spec(*self.sent_per_slot())
 
-    def first_memory(self, loader: DataLoader, vectors: int | None = None) -> Message:
-        """Returns the first memory, by default of as many vectors as slots; radii are distances to its own vectors."""
-        return self.task.reduce_memory(loader, self.context, None, vectors).message(self.sent_at_first())
+    def first_memory(self, loader: DataLoader, names: Sequence[str], vectors: int | None = None) -> Message:
+        """Returns the first memory of the client's patches, by default of as many vectors as it has slots.
 
-    def sent_at_first(self) -> list[str]:
-        """Names the values that are sent with the first memory: beside a subspace nothing is made of radii."""
-        return self.sent_per_slot() if self.task.subspace is None else ["counts"] * self.send_counts
+        Its radii are distances to its own vectors. Names are those of values of each slot that are sent with it.
+        """
+        return self.task.reduce_memory(loader, self.context, None, vectors).message(names)
 
     def sent_per_slot(self) -> list[str]:
         """Names the values of each slot that are sent with a memory."""
@@ -207,8 +181,8 @@ class FedDyMemServer(MomentsServer):
         UserError: If a number is out of range, or counts are needed and not sent.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ("statistics", "known", "summed", "first_spread", "latest")
-    admits = True
+    state_names: ClassVar[tuple[str, ...]] = ("statistics", "known", "first_spread", "latest")
+    merges_sums = False
     task: MemoryBank
 
     def __init__(
@@ -222,97 +196,54 @@ class FedDyMemServer(MomentsServer):
         at_least("method.server", 0, prior_patches=prior_patches)
         at_least("method.server", 1, radius_images=radius_images)
         self.counted, self.slots = client.send_counts, client.task.slots
-        scored = client.task.image_score is not None or client.task.subspace is not None
+        scored = client.task.image_score is not None
         if not self.counted and (scored or aggregation.needs_counts or prior_patches or radius_images > 1):
             raise UserError(
                 "method.client.send_counts=false: nobody sends slots' counts and radii; give task.image_score=null"
-                " task.subspace=null, and in method.server aggregation.weighted=false prior_patches=0 radius_images=1"
+                ", and in method.server aggregation.weighted=false prior_patches=0 radius_images=1"
             )
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.counts_per_image = max(client.task.vectors_per_image, self.slots)
         self.aggregation, self.prior_patches, self.radius_images = aggregation, prior_patches, radius_images
         self.statistics: Message = {}
         self.known: Message = {}
-        self.summed: dict[int, int] = {}  # images of each client that slots have counted, of all its stages
-        self.held: Mapping[int, int] = {}
         self.first_spread: float | None = None
         self.latest: dict[str, float] = {}
 
-    def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Keeps the number of each client's images, those of all of its stages."""
-        self.held = dict(sizes)
-
-    @property
-    def merges_sums(self) -> bool:  # type: ignore[override]
-        """Whether memories are merged by adding their patches up."""
-        return self.aggregation.adds_up
-
     def learn(self) -> None:
-        """Computes statistics, once, and the subspace of all features that clients have measured so far."""
-        moments = list(self.moment_sets())
+        """Computes statistics, once: the memory is kept in features that they standardise."""
         if standardised(self.task) and not self.statistics:
-            # Statistics stay what they were first: the memory is kept in features that they standardise.
-            self.statistics = self.task.statistics_of(moments[0])
-        if self.task.subspace is not None:
-            self.subspace = self.task.fit_subspace(moments, self.statistics)
+            self.statistics = self.task.statistics_of(next(iter(self.moment_sets())))
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns statistics, subspace, memory and threshold as far as they exist, the same to every client."""
-        return {**self.statistics, **self.subspace, **self.known}
+        """Returns statistics, memory and threshold as far as they exist, the same to every client."""
+        return {**self.statistics, **self.known}
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks what slots count, and new moments."""
-        message = update.message
+        """Checks what slots count."""
         if self.counted:
-            images, least = self._images(client_id, update)
-            check_slots(message, images, self.set_vectors, self.counts_per_image, least)
-        if "covariance" in message:
-            self.check_moments(update)
+            self.check_counts(update.message, update.num_samples, update.num_samples)
 
-    def _images(self, client_id: int, update: Update) -> tuple[int, int]:
-        """Returns the most and the fewest images behind what slots count: sums hold those of earlier stages too."""
-        images = update.num_samples
-        if not self.task.reduce.adds_up:
-            return images, images
-        # Nobody knows whose images in a sum were measured.
-        if self.task.subspace is not None and client_id != SUM:
-            before = self.summed.get(client_id)  # none of a stage in which the client was not sampled
-            new = images if before is None or len(update.message.get("count", ())) else 0
-            summed = max(images, (before or 0) + new)
-            return summed, summed
-        held = sum(self.held.get(client, 0) for client in update.clients or (client_id,))
-        return max(images, held), images
+    def check_counts(self, message: Message, most: int, least: int) -> None:
+        """Checks the counts of a memory that so many images, at most and at least, lie behind."""
+        check_slots(message, most, self.set_vectors, self.counts_per_image, least)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Merges memories, and adds new moments up."""
+        """Merges memories, and the radii of their slots."""
         messages = [update.message for update in updates.values()]
-        previous = self.anchors() if "memory" in self.known else None
-        memory = self._merge(messages, previous)
-        place = None if previous is None else self.place_slots(updates, memory, previous)
-        if place is not None:
-            memory = memory[place]
+        memory = self.merge(messages, self.known.get("memory")).to(self.device)
         if self.counted:
-            self.known["radii"] = self._merge_radii(messages, memory, place)
-        if self.task.subspace is not None and previous is not None:
-            self.summed |= {one: self._images(one, sent)[0] for one, sent in updates.items()}
-            self.add_moments(updates)
-        self.known["memory"] = memory
+            radii = merge_radii(messages, memory, self.prior_patches, self.radius_images)
+            self.known["radii"] = radii.cpu()
+        self.known["memory"] = memory.cpu()
 
-    def anchors(self) -> Tensor:
-        """Returns the slots [slots, C] that clients have assigned their patches to."""
-        return self.known["memory"]
-
-    def place_slots(self, updates: Mapping[int, Update], memory: Tensor, anchors: Tensor) -> Tensor:
-        """Returns the row of the merged memory that each slot takes [slots]: its own.
+    def merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
+        """Merges memories to one [slots, C], and measures its spread.
 
         Args:
-            updates: The clients' memories.
-            memory: What they were merged to [slots, C].
-            anchors: The slots that their patches were assigned to [slots, C].
+            messages: The clients' memories.
+            previous: The slots [slots, C] that their patches were assigned to; None before there are some.
         """
-        return torch.arange(self.slots)
-
-    def _merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
         device, generator = self.device, self.context.generator("aggregate")
         vectors = torch.cat([m["memory"] for m in messages]).to(device)
         counts = torch.cat([m.get("counts", torch.ones(len(m["memory"]))) for m in messages]).to(device)
@@ -324,15 +255,6 @@ class FedDyMemServer(MomentsServer):
         if (agreed := agreement(vectors[counts > 0], memory)) is not None:
             self.latest["client_agreement"] = agreed
         return memory.cpu()
-
-    def _merge_radii(self, messages: list[Message], memory: Tensor, place: Tensor | None) -> Tensor:
-        if self.task.subspace is None:
-            return merge_radii(messages, memory.to(self.device), self.prior_patches, self.radius_images).cpu()
-        if place is None:  # radii are residuals here, which clients group by slots once they know these
-            return torch.ones(self.slots)
-        counts, radii = (torch.cat([m[name] for m in messages]) for name in ("counts", "radii"))
-        squares, slots = radii.double().square(), place.repeat(len(messages))
-        return pooled_radii(counts, squares, slots, self.slots, self.prior_patches)[place]
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the memory's spread (root of the summed slot variance) and the agreement of the clients."""
@@ -354,21 +276,21 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
     joining = "skip"
 
     def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares statistics and subspace: there is no memory yet."""
+        """Declares statistics: there is no memory yet."""
         return client.features_spec()
 
     discloses = (MEMORY,)
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns a first memory."""
-        return client.first_memory(loader)
+        return client.first_memory(loader, client.sent_per_slot())
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares a first memory, whose radii are compared with its own vectors and not with other clients' radii.
 
         A client of one or two images has a slot for every patch: its radii are 0, and no measure of others'.
         """
-        spec = client.memory_spec(*client.sent_at_first())
+        spec = client.memory_spec(*client.sent_per_slot())
         return {name: replace(form, counted=form.counted or name == "radii") for name, form in spec.items()}
 
     def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
@@ -384,17 +306,12 @@ def exchanges(client: FedDyMemClient) -> Exchanges:
     """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
     task, statistics = client.task, list[Exchange]()
     if task.measures:
-        statistics = [PooledMoments(first_stage=task.subspace is None)]
+        statistics = [PooledMoments(first_stage=True)]
     elif task.standardise:
         statistics = [pool_channels(task)]
     threshold = (PooledThreshold(task.loss.neighbours),) if client.pools_threshold else ()
-    sums = None
-    if client.send_counts and task.head is None and task.reduce.adds_up:
-        moments = None if task.subspace is None else MomentSums(task.vectors_per_image)
-        means = SlotMeans(max(task.vectors_per_image, task.slots), moments)
-        sums = Sums(lambda client: means)
     return Exchanges(
         (*statistics, FirstMemory(), *threshold),
-        (Train(sums),),
+        (Train(),),
         evidence=Evidence(bank_sent, bank_received, predict_with_bank, invertible_memory),
     )

@@ -17,17 +17,30 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchanges, Free, Message, MessageSpec, TensorSpec, Update, senders
+from lit_fedad.contracts import (
+    SUM,
+    Exchanges,
+    Free,
+    Message,
+    MessageSpec,
+    Sums,
+    TensorSpec,
+    Update,
+    senders,
+)
+from lit_fedad.contracts.disclosure import Disclosures
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.merge import Aggregation, shared_slots
+from lit_fedad.federation.client_runner import Train
+from lit_fedad.memory.merge import Aggregation, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.moments import Moments
-from lit_fedad.memory.reduce import PositionReduce
-from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots, split_fullest
+from lit_fedad.memory.reduce import PositionReduce, Reduced
+from lit_fedad.memory.slot_sums import SlotSums, carried, copies_apart, draw_slots, split_fullest
 from lit_fedad.methods import feddymem
 from lit_fedad.methods.feddymem import MEMORY, FedDyMemClient, FedDyMemServer, FirstMemory
+from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
 from lit_fedad.methods.parts.noised_bank import NOISED_BANK, NOISED_STEPS
-from lit_fedad.methods.parts.pooled_moments import ModelSums
+from lit_fedad.methods.parts.pooled_moments import ModelSums, PooledMoments, subspace_spec
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 
@@ -55,6 +68,9 @@ class FederatedBankClient(FedDyMemClient):
         UserError: If a number is out of range, or the task's bank is by position or not made of sums.
     """
 
+    state_names: ClassVar[tuple[str, ...]] = ("sent", "past", "summed")
+    takes_subspace = True
+
     def __init__(
         self,
         task: MemoryBank,
@@ -80,10 +96,55 @@ class FederatedBankClient(FedDyMemClient):
                 )
         self.drawn, self.oversampling, self.min_images = drawn, oversampling, min_images
         self.first_vectors = task.slots
+        # Of data that come in stages: what was sent last, what was sent of other stages (`carried`), and the stages
+        # whose images what was sent last holds.
+        self.sent: dict[str, Tensor] = {}
+        self.past: dict[str, Tensor] = {}
+        self.summed: list[int] = []
+
+    def receive(self, message: Message) -> None:
+        """Loads statistics, subspaces and bank, as far as the message holds them."""
+        super().receive(message)
+        if "basis" in message:
+            self.task.load_subspace(message["centre"], message["basis"])
+
+    def features_spec(self) -> MessageSpec:
+        """Declares pooled statistics and the subspaces of normal features, as far as the task uses them."""
+        subspaces = {} if self.task.subspace is None else subspace_spec(self.task)
+        return {**super().features_spec(), **subspaces}
+
+    @property
+    def discloses(self) -> Disclosures:  # type: ignore[override]
+        """A memory, and of what a subspace is fitted to, moments of the features of images since the last round."""
+        moments = () if self.task.subspace is None else self.moments_disclosed
+        since = "of images since the last round"
+        return MEMORY, *(replace(part, what=f"{part.what}, {since}") for part in moments)
+
+    def send(self, loader: DataLoader) -> Message:
+        """Returns the client's patches summed by slot, those of earlier stages too, and new moments."""
+        self.past, new = carried(self.sent, self.past, stage := self.context.stage)
+        past = Reduced(*(self.past[name] for name in Reduced._fields)) if self.past else None
+        anchors, images = self.anchors(self.task.memory), loader if new else ()
+        reduced = self.task.reduce_memory(images, self.context, anchors, past=past)
+        if self.task.reduce.adds_up:
+            stages = torch.tensor(max(stage + 1, int(self.past.get("stages", 0))))
+            self.sent = {**reduced._asdict(), "stages": stages}
+            self.summed = sorted({*self.summed, stage}) if new else self.summed
+        moments = {} if self.task.subspace is None else self.new_moments(loader)
+        return {**reduced.message(self.sent_per_slot()), **moments}
+
+    def upload_spec(self) -> MessageSpec:
+        """Declares sums by slot as means, and new moments where the task has a subspace."""
+        moments = {} if self.task.subspace is None else self.moments_spec()
+        return {**super().upload_spec(), **moments}
 
     def anchors(self, memory: Tensor) -> Tensor:
         """Returns the slots of the shared memory; of drawn ones, copies moved apart."""
         return copies_apart(memory, self.context.common.generator("copies")) if self.drawn else memory
+
+    def sent_at_first(self) -> list[str]:
+        """Names the values of each slot that are sent with the first memory: beside a subspace no radius is of use."""
+        return ["counts", "radii"] if self.task.subspace is None else ["counts"]
 
     def sent_per_slot(self) -> list[str]:
         """Names the values of each slot that are sent with a memory."""
@@ -134,23 +195,30 @@ class FederatedBankServer(FedDyMemServer):
     Attributes:
         slots_of: The sums of the last round by slot, as `FederatedBankClient.sums_spec` names them.
         counted_clients: The clients behind them.
+        summed: Images of each client that slots have counted, of all its stages.
+        held: Images that each client has, of all its stages.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
+    state_names: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients", "summed")
     admits = True  # the first memory alone depends on the number of clients
-    merges_sums = FedDyMemServer.merges_sums
 
     def __init__(self, client: FederatedBankClient, aggregation: Aggregation) -> None:
         super().__init__(client, aggregation)
         self.min_images, self.oversampling, self.clients = client.min_images, client.oversampling, 1
         self.slots_of: Message = {}
         self.counted_clients: list[int] = []
+        self.summed: dict[int, int] = {}
+        self.held: Mapping[int, int] = {}
         self.drawn = client.drawn
 
+    @property
+    def merges_sums(self) -> bool:  # type: ignore[override]
+        """Whether memories are merged by adding their patches up."""
+        return self.aggregation.adds_up
+
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Counts the clients, who share in the first memory."""
-        super().register_clients(sizes)
-        self.clients = len(sizes)
+        """Counts the clients, who share in the first memory, and keeps how many images each has."""
+        self.held, self.clients = dict(sizes), len(sizes)
 
     @property
     def first_vectors(self) -> int:
@@ -163,35 +231,85 @@ class FederatedBankServer(FedDyMemServer):
         return {**super().model_sums(client_id), **self.slots_of, "counted": counted}
 
     def learn(self) -> None:
-        """Computes statistics and subspace; once, draws the first memory."""
+        """Computes statistics, once, and the subspaces of all features so far; once, draws the first memory."""
         super().learn()
+        if self.task.subspace is not None:
+            self.subspace = self.task.fit_subspace(list(self.moment_sets()), self.statistics)
         if self.drawn and not self.known:
             generator = self.context.generator("memory")
             memory = draw_slots(next(iter(self.moment_sets())), self.statistics, self.slots, generator)
             self.known = {"memory": memory, "radii": torch.ones(self.slots)}
 
+    def broadcast(self, client_id: int) -> Message:
+        """Returns statistics, subspaces and bank as far as they exist, the same to every client."""
+        return {**super().broadcast(client_id), **self.subspace}
+
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks what slots count, and new moments."""
+        self.check_counts(update.message, *self._images(client_id, update))
+        if "covariance" in update.message:
+            self.check_moments(update)
+
+    def _images(self, client_id: int, update: Update) -> tuple[int, int]:
+        """Returns the most and the fewest images behind what slots count: sums hold those of earlier stages too."""
+        images = update.num_samples
+        if not self.task.reduce.adds_up:
+            return images, images
+        # Nobody knows whose images in a sum were measured.
+        if self.task.subspace is not None and client_id != SUM:
+            before = self.summed.get(client_id)  # none of a stage in which the client was not sampled
+            new = images if before is None or len(update.message.get("count", ())) else 0
+            summed = max(images, (before or 0) + new)
+            return summed, summed
+        held = sum(self.held.get(client, 0) for client in update.clients or (client_id,))
+        return max(images, held), images
+
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Merges memories; full slots have copies in the place of others, which move apart in the next round."""
-        super().aggregate(updates)
+        """Merges memories and radii, and adds new moments up.
+
+        Of drawn slots, full ones have copies in the place of others, which move apart in the next round.
+        """
+        messages = [update.message for update in updates.values()]
+        previous = self.anchors() if "memory" in self.known else None
+        memory = self.merge(messages, previous)
+        if previous is None:
+            self.known = {"memory": memory, "radii": self._radii(messages, memory)}
+            return
+        place = self._place_slots(updates, memory, previous)
+        memory = memory[place]
+        radii = self._radii(messages, memory, place)
+        if self.task.subspace is not None:
+            self.summed |= {one: self._images(one, sent)[0] for one, sent in updates.items()}
+            self.add_moments(updates)
         if self.drawn:
             enough = self.slots_of["sum_images"] >= self.min_images
             filled = split_fullest(self.slots_of["sum_counts"], enough)
-            self.known |= {name: self.known[name][filled] for name in ("memory", "radii")}
+            memory, radii = memory[filled], radii[filled]
+        self.known = {"memory": memory, "radii": radii}
 
-    def place_slots(self, updates: Mapping[int, Update], memory: Tensor, anchors: Tensor) -> Tensor:
-        """Keeps the sums, and gives slots of too few images copies of others."""
+    def anchors(self) -> Tensor:
+        """Returns the slots that clients have assigned their patches to; of drawn ones, copies moved apart."""
+        slots = self.known["memory"]
+        return copies_apart(slots, self.context.common.generator("copies")) if self.drawn else slots
+
+    def _place_slots(self, updates: Mapping[int, Update], memory: Tensor, anchors: Tensor) -> Tensor:
+        """Keeps the sums; returns the slot that stands in each place [slots]: the nearest for one of too few images."""
         messages = [update.message for update in updates.values()]
         if made_of_sums(self.task):
             self.slots_of, self.counted_clients = _slot_sums(messages, memory, anchors), senders(updates)
         if self.min_images == 1:
-            return super().place_slots(updates, memory, anchors)
+            return torch.arange(self.slots)
         images = torch.stack([message["image_counts"] for message in messages]).sum(0)
         return shared_slots(memory, images, self.min_images)
 
-    def anchors(self) -> Tensor:
-        """Returns the slots that clients have assigned their patches to; of drawn ones, copies moved apart."""
-        slots = super().anchors()
-        return copies_apart(slots, self.context.common.generator("copies")) if self.drawn else slots
+    def _radii(self, messages: list[Message], memory: Tensor, place: Tensor | None = None) -> Tensor:
+        if self.task.subspace is None:
+            return merge_radii(messages, memory.to(self.device)).cpu()
+        if place is None:  # radii are residuals here, which clients group by slots once they know these
+            return torch.ones(self.slots)
+        counts, radii = (torch.cat([m[name] for m in messages]) for name in ("counts", "radii"))
+        squares, slots = radii.double().square(), place.repeat(len(messages))
+        return pooled_radii(counts, squares, slots, self.slots)[place]
 
 
 class FirstVectors(FirstMemory):
@@ -217,9 +335,9 @@ class FirstVectors(FirstMemory):
 
     def send(self, client: FederatedBankClient, loader: DataLoader) -> Message:  # type: ignore[override]
         """Returns as many vectors as the server asked for."""
-        return client.first_memory(loader, client.first_vectors)
+        return client.first_memory(loader, client.sent_at_first(), client.first_vectors)
 
-    def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
+    def upload_spec(self, client: FederatedBankClient) -> MessageSpec:  # type: ignore[override]
         """Declares a memory of as many vectors as the server asked for."""
         return client.memory_spec(*client.sent_at_first(), slots=Free("vectors", client.task.slots))
 
@@ -247,12 +365,20 @@ def _slot_sums(messages: list[Message], memory: Tensor, anchors: Tensor) -> Mess
 
 def exchanges(client: FederatedBankClient) -> Exchanges:
     """Moments and the first memory, then a step of Lloyd's algorithm a round; under noise the same by noised sums."""
-    plain = feddymem.exchanges(client)
-    first = () if client.drawn else (FirstVectors(),)
-    setup = [first if isinstance(one, FirstMemory) else (one,) for one in plain.setup]
+    task, plain = client.task, feddymem.exchanges(client)
+    other = {
+        "moments": (PooledMoments(first_stage=task.subspace is None),),
+        "memory": () if client.drawn else (FirstVectors(),),
+    }
+    sums = None
+    if task.head is None and task.reduce.adds_up:
+        moments = None if task.subspace is None else MomentSums(task.vectors_per_image)
+        means = SlotMeans(max(task.vectors_per_image, task.slots), moments)
+        sums = Sums(lambda client: means)
     return replace(
         plain,
-        setup=tuple(chain.from_iterable(setup)),
-        leave_out=ModelSums() if made_of_sums(client.task) else None,
+        setup=tuple(chain.from_iterable(other.get(one.name, (one,)) for one in plain.setup)),
+        rounds=(Train(sums),),
+        leave_out=ModelSums() if made_of_sums(task) else None,
         noised=Exchanges(NOISED_BANK, NOISED_STEPS) if client.drawn else None,
     )

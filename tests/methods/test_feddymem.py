@@ -75,7 +75,6 @@ class Play:
         ({}, {"aggregation": MeanAggregation(), "prior_patches": 16}),
         ({}, {"aggregation": MeanAggregation(), "radius_images": 2}),
         ({"image_score": LocalScale()}, {"aggregation": MeanAggregation()}),
-        ({"subspace": 0.9, "head": None}, {"aggregation": MeanAggregation()}),
     ],
 )
 def test_what_looks_at_counts_is_refused_where_nobody_sends_them(make_task, task, server):
@@ -83,6 +82,12 @@ def test_what_looks_at_counts_is_refused_where_nobody_sends_them(make_task, task
     with pytest.raises(UserError, match="send_counts=false: nobody sends slots' counts and radii"):
         FedDyMemServer(FedDyMemClient(make_task(**task)), **server)
     FedDyMemServer(FedDyMemClient(make_task(**task), send_counts=True), **server)
+
+
+def test_a_subspace_is_refused(make_task):
+    """Nobody would fit it: clients pool moments once, and no residuals."""
+    with pytest.raises(UserError, match="task.subspace=0.9: a memory of FedDyMem has none; give"):
+        FedDyMemClient(make_task(subspace=0.9, head=None))
 
 
 @pytest.mark.parametrize(("key", "value"), [("prior_patches", -1), ("radius_images", 0)])
@@ -259,15 +264,14 @@ def test_until_heads_differ_one_client_is_scored_for_all(
         exactly(answers[0], answers[1])
 
 
-@pytest.mark.parametrize("settings", [{"subspace": None}, {"subspace": 0.9, "image_score": LocalScale()}])
-def test_the_prior_draws_radii_to_the_usual_one_whatever_they_measure(federate, make_loader, settings):
-    """Distances to slots, or residuals outside the subspace; a thousand of usual length drown a slot's few dozen."""
+def test_the_prior_draws_radii_to_the_usual_one(federate, make_loader):
+    """A thousand distances of usual length drown a slot's few dozen."""
     data, spreads = {0: make_loader(5), 1: make_loader(3, seed=1)}, []
     for prior in (0, 1000):
         played = federate(
             FedDyMemClient,
             FedDyMemServer,
-            task=summed_bank(**settings),
+            task=summed_bank(subspace=None),
             data=data,
             client={"send_counts": True},
             server={"aggregation": LloydAggregation(), "prior_patches": prior},
