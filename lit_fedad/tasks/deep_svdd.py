@@ -22,11 +22,12 @@ class Bottleneck(Task):
     """A task whose features are a bottleneck z that images can be reconstructed from.
 
     On pixels, images are brought to [0, 1], encoded and decoded. On frozen features a hidden layer leads to the
-    bottleneck and another one back.
+    bottleneck and another one back; they are not trained, since a network that makes them all alike leaves nothing to
+    reconstruct, and nothing to tell apart.
 
     Args:
         encoder: Maps images [B, 3, S, S] to features [B, C], with C as its attribute ``num_features``: a network that
-            is trained on pixels, or a `FrozenEncoder` without a network of its own.
+            is trained on pixels, or a `FrozenEncoder`, whose own network is left out.
         decoder: Builds the decoder to images in [0, 1], given the width of the bottleneck and S; not used where the
             encoder is frozen.
         image_size: Side S of the images in pixels.
@@ -71,6 +72,7 @@ class Bottleneck(Task):
         channels: int = encoder.num_features  # type: ignore[assignment]
         self.frozen = isinstance(encoder, FrozenEncoder)
         if isinstance(encoder, FrozenEncoder):
+            encoder.network = None
             into, back = nn.Linear(channels, hidden, bias=self.biases), nn.Linear(width, hidden)
             self.compress: nn.Module = nn.Sequential(
                 into, nn.LeakyReLU(), nn.Linear(hidden, width, bias=self.biases)

@@ -81,9 +81,11 @@ def test_coordinates_near_zero_are_moved_away_from_it():
 @pytest.mark.parametrize("encoder", ["lenet", "frozen"])
 def test_nothing_on_the_way_to_the_bottleneck_adds_a_constant(encoder):
     """An input of zeros stays there: no weights but zeros collapse to a centre elsewhere."""
-    task = make(**({} if encoder == "lenet" else {"encoder": frozen_encoder()}))
-    way = [task.compress, *([] if encoder == "frozen" else [task.encoder])]
-    assert not [name for part in way for name, _ in part.named_parameters() if "bias" in name]
+    task = make(**({} if encoder == "lenet" else {"encoder": frozen_encoder(hidden=4)}))
+    way = [task.compress, task.encoder]
+    assert not [
+        name for part in way for name, w in part.named_parameters() if "bias" in name and w.requires_grad
+    ]
     affine = [layer for part in way for layer in part.modules() if getattr(layer, "affine", False)]
     assert not affine
 
@@ -109,6 +111,17 @@ def test_pre_training_reconstructs_what_the_encoder_sees():
                 (rebuilt - task.inputs(batch())).square().mean().item(), rel=1e-5
             )
         assert not task.pretrains
+
+
+def test_what_is_reconstructed_of_frozen_features_is_not_trained():
+    task = make(learning_rate=0.1, encoder=frozen_encoder(hidden=4))
+    before, optimizer = task.inputs(batch()), task.configure_optimizers()
+    with task.reconstructing():
+        for _ in range(3):
+            optimizer.zero_grad()
+            task.training_step(batch())["loss"].backward()
+            optimizer.step()
+    assert torch.equal(task.inputs(batch()), before)
 
 
 def test_training_draws_images_to_the_centre():
