@@ -14,6 +14,7 @@ from torchvision.datasets import CIFAR10, CIFAR100, STL10, SVHN, ImageFolder, Pl
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_bytes
 from lit_fedad.data.labelled import HALF, LabelledSet, balanced, draw, read_images, resized
+from lit_fedad.data.transform import Fit
 
 Part = tuple[Tensor | list[Path], Tensor]
 """Images of a part, uint8 [N, 3, H, W] or their files, and labels, int64 [N]."""
@@ -44,6 +45,7 @@ def class_set(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     seed: int = 0,
+    fit: Fit = "crop",
 ) -> LabelledSet:
     """Reads one of the sets in `SOURCES`.
 
@@ -60,6 +62,7 @@ def class_set(
         mean: Mean of each channel in [0, 1], or of all; None for that of the source.
         std: Standard deviation, likewise.
         seed: As in `LabelledSet.subset`.
+        fit: How files of images get their shape, as in `ImageTransform`; new images must get it in the same way.
 
     Raises:
         UserError: A file is missing or damaged, or a limit is below 1.
@@ -70,22 +73,22 @@ def class_set(
     return LabelledSet(
         name,
         tuple(classes),
-        *_drawn(train, "train", train_per_class, seed, side),
-        *_drawn(test, "test", test_per_class, seed, side),
+        *_drawn(train, "train", train_per_class, seed, side, fit),
+        *_drawn(test, "test", test_per_class, seed, side, fit),
         source.mean if mean is None else mean,
         source.std if std is None else std,
     )
 
 
 def _drawn(
-    part: Part, kind: Literal["train", "test"], limit: int | None, seed: int, side: int
+    part: Part, kind: Literal["train", "test"], limit: int | None, seed: int, side: int, fit: Fit
 ) -> tuple[Tensor, Tensor]:
     """Draws images of each class, and scales them."""
     images, labels = part
     places = torch.arange(len(labels))[balanced(labels, kind, limit, seed)]
     if isinstance(images, Tensor):
         return resized(images[places], side, side), labels[places]
-    return read_images([images[place] for place in places], side), labels[places]
+    return read_images([images[place] for place in places], side, fit), labels[places]
 
 
 def _arrays(

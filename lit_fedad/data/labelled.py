@@ -16,7 +16,7 @@ from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch, BatchDataset
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.data.transform import ImageTransform, each_channel
+from lit_fedad.data.transform import Fit, ImageTransform, each_channel
 
 
 def draw(population: int, limit: int | None, key: str, *seed: object) -> np.ndarray:
@@ -53,12 +53,13 @@ def resized(images: Tensor, height: int, width: int) -> Tensor:
     return tvf.resize(images, [height, width], InterpolationMode.BILINEAR, antialias=True)
 
 
-def read_images(paths: Sequence[Path], size: int) -> Tensor:
-    """Reads image files; the short side is scaled to ``size`` (bicubic, antialiased) and the centre is cropped.
+def read_images(paths: Sequence[Path], size: int, fit: Fit = "crop") -> Tensor:
+    """Reads image files as square images, scaled bicubically and antialiased.
 
     Args:
         paths: N image files.
         size: Side of the square images in pixels.
+        fit: How they get this shape, as in `ImageTransform`: by default the short side is scaled and the centre kept.
 
     Returns:
         RGB images, uint8 [N, 3, size, size].
@@ -66,7 +67,7 @@ def read_images(paths: Sequence[Path], size: int) -> Tensor:
     Raises:
         UserError: A file cannot be read as an image.
     """
-    transform = ImageTransform(size, fit="crop")
+    transform = ImageTransform(size, fit=fit)
     images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for image, path in zip(images, paths, strict=True):
         image.copy_(transform.raw(path).permute(2, 0, 1))

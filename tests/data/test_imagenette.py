@@ -10,6 +10,8 @@ from PIL import Image
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.data.class_sets import IMAGENETTE, class_set
+from lit_fedad.experiment.build import build_model
+from lit_fedad.experiment.datasets import image_transform
 
 
 @pytest.fixture
@@ -67,3 +69,16 @@ def test_wrong_folders_are_one_line(folder):
     refused(f"{folder / 'val'}: is missing or lacks images", class_set, root, "imagenette")
     shutil.rmtree(folder / "val")
     refused(f"{folder / 'val'}: is missing or lacks images", class_set, root, "imagenette")
+
+
+@pytest.mark.parametrize("fit", ["crop", "squeeze", "pad"])
+def test_new_images_get_their_shape_as_training_images_do(folder, fit):
+    path = folder / "val" / "n01440764" / "n01440764_2.JPEG"
+    Image.fromarray(np.tile(np.arange(90, dtype=np.uint8), (70, 1))).save(path)
+    default = [] if fit == "crop" else [f"image.fit={fit}"]
+    words = ["method=fedavg", "task=classifier", "data=imagenette", f"data.root={folder}", "image.size=64"]
+    config = compose([*words, *default])
+    images = build(config["data"])
+    task = build_model(config, images.categories).task
+    new = image_transform(config, task).raw(path).permute(2, 0, 1)
+    assert new.equal(images.test_images[0])
