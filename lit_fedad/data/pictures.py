@@ -271,6 +271,8 @@ def _decoded(image: Any) -> Picture:
     turned = image.getexif().get(_ORIENTATION, 1) not in (0, 1)
     image.load()
     upright = ImageOps.exif_transpose(image)
+    if upright.mode == "La":  # grey that was multiplied by its opacity: Pillow converts it to this alone
+        upright = upright.convert("LA")
     full = 65535 if upright.mode.startswith(("I", "F")) else 255
     if upright.mode.startswith("I;16") and 8 < bits < 16:
         full = 2**bits - 1

@@ -13,6 +13,7 @@ from PIL import Image
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
 from lit_fedad.data import tiff_codecs
+from lit_fedad.data.masks import marked_pixels
 from lit_fedad.data.pictures import caution, decode_upload, open_picture, read_picture, sniff
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.uploads import FORMATS, RefusedError, read_upload
@@ -61,6 +62,18 @@ def test_one_picture_is_read_alike_from_every_file_and_upload(tmp_path, colour, 
         assert np.array_equal(transform.raw(path), expected), name
         if (form := sniff(content)) in FORMATS:
             assert np.array_equal(read_upload(content, form, 10_000, page), expected), name
+
+
+def test_grey_that_was_multiplied_by_its_opacity_is_read(tmp_path):
+    """As GIMP writes TIFF; its marks are those of a mask too."""
+    opacity = np.full_like(GREY, 128)
+    path = tmp_path / "picture.tif"
+    path.write_bytes(tiff(np.stack([GREY // 2, opacity], -1), photometric=1, extrasamples=[1]))
+    shown = np.asarray(read_picture(path)).astype(int)
+    assert np.abs(shown - (GREY // 2 + 127)[..., None]).max() <= 2
+    marks = np.where(GREY > 99, 255, 0).astype(np.uint8)
+    path.write_bytes(tiff(np.stack([marks, np.full_like(marks, 255)], -1), photometric=1, extrasamples=[1]))
+    assert (marked_pixels(open_picture(path), path) == (marks > 0)).all()
 
 
 @pytest.mark.parametrize(("mode", "far"), [("RGB", 6), ("CMYK", 8)])
