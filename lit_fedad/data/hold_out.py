@@ -1,12 +1,15 @@
 """Images that clients keep back from training, so that decisions are calibrated on images no detector has seen."""
 
 import json
+import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
@@ -31,6 +34,9 @@ def image_groups(
 ) -> list[str]:
     """Returns the name of each image's group: images of one group are never divided between training and calibration.
 
+    An expression that is found in each path below the folder of all images is not looked for above it: what lies there
+    tells no images apart, and changes with the place of the set.
+
     Args:
         samples: The images.
         group: Regular expression: what it finds in an image's path is the group's name; None where every image is a
@@ -46,10 +52,24 @@ def image_groups(
     paths = [str(sample.path) for sample in samples if isinstance(sample, Sample)]
     if len(paths) < len(samples):
         raise UserError(f"{key}='{group}': these images are no files; leave it out")
-    found = _searched(group, paths, key)
+    found = _searched(group, _below(paths), key)
+    if None in found:
+        found = _searched(group, paths, key)
     if lost := next((path for path, name in zip(paths, found, strict=True) if name is None), None):
         raise UserError(f"{key}='{group}' is not found in {lost}")
+    if len(found) > 1 and len(set(found)) == 1:
+        warnings.warn(
+            f"{key}='{group}' finds '{found[0]}' in each of {len(found)} paths, such as {paths[0]}: all are one group",
+            stacklevel=3,
+        )
     return [name for name in found if name is not None]
+
+
+def _below(paths: Sequence[str]) -> list[str]:
+    """Paths below the folder that holds all of them, with the slash before."""
+    whole = [Path(path).absolute() for path in paths]
+    above = os.path.commonpath([path.parent for path in whole]).rstrip(os.sep) if whole else ""
+    return [str(path)[len(above) :] for path in whole]
 
 
 def _searched(group: str, paths: Sequence[str], key: str) -> list[str | None]:

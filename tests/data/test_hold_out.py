@@ -104,6 +104,19 @@ def test_an_image_that_trains_cannot_calibrate(tmp_path):
         FromFile(tmp_path / "partition.json")(images(3), seed=0)
 
 
+@pytest.mark.parametrize("root", ["/backup1/set", "set", "/"])
+def test_groups_do_not_depend_on_where_the_set_lies(root):
+    names = ("good/p7_0.png", "good/p7_1.png", "good/p8_0.png")
+    samples = [Sample(Path(root, name), "set") for name in names]
+    assert image_groups(samples, r"p\d+") == ["p7", "p7", "p8"]
+
+
+def test_groups_may_be_named_above_all_images_and_one_group_is_told():
+    samples = [Sample(Path(f"/clinic3/{number}.png"), "set") for number in range(2)]
+    with pytest.warns(UserWarning, match="finds 'clinic3' in each of 2 paths, such as /clinic3/0.png"):
+        assert image_groups(samples, r"clinic\d+") == ["clinic3"] * 2
+
+
 @pytest.mark.parametrize(
     ("group", "said"),
     [
