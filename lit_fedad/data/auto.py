@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.published import published
 from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.unread_labels import TABLES, refuse_foreign, refuse_tables, refuse_texts
 
 _Rows = list[dict[str, str]]
-_TABLES, _SPREADSHEETS = (".csv", ".tsv"), (".xlsx", ".xls", ".ods", ".parquet")
+_NOT = frozenset({"no", "not", "non"})
 _KEPT = "no normal test images, so a share is kept"
 _READERS = {
     "mvtec_mixture": "lit_fedad.data.mvtec.mvtec_mixture",
@@ -122,7 +123,7 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
     """
     require_folder(root, "the folder of your images")
     split = {"train_share": train_share, "seed": seed}
-    _refuse_foreign(root)
+    refuse_foreign(root)
     for look in (_published, _annotated, _table, _mvtec, _divided, _classes, _flat):
         if layout := look(root, split):
             return layout
@@ -133,8 +134,11 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
             f"{root}: holds {_names(odd, root)}, and no folder there says which images are normal; call it train/good"
         )
     if len(folders) == 1:
-        _refuse_tables(root)
-        return recognise(folders[0], train_share, seed)
+        refuse_tables(root)
+        layout = recognise(folders[0], train_share, seed)
+        if layout.settings.get("test_anomalous") == []:
+            refuse_texts(root)
+        return layout
     if folders and (layout := _products(root, folders, split)):
         return layout
     names = _names(folders[:5], root)
@@ -152,22 +156,6 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
             advice = f"arrays of images and labels are read by data=packed data.train={arrays[0]}"
         raise UserError(f"{error}; {advice}") from error
     raise UserError(f"{root}: holds no images in its folders {names}; check data.root")
-
-
-def _refuse_foreign(root: Path) -> None:
-    """Refuses annotations of other formats, without which images with defects would count as normal."""
-    forms = (
-        ("YOLO", b"", ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt")),
-        ("Pascal VOC", b"<annotation", ("*.xml", "*/*.xml")),
-        ("LabelMe", b'"shapes"', ("*.json", "*/*.json")),
-    )
-    for form, mark, patterns in forms:
-        for file in (file for pattern in patterns for file in islice(root.glob(pattern), 10)):
-            if file.is_file() and mark in file.read_bytes()[:1000]:
-                raise UserError(
-                    f"{file}: annotations of {form} are not read, and without them all images would count as normal;"
-                    " convert them to COCO, or sort the images into folders and move them away"
-                )
 
 
 def _published(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -200,7 +188,7 @@ def _is_coco(file: Path) -> bool:
 
 def _table(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """One table that names images and labels them."""
-    files = [path for path in entries(root) if path.suffix.lower() in _TABLES]
+    files = [path for path in entries(root) if path.suffix.lower() in TABLES]
     layouts = [layout for file in files if (layout := _labels(root, file, split))]
     if len(layouts) > 1:
         raise UserError(
@@ -238,17 +226,6 @@ def _image_column(root: Path, where: str, file: Path, columns: list[str], rows: 
     if image is not None and matches([image], images, root, where):
         raise UserError(f"{file}: its first line names an image; put a line of column names above it")
     return image
-
-
-def _refuse_tables(root: Path) -> None:
-    """Refuses a table that names no image, or is not read, where nothing else says which images are normal."""
-    if tables := [path for path in entries(root) if path.suffix.lower() in (*_TABLES, *_SPREADSHEETS)]:
-        said, advice = "names no images", "correct it"
-        if tables[0].suffix.lower() in _SPREADSHEETS:
-            said, advice = "is not read", "save it as CSV in UTF-8"
-        raise UserError(
-            f"{tables[0]}: {said}, and without it all would count as normal; {advice}, or move it away"
-        )
 
 
 def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -289,7 +266,8 @@ def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
     test = _called(root, TEST)
     tested = [path for path in _folders(test) if _images(path)] if test else []
     if not normal and not tested:
-        _refuse_tables(root)
+        refuse_tables(root)
+        refuse_texts(root)
     good = [path for path in tested if bare(path.name) in NORMAL]
     bad = [path for path in tested if path not in good and bare(path.name) not in MASKS]
     masks = _masks(root, bad) or (_masks(test, bad) if test else None)
@@ -327,11 +305,20 @@ def _flat(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """Images without folders: they all count as normal."""
     if not (direct := [path for path in find_images(root, LeftOut()) if path.parent == root]):
         return None
-    _refuse_tables(root)
+    refuse_tables(root)
+    refuse_texts(root)
     if inside := [path for path in _folders(root) if _images(path)]:
         raise UserError(
             f"{root}: has images beside folders of images ({_names(inside, root)}); which are normal? Give"
             " data=folders data.train_normal=[...] data.test_anomalous=[...]"
+        )
+    words = {path: set(re.split("[^a-z]+", path.stem.lower())) for path in direct}
+    called = [path for path in direct if words[path] & NORMAL and not words[path] & _NOT]
+    if 0 < len(called) < len(direct):
+        other = next(path for path in direct if path not in called)
+        raise UserError(
+            f"{root}: {called[0].name} is called as normal images are, and {other.name} is not; sort them into folders"
+            " good and bad, or give data=folders data.train_normal=[.], if all are normal"
         )
     seen = f"{len(direct)} images in one folder, all normal: scores of anomalous images cannot be judged"
     return _by_folder(seen, root, ([root], [], []), None, split)
@@ -365,6 +352,8 @@ def _products(root: Path, folders: Sequence[Path], split: Mapping[str, Any]) -> 
     if len(with_images) == 1:
         return recognise(with_images[0], split["train_share"], split["seed"])
     parts = {path.name: recognise(path, split["train_share"], split["seed"]) for path in with_images}
+    if all(part.settings.get("train_normal") == ["."] for part in parts.values()):
+        return None  # as folders of images right here, of which none is called as normal images are
     seen = "; ".join(f"{product} has {part.seen}" for product, part in parts.items())
     return Layout(f"{len(parts)} products: {seen}", "auto", root, parts=parts)
 

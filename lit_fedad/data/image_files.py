@@ -34,6 +34,9 @@ _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
 _MASKS_BESIDE = frozenset({*MASK_NAMES, "label", "labels"})
 _MASK_ENDINGS = ("_mask", "_gt", "_label")
 
+NO_IMAGE = "files that are no image"
+"""Reason why files are left out."""
+
 SOME = ".bmp, .gif, .jpg, .png, .tif, .webp and others, DICOM too"
 """Suffixes of images, for messages."""
 
@@ -121,7 +124,7 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
             if form is None and path.suffix.lower() in _HEIC:
                 left_out.add("HEIC photographs, to be saved as JPEG or PNG", [path])
             elif form is None:
-                left_out.add("files that are no image", [path])
+                left_out.add(NO_IMAGE, [path])
             else:
                 (dicom if form == "DICOM" else images).append(path)
     if not masks:

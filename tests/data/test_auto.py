@@ -40,6 +40,12 @@ def note(path, text):
     path.write_text(text)
 
 
+def named(root, *names):
+    images(root, ".", number=len(names))
+    for number, name in enumerate(names):
+        (root / f"{number}.png").rename(root / f"{name}.png")
+
+
 def latin_table(root):
     table(root, "id,label", lambda i: i % 2)
     (root / "labels.csv").write_bytes("id,gr\u00f6\u00dfe\n0,1\n".encode("cp1252"))
@@ -250,6 +256,13 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: (images(root, "images"), note(root / "labels" / "0.txt", "0 .5 .5 .1 .1")), "YOLO"),
         (lambda root: (images(root, "JPEGImages"), note(root / "a" / "0.xml", "<annotation>")), "Pascal VOC"),
         (lambda root: (images(root, "."), note(root / "0.json", '{"shapes": []}')), "LabelMe"),
+        (lambda root: (images(root, "."), note(root / "0.txt", "0 .5 .5 .1 .1")), r"0\.txt: may say which images are"),
+        (lambda root: (images(root, "train", "test"), note(root / "train" / "0.png.json", "{}")), r"0\.png\.json: may"),
+        (lambda root: (images(root, "img"), note(root / "a.jsonl", '{"file": "x/1.png", "y": 1}')), r"a\.jsonl: may"),
+        (lambda root: (images(root, "."), note(root / "a.txt", "0.png 0\n1.png 1\n")), r"a\.txt: may say"),
+        (lambda root: images(root, "nut/Imgs", "bolt/Imgs"), "has folders of images .bolt, nut., and none is called"),
+        (lambda root: named(root, "bad-1", "good-1"), r"good-1\.png is called as normal .*, and bad-1\.png is not"),
+        (lambda root: named(root, "1_not_ok", "1_ok"), r"1_ok\.png is called as normal .*, and 1_not_ok\.png is not"),
         (lambda root: (coco(root, "a.json", "images"), (root / "a.json").write_text("{")), r"a\.json: cannot be read"),
     ],
 )  # fmt: skip
@@ -257,6 +270,12 @@ def test_what_is_not_recognised_is_one_line(tmp_path, make, said):
     make(tmp_path / "set")
     with refusal(said):
         recognise(tmp_path / "set")
+
+
+def test_a_text_that_names_no_image_is_no_label(tmp_path):
+    named(tmp_path / "set", "ok_1", "ok_2", "ok_3")
+    note(tmp_path / "set" / "LICENSE.txt", "CC0")
+    assert "all normal" in recognise(tmp_path / "set").seen
 
 
 def test_a_set_has_the_name_that_is_given(tmp_path):
