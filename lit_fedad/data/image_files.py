@@ -12,8 +12,8 @@ from PIL import Image
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.data.layout_names import MASK_NAMES
-from lit_fedad.data.pictures import decoders, sniff
-from lit_fedad.data.sample import DICOM_SUFFIXES
+from lit_fedad.data.pictures import decoders, sniff, warn_once
+from lit_fedad.data.sample import DICOM_SUFFIXES, grouped
 
 _SYSTEM = frozenset(
     {
@@ -131,6 +131,7 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
         beside = _masks_beside(images, folder)
         left_out.add("masks beside images, which need a folder of their own to be used", sorted(beside))
         images = [path for path in images if path not in beside]
+        _tell_namesakes(images)
     if not dicom:
         return images
     names = {path.with_suffix("") for path in images}
@@ -140,6 +141,17 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
     if originals := [path for path in dicom if path.with_suffix("") not in names]:
         require("dicom", f"{folder}: DICOM")
     return sorted([*images, *originals], key=lambda path: path.parts)
+
+
+def _tell_namesakes(images: Sequence[Path]) -> None:
+    """Warns of images in one folder that only their suffix tells apart: one may be the mask of the other."""
+    named = grouped((path.with_suffix(""), path) for path in images)
+    if twice := [paths for paths in named.values() if len(paths) > 1]:
+        first, second, *_ = twice[0]
+        warn_once(
+            f"{first.parent}: {first.name} and {second.name} count as two images ({len(twice)} such names); keep masks"
+            " and copies in other folders"
+        )
 
 
 def _masks_beside(images: Sequence[Path], folder: Path) -> set[Path]:

@@ -93,6 +93,13 @@ def test_images_in_a_folder_called_as_masks_that_are_of_no_image_are_images(root
     assert names(root) == (["b.png", "deep/er/a.png", "label/c.png"], None)
 
 
+def test_a_mask_beside_its_image_that_only_the_suffix_tells_apart_is_warned_of(root):
+    """As in the folders of magnetic tiles, ``exp1.jpg`` and ``exp1.png``."""
+    (root / "b.jpg").touch()
+    with pytest.warns(UserWarning, match=r"set: b.jpg and b.png count as two images \(1 such names\)"):
+        assert names(root)[0] == ["b.jpg", "b.png", "deep/er/a.png"]
+
+
 def test_links_are_followed_once_and_circles_left_out(root, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "c.png").touch()
