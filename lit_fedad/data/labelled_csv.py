@@ -11,7 +11,7 @@ from unicodedata import normalize
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import image_suffixes, images_in
 from lit_fedad.data.input_files import read_table
-from lit_fedad.data.layout_names import LABELS, NORMAL, ONE, ZERO, bare
+from lit_fedad.data.layout_names import LABELS, NORMAL, ONE, ZERO, bare, says_normal
 from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample, defect_name
 from lit_fedad.data.subset import require_known, split_normals
 
@@ -179,7 +179,7 @@ def label_column(
     found: dict[tuple[int, int], dict[str, list[str]]] = {}
     for column in columns:
         values = {row[column].strip() for row in rows} - {""}
-        nothing = ONE if bare(column) in NORMAL else ZERO  # a column "good" says 1 of normal images
+        nothing = ONE if says_normal(column) else ZERO  # a column "good" says 1 of normal images
         called = sorted(value for value in values if bare(value) in NORMAL)
         few = values if len(values) <= _MOST_CLASSES else ()
         if normal := called or sorted(value for value in few if value.lower() in nothing):

@@ -1,10 +1,13 @@
 """What people call the folders, columns and labels of their images."""
 
+import re
+
 NORMAL = frozenset(
     (
         *("good", "goods", "normal", "normals", "ok", "okfront", "healthy", "negative", "intact", "clean"),
         *("pass", "passed", "gut", "io", "undamaged", "nodamage", "nodefect", "defectfree", "nondefective"),
         *("notdefective", "notumor", "nofinding", "nocrack", "uncracked", "nonanomalous", "noanomaly"),
+        *("accept", "accepted", "acceptable"),
     )
 )
 """Folders and labels of normal images, as `bare` has them."""
@@ -23,6 +26,19 @@ LABELS = ("label", "class", "target", "defect", "anomaly", "category", "is_anoma
 
 ZERO, ONE = frozenset({"0", "0.0", "false", "no"}), frozenset({"1", "1.0", "true", "yes"})
 """Labels that say no and yes, in lower case."""
+
+_FILLERS = ("is", "was", "image", "part", "quality", "status", "label", "class")
+
+
+def says_normal(column: str) -> bool:
+    """Tells whether a column of yes and no says yes of normal images.
+
+    Example:
+        >>> says_normal("is_good"), says_normal("isNormal"), says_normal("not_good"), says_normal("defect")
+        (True, True, False, False)
+    """
+    words = [word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", column)]
+    return "".join(word for word in words if word not in _FILLERS) in NORMAL
 
 
 def bare(name: str) -> str:

@@ -272,6 +272,18 @@ def test_what_is_not_recognised_is_one_line(tmp_path, make, said):
         recognise(tmp_path / "set")
 
 
+@pytest.mark.parametrize(
+    ("column", "normal"),
+    [
+        ("is_good", "1"), ("isNormal", "1"), ("OK?", "1"), ("part quality ok", "1"), ("no_defect", "1"),
+        ("accepted", "1"), ("not_good", "0"), ("is_defective", "0"), ("io_error", "0"),
+    ],
+)  # fmt: skip
+def test_a_column_of_yes_and_no_says_yes_of_what_it_is_called_after(tmp_path, column, normal):
+    table(tmp_path / "set", f"id,{column}", lambda i: i % 2)
+    assert recognise(tmp_path / "set").settings["normal"] == [normal]
+
+
 def test_a_text_that_names_no_image_is_no_label(tmp_path):
     named(tmp_path / "set", "ok_1", "ok_2", "ok_3")
     note(tmp_path / "set" / "LICENSE.txt", "CC0")
