@@ -23,7 +23,7 @@ from lit_fedad.data.image_files import (
 )
 from lit_fedad.data.input_files import read_json, read_table
 from lit_fedad.data.labelled_csv import label_column, matches
-from lit_fedad.data.layout_names import MASKS, NORMAL, TEST, TRAIN, bare
+from lit_fedad.data.layout_names import MASKS, NORMAL, TEST, TRAIN, bare, masked_name
 from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
 from lit_fedad.data.published import published
@@ -331,6 +331,11 @@ def _by_folder(
     masks: Path | None,
     split: Mapping[str, Any],
 ) -> Layout:
+    if odd := [path for path in folders[2] if (of := masked_name(path.name)) and (path.parent / of).is_dir()]:
+        raise UserError(
+            f"{odd[0]}: is called as masks of {masked_name(odd[0].name)} are; move it to {root / 'ground_truth'}, as"
+            f" {masked_name(odd[0].name)}, or rename it"
+        )
     train, good, bad = (_below(part, root) for part in folders)
     settings: dict[str, Any] = {"train_normal": train, "test_normal": good, "test_anomalous": bad}
     if masks is not None:

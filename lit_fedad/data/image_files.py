@@ -11,7 +11,7 @@ from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
-from lit_fedad.data.layout_names import MASK_NAMES
+from lit_fedad.data.layout_names import MASKS, bare, masked_name
 from lit_fedad.data.pictures import decoders, sniff, warn_once
 from lit_fedad.data.sample import DICOM_SUFFIXES, grouped
 
@@ -30,9 +30,6 @@ _SYSTEM = frozenset(
 )
 _HEIC = (".heic", ".heif")
 _UNFINISHED = (".bak", ".crdownload", ".orig", ".part", ".partial", ".tmp", "~")
-
-_MASKS_BESIDE = frozenset({*MASK_NAMES, "label", "labels"})
-_MASK_ENDINGS = ("_mask", "_gt", "_label")
 
 NO_IMAGE = "files that are no image"
 """Reason why files are left out."""
@@ -100,8 +97,8 @@ def find_images(folder: Path, left_out: LeftOut, masks: bool = False) -> list[Pa
     Args:
         folder: The folder; or one file, which is taken whatever it is.
         left_out: Takes what is no image.
-        masks: Whether masks are taken: else ``<image>_mask``, ``_gt`` or ``_label`` beside its image is left out, and
-            what lies in a folder of masks under the name of an image.
+        masks: Whether masks are taken: else ``<image>_mask``, ``_gt``, ``_seg`` or alike beside its image is left out,
+            and what lies in a folder of masks under the name of an image.
 
     Returns:
         Their paths, in alphabetical order.
@@ -159,15 +156,14 @@ def _masks_beside(images: Sequence[Path], folder: Path) -> set[Path]:
     apart = {
         path
         for path in images
-        if not _MASKS_BESIDE.isdisjoint(part.lower() for part in path.parent.relative_to(folder).parts)
+        if any(bare(part) in (*MASKS, "label") for part in path.parent.relative_to(folder).parts)
     }
     places = {path.with_suffix("") for path in images}
     names = {path.stem for path in images if path not in apart}
     found = set()
     for path in images:
-        ending = next((end for end in _MASK_ENDINGS if path.stem.lower().endswith(end)), "")
-        name = path.stem[: len(path.stem) - len(ending)]
-        if (ending and path.parent / name in places) or (path in apart and name in names):
+        name = masked_name(path.stem)
+        if (name and path.parent / name in places) or (path in apart and (name or path.stem) in names):
             found.add(path)
     return found
 

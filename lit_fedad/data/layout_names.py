@@ -15,8 +15,13 @@ NORMAL = frozenset(
 MASK_NAMES = ("ground_truth", "groundtruth", "gt", "mask", "masks")
 """What folders of masks are called, in lower case; in the layout of MVTec AD the first alone."""
 
-MASKS = frozenset({*MASK_NAMES, "labelmasks", "annotation", "annotations", "labels", "segmentations"})
+MASKS = frozenset(
+    {*MASK_NAMES, "labelmasks", "annotation", "annotations", "labels", "segmentation", "segmentations"}
+)
 """Folders of masks, as `bare` has them."""
+
+_MASK = "masks?|gt|ground[-_. ]?truth"
+_MASK_OF = re.compile(rf"(?:{_MASK})[-_. ](.+)|(.+)[-_. ](?:{_MASK}|label|seg|segmentation)", re.IGNORECASE)
 
 TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
 """Folders of training and of test images."""
@@ -39,6 +44,17 @@ def says_normal(column: str) -> bool:
     """
     words = [word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", column)]
     return "".join(word for word in words if word not in _FILLERS) in NORMAL
+
+
+def masked_name(name: str) -> str | None:
+    """Returns what a mask or a folder of masks is called after; None where it is not called as one.
+
+    Example:
+        >>> masked_name("000_mask"), masked_name("GT-crack"), masked_name("crack")
+        ('000', 'crack', None)
+    """
+    match = _MASK_OF.fullmatch(name)
+    return match and (match[1] or match[2])
 
 
 def bare(name: str) -> str:

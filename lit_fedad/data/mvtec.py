@@ -13,7 +13,7 @@ from pathlib import Path
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
 from lit_fedad.data.image_files import LeftOut, entries, images_in, require_folder
-from lit_fedad.data.layout_names import MASK_NAMES
+from lit_fedad.data.layout_names import MASK_NAMES, masked_name
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import limited, resplit
@@ -131,8 +131,10 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
     for path in defects:
         if path.name != "good" and path.name.casefold() in NORMAL_NAMES:
             raise UserError(f"{path}: normal test images lie in a folder called good; rename it")
-        if path.name.casefold() in MASK_NAMES:
-            raise UserError(f"{path}: masks lie beside the folder test; move it to {folder / 'ground_truth'}")
+        of = masked_name(path.name)
+        if path.name.casefold() in MASK_NAMES or of in [one.name for one in defects]:
+            place = folder / "ground_truth" / (of or "")
+            raise UserError(f"{path}: masks lie beside the folder test; move it to {place}")
     masked = folder / "ground_truth"
     samples = []
     for defect in defects:

@@ -261,6 +261,7 @@ def test_a_layout_is_recognised_and_read(tmp_path, monkeypatch, name):
         (lambda root: (images(root, "img"), note(root / "a.jsonl", '{"file": "x/1.png", "y": 1}')), r"a\.jsonl: may"),
         (lambda root: (images(root, "."), note(root / "a.txt", "0.png 0\n1.png 1\n")), r"a\.txt: may say"),
         (lambda root: images(root, "nut/Imgs", "bolt/Imgs"), "has folders of images .bolt, nut., and none is called"),
+        (lambda root: images(root, "good", "dent", "dent_mask"), r"dent_mask: is called as masks of dent are; move it"),
         (lambda root: named(root, "bad-1", "good-1"), r"good-1\.png is called as normal .*, and bad-1\.png is not"),
         (lambda root: named(root, "1_not_ok", "1_ok"), r"1_ok\.png is called as normal .*, and 1_not_ok\.png is not"),
         (lambda root: (coco(root, "a.json", "images"), (root / "a.json").write_text("{")), r"a\.json: cannot be read"),

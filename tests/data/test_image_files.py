@@ -77,8 +77,12 @@ def test_masks_beside_images_are_no_images_and_masks_may_be_called_so(root):
 
 
 @pytest.mark.parametrize(
-    "mask", ["b_GT.bmp", "b_label.bmp", "deep/er/a_Mask.png", "gt/b.png", "deep/Label/er/a_gt.png"]
-)
+    "mask",
+    [
+        "b_GT.bmp", "b_label.bmp", "deep/er/a_Mask.png", "gt/b.png", "deep/Label/er/a_gt.png", "b_seg.png",
+        "b-mask.png", "mask_b.png", "b.segmentation.png", "b_ground_truth.png", "annotations/b.png",
+    ],
+)  # fmt: skip
 def test_masks_of_other_names_and_in_folders_within_are_no_images(root, mask):
     (root / mask).parent.mkdir(parents=True, exist_ok=True)
     (root / mask).touch()

@@ -110,6 +110,12 @@ def test_a_missing_folder_of_masks_is_named(tmp_path):
     refused("ground_truth/hole/000_mask.png", mvtec_mixture, folder)
 
 
+def test_masks_beside_their_defect_are_no_defect(tmp_path):
+    folder = product(tmp_path / "cap", masks=False)
+    picture(folder / "test" / "dent_mask" / "000.png")
+    refused(f"move it to {folder / 'ground_truth' / 'dent'}", mvtec_mixture, folder)
+
+
 def test_a_missing_root_is_named(tmp_path):
     assert str(tmp_path / "none") in refused("no such folder", mvtec_mixture, tmp_path / "none")
     picture(tmp_path / "file.png")
