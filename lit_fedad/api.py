@@ -23,6 +23,7 @@ from lit_fedad.core.nested import flatten
 from lit_fedad.core.typed_words import written
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images
+from lit_fedad.data.layout_names import NORMAL, ZERO, bare
 from lit_fedad.data.path_lists import list_text
 from lit_fedad.deployment.live_detector import LiveDetector, load_detector
 from lit_fedad.experiment.build import Model, build_data, build_images, build_model, build_partition
@@ -247,8 +248,8 @@ def _image_list(
     """Returns a run's list of images; the file's name follows from its content.
 
     Raises:
-        UserError: If paths are no list or no files, a client has no training images, or test images are of other
-            clients.
+        UserError: If paths are no list or no files, a client has no training images, test images are of other
+            clients, or normal ones are called otherwise than good.
     """
     by_client = _lists("normal", normal if isinstance(normal, Mapping) else {_ALONE: normal})
     if test is not None and not isinstance(test, Mapping):
@@ -269,6 +270,11 @@ def _image_list(
         if not isinstance(labelled, Mapping):
             raise UserError('test: give paths by label: {"good": [...], "scratch": [...]}')
         tested[name] = _lists("test", labelled)
+        words = {str(label): label for label in labelled if label != "good"}
+        if odd := [label for word, label in words.items() if bare(word) in NORMAL or word.lower() in ZERO]:
+            raise UserError(
+                f"test: normal images are called 'good', and other labels are defects; not {odd[0]!r}"
+            )
     for paths in (*by_client.values(), *chain.from_iterable(own.values() for own in tested.values())):
         if lost := [path for path in paths if not given_path("normal, test", path).is_file()]:
             raise UserError(f"{os.fspath(lost[0])}: no such image")

@@ -151,6 +151,11 @@ def test_every_kind_of_image_scores_as_the_command_does(tiny_run, tmp_path):
         ({"normal": ["a.png"] * 5, "test": {"good": "b.png"}}, "test: give a list of paths, not 'b.png'"),
         ({"normal": ["a.png"] * 5, "test": ["b.png"]}, "test: give paths by label"),
         ({"normal": {"north": ["a.png"]}, "test": {"north": ["b.png"]}}, "test: give paths by label"),
+        ({"normal": ["a.png"], "test": {"Normal": ["b.png"]}}, "called 'good', .* not 'Normal'"),
+        (
+            {"normal": {"north": ["a.png"]}, "test": {"north": {0: ["b.png"], 1: []}}},
+            "called 'good', .* not 0",
+        ),
         ({"normal": [PAGE, PAGE]}, r"python\.md: is given to images and again to images, and would be"),
         ({"normal": {"north": [PAGE], "south": [PAGE]}}, r"python\.md: is given to north and again to south"),
         ({"out": 5}, "out: give a path, not int"),
