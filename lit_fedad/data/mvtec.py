@@ -13,13 +13,13 @@ from pathlib import Path
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
 from lit_fedad.data.image_files import LeftOut, entries, images_in, require_folder
-from lit_fedad.data.layout_names import MASK_NAMES, masked_name
+from lit_fedad.data.layout_names import MASK_NAMES, NORMAL, bare, masked_name
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import limited, resplit
 
-NORMAL_NAMES = ("good", "normal", "ok")
-"""What folders of normal images are called, in lower case; in this layout the first alone."""
+NORMAL_NAMES = NORMAL
+"""What folders of normal images are called, as `bare` has them; in this layout ``good`` alone."""
 
 
 @limited
@@ -129,7 +129,7 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
         )
     skipped.add("beside the folders of test", [path for path in inside if path not in defects])
     for path in defects:
-        if path.name != "good" and path.name.casefold() in NORMAL_NAMES:
+        if path.name != "good" and bare(path.name) in NORMAL_NAMES:
             raise UserError(f"{path}: normal test images lie in a folder called good; rename it")
         of = masked_name(path.name)
         if path.name.casefold() in MASK_NAMES or of in [one.name for one in defects]:

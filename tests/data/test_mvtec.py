@@ -110,6 +110,15 @@ def test_a_missing_folder_of_masks_is_named(tmp_path):
     refused("ground_truth/hole/000_mask.png", mvtec_mixture, folder)
 
 
+@pytest.mark.parametrize("name", ["Good", "ok", "OK_front", "healthy", "no-defect", "i.O."])
+def test_normal_test_images_under_another_name_are_no_defect(tmp_path, name):
+    folder = product(tmp_path / "cap")
+    picture(folder / "test" / name / "000.png")
+    refused(
+        f"{folder / 'test' / name}: normal test images lie in a folder called good", mvtec_mixture, folder
+    )
+
+
 def test_masks_beside_their_defect_are_no_defect(tmp_path):
     folder = product(tmp_path / "cap", masks=False)
     picture(folder / "test" / "dent_mask" / "000.png")
