@@ -208,6 +208,9 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
     label, normal = label_column(file, [column for column in columns if column != image], rows)
     settings = {"labels": file.name, "images": where, "id_column": image, "label_column": label}
     seen = f"labels in {file.name}: column {image} names images, {label}={' or '.join(normal)} is normal"
+    values = {column: {row[column].strip().lower() for row in rows} for column in columns}
+    if split_columns := [column for column in columns if values[column] <= {*TRAIN, *TEST}]:
+        seen += f", and column {split_columns[0]} is not read: images are split anew"
     return Layout(seen, "labelled_csv", root, {**settings, "normal": normal, **split})
 
 

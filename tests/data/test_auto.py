@@ -285,6 +285,11 @@ def test_a_column_of_yes_and_no_says_yes_of_what_it_is_called_after(tmp_path, co
     assert recognise(tmp_path / "set").settings["normal"] == [normal]
 
 
+def test_a_split_that_a_table_gives_is_said_to_be_left_out(tmp_path):
+    table(tmp_path / "set", "id,label,part", lambda i: f"{i % 2},{'Train' if i < 3 else 'test'}")
+    assert "column part is not read: images are split anew" in recognise(tmp_path / "set").seen
+
+
 def test_a_text_that_names_no_image_is_no_label(tmp_path):
     named(tmp_path / "set", "ok_1", "ok_2", "ok_3")
     note(tmp_path / "set" / "LICENSE.txt", "CC0")
