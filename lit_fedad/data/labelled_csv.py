@@ -62,7 +62,8 @@ def labelled_csv(
         The image set, images by name. It has no masks.
 
     Raises:
-        UserError: The file, a column, a label or an image is missing, or ``train_share`` is out of range.
+        UserError: The file, a column, a label or an image is missing, labels differ from normal ones by their case
+            alone, or ``train_share`` is out of range.
     """
     root = Path(root).expanduser()
     table = root / labels
@@ -74,6 +75,12 @@ def labelled_csv(
     for label in sorted(good | bad):
         key = "normal" if label in good else "anomalous"
         require_known(label, listed, f"{table}: no '{label}' ({key}) in column '{label_column}'")
+    alike = {label.casefold(): label for label in good}
+    if anomalous is None and (odd := sorted(label for label in bad if label.casefold() in alike)):
+        raise UserError(
+            f"{table}: '{odd[0]}' would be anomalous and '{alike[odd[0].casefold()]}' normal; give both as normal, or"
+            " write labels in one way"
+        )
 
     defects: dict[str, str] = {}
     for image, counts in counts_by_image.items():

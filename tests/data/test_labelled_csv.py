@@ -131,6 +131,12 @@ def test_ids_are_compared_as_written_and_collisions_are_one_line(table):
         table([("a", "No finding")], files=["a.png", "a.jpg"])
 
 
+def test_labels_that_only_their_case_tells_apart_are_one_line(table):
+    rows = [("a", "No finding"), ("b", "No Finding"), ("c", "mass"), ("d", "No finding")]
+    refused("'No Finding' would be anomalous and 'No finding' normal; give both as normal", table, rows)
+    assert set(labels(table(rows, normal=["No finding", "No Finding"])).values()) == {"good", "mass"}
+
+
 @pytest.mark.parametrize("label", ["", " ", "NaN", "nan", "None", "null", "NA"])
 def test_an_empty_label_is_no_label(table, label):
     with pytest.warns(UserWarning, match=r"1 of 3 rows have no .* left out, first row 2"):
