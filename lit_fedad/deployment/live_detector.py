@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import built_of, complete_run, load_client, one_process, same_model
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Alpha, Calibration, DecisionRule
+from lit_fedad.report.console import Display
+from lit_fedad.tasks.patches import PatchTask
 
 NORMAL, ANOMALOUS = "normal", "anomalous"
 
@@ -39,12 +42,14 @@ class Scored:
         p_value: Share of normal images that score as high or higher, by conformal calibration.
         decision: ``"normal"`` or ``"anomalous"``.
         map: Score of each pixel at the size that the detector sees, float32 [H, W]; None where the task has none.
+        alike: The product that the image looks like, where the model tells products apart; else None.
     """
 
     score: float
     p_value: float
     decision: str
     map: np.ndarray | None
+    alike: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ class OpenedClient:
         """Scores a batch of images, each float32 [C, H, W] as `transform` gives them."""
         if not images:
             return []
-        prediction = predict_batch(self.client, {"image": torch.stack(list(images))}, self.fabric)
+        batch, alike = recognised(self.client, {"image": torch.stack(list(images))}, self.fabric, self.result)
+        prediction = predict_batch(self.client, batch, self.fabric)
         p_values, maps = rule.scores.p_values(prediction.image_score), prediction.anomaly_map
         return [
             Scored(
@@ -104,9 +110,52 @@ class OpenedClient:
                 float(p_values[place]),
                 NORMAL if score <= rule.threshold else ANOMALOUS,  # what is no number is not called normal
                 None if maps is None else maps[place].cpu().numpy(),
+                alike[place],
             )
             for place, score in enumerate(prediction.image_score.tolist())
         ]
+
+
+def recognised(
+    client: Client, batch: dict[str, Any], fabric: Fabric, result: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str | None]]:
+    """Finds the product that each image looks like.
+
+    Args:
+        client: The client, whose model may tell products apart.
+        batch: The images.
+        fabric: A Fabric of one process.
+        result: Content of the run's ``result.json``.
+
+    Returns:
+        The batch, with the backbone's features where they were computed; and the products, None for an image that looks
+        like none that has a name.
+    """
+    task = client.task
+    nobody: list[str | None] = [None] * len(batch["image"])
+    if not isinstance(task, PatchTask) or task.kinds == 1:
+        return batch, nobody
+    with torch.inference_mode(), fabric.autocast():
+        batch = task.with_pyramid(fabric.to_device(batch))
+        kinds = task.nearest_kind(batch)
+    partition = result["partition"]
+    images = dict(zip(partition["products"], map(sum, zip(*partition["counts"], strict=True)), strict=True))
+    names = [*(product for product in task.products if images.get(product)), None]
+    return batch, nobody if kinds is None else [names[kind] for kind in kinds.tolist()]
+
+
+def most_look_like(alike: Sequence[str | None]) -> str | None:
+    """Returns the product that more than half of some images look like; None if there is none."""
+    (product, images), *_ = Counter(alike).most_common(1) or [(None, 0)]
+    return product if 2 * images > len(alike) else None
+
+
+def warn_of_product(product: str | None, alike: Sequence[str | None], display: Display) -> None:
+    """Warns of images of which most look like another product than the one that is given for all."""
+    if product is not None and (other := most_look_like(alike)) not in (None, product):
+        display.warn(
+            f"most of {len(alike)} images look like {other}, not like {product}; is that the product?"
+        )
 
 
 def open_client(

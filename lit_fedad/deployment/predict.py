@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -20,7 +20,7 @@ from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.image_files import SOME, LeftOut, find_images, image_suffixes
 from lit_fedad.data.pictures import read_picture
 from lit_fedad.data.sample import DICOM_SUFFIXES
-from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, open_client
+from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, open_client, warn_of_product
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.claim import locked
@@ -144,6 +144,8 @@ def predict(
             rows += scored
             progress(len(rows), len(paths))
     read = sum(row[scorer.decision_column] != UNREADABLE for row in rows)
+    if isinstance(scorer, _Detect):
+        warn_of_product(product, scorer.alike, display)
     display.note(f"{opened.title}{named_version(opened.result)}: {scorer.summary(rows)}")
     display.where_next([("scores", str(scores)), *scorer.pictures(rows)])
     if read < len(rows):
@@ -215,6 +217,7 @@ class _Detect:
     destination: Path
     root: Path
     display: Display
+    alike: list[str | None] = field(default_factory=list)
 
     columns = COLUMNS
     decision_column = "decision"
@@ -248,6 +251,7 @@ class _Detect:
                 "decision": image.decision,
                 "heatmap": "" if image.map is None else self._draw(path, shown.numpy(), image),
             }
+        self.alike.extend(image.alike for image in said)
         return list(rows.values())
 
     def _draw(self, path: Path, image: np.ndarray, said: Scored) -> str:

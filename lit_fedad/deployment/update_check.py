@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from scipy import stats
@@ -15,12 +13,12 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition
 from lit_fedad.data.subset import by_product
+from lit_fedad.deployment.live_detector import most_look_like, recognised
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client, one_process
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.tasks.patches import PatchTask
 
 _CHANCE = 0.01
 """New images that fewer than one in so many draws of normal images would look like are called foreign."""
@@ -65,8 +63,6 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
     """
     fabric, found = one_process(config), []
     transform, size = image_transform(config, model.task), config["evaluation"]["batch_size"]
-    task = cast("PatchTask", model.client.task)  # no other model is made of sums
-    names = _names_of_kinds(folder, task)
     calibration, alpha = folder.calibration(), folder.alpha()
     for client, samples in sorted(new.images.items()):
         load_client(model, folder.path, folder.config(), client, fabric)
@@ -77,30 +73,18 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
             scores = rule.scores
             if not scores.total:
                 continue
-            places, parts, alike = list[int](), list[Tensor](), None
+            alike, parts = list[str | None](), list[Tensor]()
             for start in range(0, len(own), size):
                 images = torch.stack([transform.image(sample.path) for sample in own[start : start + size]])
-                batch = fabric.to_device({"image": images})
-                with torch.inference_mode(), fabric.autocast():
-                    batch = task.with_pyramid(batch)  # for score and kind
-                    kinds = task.nearest_kind(batch)
-                places += [] if kinds is None else kinds.tolist()
+                batch, names = recognised(model.client, {"image": images}, fabric, folder.result() or {})
+                alike += names
                 parts.append(predict_batch(model.client, batch, fabric).image_score.cpu())
-            for place, number in Counter(places).most_common(1):
-                alike = names[place] if 2 * number > len(own) else None
             rate = max(rule.alpha, 1 / (scores.total + 1))
             rank = scores.rank(rate)
             beyond = int((~(torch.cat(parts) <= scores.threshold(rate))).sum())  # also what is no number
             chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)
-            found.append(Judged(client, product, len(own), beyond, float(chance), alike))
+            found.append(Judged(client, product, len(own), beyond, float(chance), most_look_like(alike)))
     return found
-
-
-def _names_of_kinds(folder: RunFolder, task: PatchTask) -> list[str | None]:
-    """Lists the product of each kind that had images, and None for all other images."""
-    partition = (folder.result() or {})["partition"]
-    images = dict(zip(partition["products"], map(sum, zip(*partition["counts"], strict=True)), strict=True))
-    return [*(product for product in task.products if images.get(product)), None]
 
 
 def refuse_foreign(judged: Sequence[Judged]) -> None:

@@ -16,7 +16,7 @@ import torch
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client
+from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client, warn_of_product
 from lit_fedad.deployment.predict import UNREADABLE, check_exists, listed, readable
 from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
 from lit_fedad.experiment.claim import locked
@@ -108,7 +108,7 @@ def watch(
         stream, display = _Stream(rule, like, test, window), Display()
         if math.isinf(rule.threshold):
             display.warn(f"no image is called anomalous: {rule}")
-        watcher = _Watcher(Path(images), log, stream, opened, display, name)
+        watcher = _Watcher(Path(images), log, stream, opened, display, name, product)
         watcher.look(report=True)
         while not once:
             time.sleep(interval)
@@ -190,6 +190,7 @@ class _Watcher:
     opened: OpenedClient
     display: Display
     place: str
+    product: str | None
     left_out: str | None = None
 
     def __post_init__(self) -> None:
@@ -237,6 +238,7 @@ class _Watcher:
         # All digits of a float32, as they are read again: the same command continues with the same numbers.
         images = readable(list(files), self.opened.transform.image, self.display)
         said = self.opened.scored(list(images.values()), self.stream.rule)
+        warn_of_product(self.product, [image.alike for image in said], self.display)
         scores = {path: f"{image.score:.9g}" for path, image in zip(images, said, strict=True)}
         steps = iter(self.stream.add([float(scores[path]) for path in files if path in scores]))
         rows = []

@@ -25,9 +25,11 @@ from lit_fedad.data import textures
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment import live_detector
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
+from lit_fedad.deployment.watch import watch
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.datasets import image_transform
@@ -125,6 +127,23 @@ def test_a_product_chooses_its_own_calibration(tiny_run, photos, tmp_path):
     ):
         with pytest.raises(UserError, match=said):
             predict(str(tiny_run), str(photos), out=str(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    ("alike", "warned"), [(["screw", "screw", None, "nut"], False), (["screw", "screw", "screw", None], True)]
+)
+def test_images_that_look_like_another_product_are_warned_of(
+    tiny_run, photos, tmp_path, monkeypatch, capsys, alike, warned
+):
+    """Told that they show the product, `predict` and `watch` compare them with its calibration images alone."""
+    said = "images look like screw, not like"
+    product = next(iter(RunFolder(tiny_run).calibration().clients[0]))
+    monkeypatch.setattr(live_detector, "recognised", lambda client, batch, *_: (batch, alike))
+    for told in (product, None):
+        predict(str(tiny_run), str(photos), out=str(tmp_path / "scores"), product=told)
+        assert (said in capsys.readouterr().err) == (warned and told is not None)
+    watch(str(tiny_run), str(photos), out=str(tmp_path / "log"), product=product, once=True)
+    assert (said in capsys.readouterr().err) == warned
 
 
 def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
@@ -312,6 +331,8 @@ def test_an_incomplete_run_is_one_line(tiny_run, tmp_path, command):
 
 def test_a_score_that_is_no_number_is_not_called_normal(tmp_path, photos):
     class Broken(torch.nn.Module):
+        task = None
+
         def predict_step(self, batch):
             return prediction_of(torch.full((len(batch["image"]),), math.nan))
 

@@ -48,7 +48,7 @@ def exact(monkeypatch):
     """Scores that do not depend, in their last digits, on which images share a batch."""
 
     def brightness(self, images, rule):
-        return [SimpleNamespace(score=float(image)) for image in images]
+        return [SimpleNamespace(score=float(image), alike=None) for image in images]
 
     def read(paths, transform, display):
         return {path: np.asarray(Image.open(path)).mean() for path in paths}
@@ -262,7 +262,10 @@ def test_a_score_that_is_no_number_is_a_high_one(tiny_run, camera, tmp_path, mon
     """It is called anomalous, as by `predict`, and the watch goes on."""
 
     def scored(self, images, rule):
-        return [SimpleNamespace(score=math.nan if number == 1 else 0.0) for number in range(len(images))]
+        return [
+            SimpleNamespace(score=math.nan if number == 1 else 0.0, alike=None)
+            for number in range(len(images))
+        ]
 
     monkeypatch.setattr(module.OpenedClient, "scored", scored)
     images, out = camera(3), tmp_path / "out"
