@@ -199,6 +199,21 @@ def told_unwritable(place: Path | str, within: bool = False) -> Iterator[None]:
         raise UserError(f"{failed or place}: cannot be written ({error.strerror})") from error
 
 
+@contextmanager
+def told_forbidden(path: Path) -> Iterator[None]:
+    """Tells in one line that a file in a block may not be read, which says nothing of what it holds.
+
+    Raises:
+        UserError: If it may not: else it would be called damaged, and advised to be removed or made anew.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise UserError(
+            f"{path}: this account may not read it ({error.strerror}); have its owner allow that, or give you a copy"
+        ) from error
+
+
 def given_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
     """Reads a file that an operator put in its place, where a link may stand, as to a mounted key.
 
@@ -207,13 +222,14 @@ def given_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
         most: Most bytes that it may have.
 
     Raises:
-        UserError: If it is no regular file, or longer.
-        OSError: If it cannot be read.
+        UserError: If it is no regular file, or longer, or this account may not read it.
+        OSError: If it cannot be read for another reason.
     """
-    check_regular(path)
-    if (size := path.stat().st_size) > most:
-        raise UserError(f"{path}: has {size} bytes, more than any file of its kind")
-    return path.read_bytes()
+    with told_forbidden(path):
+        check_regular(path)
+        if (size := path.stat().st_size) > most:
+            raise UserError(f"{path}: has {size} bytes, more than any file of its kind")
+        return path.read_bytes()
 
 
 def check_stored(path: Path) -> None:
@@ -252,8 +268,8 @@ def stored_bytes(path: Path) -> bytes:
     """Reads a file of text.
 
     Raises:
-        UserError: If it is no file, or a longer one than any that a run writes.
-        OSError: If it cannot be read.
+        UserError: If it is no file, or a longer one than any that a run writes, or this account may not read it.
+        OSError: If it cannot be read for another reason.
     """
     check_stored(path)
     return given_bytes(path)

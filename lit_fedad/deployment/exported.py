@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError, one_line
-from lit_fedad.core.files import atomic, check_stored, stored_text, user_cache
+from lit_fedad.core.files import atomic, check_stored, stored_text, told_forbidden, user_cache
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.formats import FORMATS
@@ -76,7 +76,8 @@ class DetectorSheet:
                 raise UserError(
                     f"{path}: has {size} bytes, and at most {LARGEST_FILE} are read; {_EXPORT_AGAIN}"
                 )
-            content = path.read_bytes()
+            with told_forbidden(path):
+                content = path.read_bytes()
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror}); {_EXPORT_AGAIN}") from error
         if hashlib.sha256(content).hexdigest() != self.sha256[name]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lit_fedad.core.errors import ANEW, RESTORE, UserError, one_line
-from lit_fedad.core.files import check_stored, check_unpacked, link, sha256, stored_text, sync
+from lit_fedad.core.files import check_stored, check_unpacked, link, sha256, stored_text, sync, told_forbidden
 from lit_fedad.core.plain_values import check_unfolded, plain_json
 from lit_fedad.federation.round_report import RoundReport
 
@@ -56,7 +56,8 @@ def read_state(path: Path, digest: str | None = None, advice: str = RESTORE) -> 
     """
     try:
         check_stored(path)
-        check_unpacked(path)
+        with told_forbidden(path):
+            check_unpacked(path)
         if digest is not None and sha256(path) != digest:
             raise UserError(f"{path}: changed since it was written; {advice}")
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -47,6 +47,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.files import told_forbidden
 from lit_fedad.flower.keys import CLOCK, read_private_key
 from lit_fedad.flower.messages import BESIDE, TooLongError, in_record, unfolded, within, wrapped
 
@@ -164,10 +165,11 @@ def answer_requests(
         UserError: If the authority's file holds no certificate, or the coordinator does not take the key, or is not who
             it should be.
     """
-    if not authority.is_file():
-        raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
     try:
-        ssl.create_default_context(cafile=authority)
+        with told_forbidden(authority):
+            if not authority.is_file():
+                raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
+            ssl.create_default_context(cafile=authority)
     except OSError as error:
         raise UserError(
             f"{authority}: holds no certificate; the coordinator's operator gives you fed/ca.crt"

@@ -13,7 +13,7 @@ from lit_fedad.contracts.disclosure import Disclosure
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
+from lit_fedad.core.files import atomic, told_forbidden
 from lit_fedad.core.nested import flatten, hash_of
 from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.channel import LARGEST_BLOB
@@ -81,8 +81,9 @@ class Offer:
             UserError: If the file holds none.
         """
         try:
-            whole = file.is_file() and file.stat().st_size <= _LONGEST
-            content = json.loads(file.read_text()) if whole else None
+            with told_forbidden(file):
+                whole = file.is_file() and file.stat().st_size <= _LONGEST
+                content = json.loads(file.read_text()) if whole else None
             if not isinstance(content, dict) or set(content) != {"overrides", "classes"}:
                 raise ValueError("no offer")
             lists = [value for value in content.values() if isinstance(value, list)]

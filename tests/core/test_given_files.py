@@ -1,11 +1,18 @@
 """Files that people put in their places by hand."""
 
+import io
 import os
 
 import pytest
+import torch
+from helpers.refusals import refused
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import LARGEST_TEXT, given_bytes
+from lit_fedad.experiment.run_files import read_result
+from lit_fedad.federation.checkpoint import read_state
+from lit_fedad.sites.key_registry import KeyRegistry
+from lit_fedad.sites.offer import Offer
 
 
 def test_a_link_is_followed_to_a_file_and_to_nothing_without_end(tmp_path):
@@ -21,3 +28,23 @@ def test_a_link_is_followed_to_a_file_and_to_nothing_without_end(tmp_path):
         file.truncate(LARGEST_TEXT + 1)
     with pytest.raises(UserError, match="hole: has .* bytes, more than any file of its kind"):
         given_bytes(tmp_path / "hole")
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("server.pt", read_state),
+        ("result.json", lambda path: read_result(path.parent)),
+        ("offer.json", Offer.read),
+        ("key_registry", lambda path: KeyRegistry.read(path.parent, "north")),
+    ],
+)
+def test_a_file_of_another_account_is_not_called_damaged(tmp_path, monkeypatch, name, read):
+    torch.save({}, tmp_path / name)
+
+    def forbidden(path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(io, "open", forbidden)
+    told = refused("this account may not read it", read, tmp_path / name)
+    assert not any(advice in told for advice in ("remove", "restore", "make it", "take offer.json"))

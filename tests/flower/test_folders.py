@@ -2,6 +2,7 @@
 
 import json
 import re
+import ssl
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -301,6 +302,25 @@ def test_a_file_that_is_no_certificate_ends_a_site_in_one_line(tmp_path, capsys)
     (tmp_path / "north" / "ca.crt").write_text("<html>")
     assert main(["site", "start", f"site={tmp_path / 'north'}"]) == 2
     assert "ca.crt: holds no certificate" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["start site=north", "init out=new name=new address=a:1 ca=north/ca.crt data=folders data.root=x"],
+)
+def test_a_certificate_of_another_account_is_not_called_missing_or_none(
+    tmp_path, monkeypatch, capsys, command
+):
+    init(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def forbidden(path=None, cafile=None):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    monkeypatch.setattr(ssl, "create_default_context", forbidden)
+    assert main(["site", *command.split()]) == 2
+    assert "ca.crt: this account may not read it" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_setting_that_is_none_names_its_file(tmp_path, capsys):

@@ -3,12 +3,14 @@
 import base64
 import ssl
 import subprocess
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from cryptography import x509
+from helpers.refusals import refused
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower.keys import (
@@ -72,3 +74,13 @@ def test_certificates_name_the_host_and_this_machine(tmp_path, host):
     assert {str(name.value) for name in names} == {host, "localhost", "127.0.0.1"}
     ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     assert all((tmp_path / name).stat().st_mode & 0o777 == 0o600 for name in ("ca.key", "server.key"))
+
+
+def test_a_key_of_another_account_is_not_called_missing(tmp_path, monkeypatch):
+    write_site_key(tmp_path)
+
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    refused(f"{tmp_path / 'key'}: this account may not read it", read_private_key, tmp_path / "key")
