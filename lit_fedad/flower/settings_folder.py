@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from lit_fedad.core.errors import UserError, one_line
-from lit_fedad.core.files import given_bytes, told_unwritable
+from lit_fedad.core.files import atomic, given_bytes, told_unwritable
 from lit_fedad.core.plain_values import plain_yaml
 
 NAME = re.compile(r"\w[\w-]{0,63}")
@@ -119,7 +119,8 @@ class SettingsFolder:
             yield
             if new:
                 content = {name: value for name, value in (asdict(self) | more).items() if name != "path"}
-                self.file.write_text(yaml.safe_dump(content, sort_keys=False))
+                with atomic(self.file, durable=True) as partial:  # half of it would be taken for a whole one
+                    partial.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
 def _value(value: Any, declared: str, name: str) -> Any:

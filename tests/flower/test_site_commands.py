@@ -1,12 +1,14 @@
-"""What a site's operator does beside starting it: the log, old states, and what was offered."""
+"""What a site's operator does beside starting it: its making, the log, old states, and what was offered."""
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from lit_fedad.cli.main import main
 from lit_fedad.cli.sites import clean, log, review, start
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.claim import locked
@@ -79,3 +81,19 @@ def test_what_happens_to_the_connection_has_a_time(folder, monkeypatch, capsys):
 def test_nothing_to_review_is_one_line(folder):
     with pytest.raises(UserError, match=r"offer.json: holds no offer; take offer.json"):
         review(str(folder.path))
+
+
+def test_a_folder_that_a_full_disk_left_half_made_is_made_by_the_same_command(tmp_path, monkeypatch):
+    written = Path.write_text
+
+    def full(path, text, **given):
+        written(path, "" if "site.yaml" in path.name else text, **given)
+        if "site.yaml" in path.name:
+            raise OSError(28, "No space left on device", str(path))
+
+    words = ["site", "init", f"out={tmp_path / 'site'}", "name=north", "address=a:1", f"ca={tmp_path / 'ca'}"]
+    (tmp_path / "ca").write_bytes(b"certificate")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert main([*words, "data=folders", "data.root=x"]) == 2
+    assert main([*words, "data=folders", "data.root=x"]) == 0
