@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections.abc import Sequence
@@ -117,9 +116,10 @@ class FederationFolder(SettingsFolder):
         for port in (self.port, self.link):
             if not 0 < port < 65536:
                 raise UserError(f"port {port} must be in [1, 65535]")
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,252}", self.host, re.ASCII) and not _is_address(self.host):
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,252}", self.host, re.ASCII):
             raise UserError(
-                f"host={self.host} must be the name or address by which sites reach this machine, without its port"
+                f"host={self.host} must be the name or address (no IPv6) by which sites reach this machine, without its"
+                " port"
             )
         if not NAME.fullmatch(self.out) or self.out in _OWN:
             raise UserError(
@@ -212,11 +212,3 @@ class FederationFolder(SettingsFolder):
         """Returns the fingerprint of every site's key; of those that are there."""
         paths = {name: self.path / "keys" / f"{name}.pub" for name in self.sites}
         return {name: fingerprint(path) for name, path in paths.items() if path.exists()}
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -122,6 +122,10 @@ def test_a_key_belongs_to_one_site(tmp_path):
         (["site", "start", "site=NOWHERE"], "NOWHERE/site.yaml: cannot be read"),
         (["federation", "init", "out=x", "host=h", "sites=a,a"], "sites must name each site once"),
         (["federation", "init", "out=x", "host=h", "sites=../a"], "sites: '../a' must be letters"),
+        (
+            ["federation", "init", "out=x", "host=::1", "sites=a"],
+            "host=::1 must be the name or address (no IPv6)",
+        ),
         (["federation", "init", "out=x", "host=h", "sites=a", "data.root=x"], "'data.root=x' is not taken"),
         (["federation", "init", "out=x", "host=a b", "sites=a"], "host=a b must be the name or address"),
         (
