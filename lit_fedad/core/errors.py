@@ -35,6 +35,16 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def first_sentence(error: BaseException) -> str:
+    """Returns the first sentence of an error of torch, whose next one advises to read the file without protection.
+
+    Example:
+        >>> first_sentence(ValueError("Weights only load failed. Set weights_only to False."))
+        'Weights only load failed'
+    """
+    return (one_line(error) or type(error).__name__).partition(". ")[0][:160]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tells whether an error says that memory could not be had; torch has no class for that of the processor."""
     told = ("out of memory", "can't allocate memory")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lit_fedad.core.errors import ANEW, RESTORE, UserError, one_line
+from lit_fedad.core.errors import ANEW, RESTORE, UserError, first_sentence
 from lit_fedad.core.files import check_stored, check_unpacked, link, sha256, stored_text, sync, told_forbidden
 from lit_fedad.core.plain_values import check_unfolded, plain_json
 from lit_fedad.federation.round_report import RoundReport
@@ -67,7 +67,7 @@ def read_state(path: Path, digest: str | None = None, advice: str = RESTORE) -> 
     except UserError:
         raise
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct or torch
-        raise UserError(f"{path}: cannot be read ({_cause(error)}); {advice}") from error
+        raise UserError(f"{path}: cannot be read ({first_sentence(error)}); {advice}") from error
 
 
 def _check_tensors(state: Any, size: int) -> None:
@@ -91,12 +91,6 @@ def _check_tensors(state: Any, size: int) -> None:
             parts += part.values() if isinstance(part, dict) else part
     if total > 16 * size + _MOST_UNFOLDED:
         raise ValueError("its tensors are larger than what is stored of them")
-
-
-def _cause(error: Exception) -> str:
-    """Returns the first sentence of an error: torch's own advice is to read the file without protection."""
-    text = one_line(error) or type(error).__name__
-    return text.partition(". ")[0][:160]
 
 
 _SERVER, _META = "server.pt", "meta.json"

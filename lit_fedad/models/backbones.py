@@ -18,8 +18,8 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.core.files import check_unpacked
+from lit_fedad.core.errors import UserError, first_line, first_sentence
+from lit_fedad.core.files import check_unpacked, told_forbidden
 from lit_fedad.models.backbone_parts import TransformerBlocks, dynamic_size
 from lit_fedad.models.lite import LITE, first_installed
 
@@ -333,13 +333,19 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             f"backbone.weights={path}: no such file; give imagenet, auto, lite0, lite2, own, random or a file"
         )
     try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        if zipfile.is_zipfile(path):  # else a file as torch wrote them before version 1.6
-            check_unpacked(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with told_forbidden(path):
+            if path.suffix == ".safetensors":
+                return safetensors.torch.load_file(path)
+            if zipfile.is_zipfile(path):  # else a file as torch wrote them before version 1.6
+                check_unpacked(path)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct, safetensors or torch
-        raise UserError(f"weights file {path} cannot be read: {first_line(error)}") from error
+        raise UserError(
+            f"weights file {path} cannot be read: {first_sentence(error)}; give a state dict"
+            " (torch.save(model.state_dict(), FILE)) or a file of safetensors"
+        ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]

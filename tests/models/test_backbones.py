@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from helpers.refusals import refusal
+from helpers.refusals import refusal, refused
 from torch import nn
 
 from lit_fedad.core.errors import UserError
@@ -188,6 +188,17 @@ def test_damaged_files_are_said_in_one_line(tmp_path, suffix, content):
     path.write_bytes(content)
     with refusal(rf"weights{suffix} cannot be read: "):
         create_backbone(TINY, weights=path)
+
+
+def test_nobody_is_advised_to_read_a_file_without_protection(tmp_path, whole):
+    torch.save(whole, tmp_path / "weights.pth")
+    told = refused(
+        "cannot be read: Weights only load failed; give a state dict",
+        create_backbone,
+        TINY,
+        weights=tmp_path / "weights.pth",
+    )
+    assert "weights_only" not in told
 
 
 def test_a_packed_file_is_refused_before_it_is_unpacked(tmp_path):
