@@ -164,8 +164,12 @@ class Sender:
                     self._closing.wait(pause)
 
     def _delivery(self) -> Delivery:
-        with journal_file(self._folder).open("rb") as file:
-            pending = sum(1 for _ in complete_lines(file)) - self._delivered
+        journal = journal_file(self._folder)
+        try:
+            with journal.open("rb") as file:
+                pending = sum(1 for _ in complete_lines(file)) - self._delivered
+        except FileNotFoundError:  # the run's folder was removed, of which its own error tells
+            return Delivery(self.run_id, 0, f"{journal} is gone", 0)
         refused = len(stored_text(self._rejected).splitlines()) if self._rejected.is_file() else 0
         error = None
         if pending > 0:

@@ -291,3 +291,11 @@ def test_a_damaged_account_of_what_was_sent_costs_no_more_than_sending_again(
     (tmp_path / "tracking/sent.json").write_text(content)
     assert deliver(tmp_path) == Delivery(run_id, 0, None)
     assert history(run_id, "loss") == [(1, 1.0)]
+
+
+def test_a_journal_that_is_removed_meanwhile_hides_no_error_of_the_run(tmp_path, client):
+    tracker = Tracker(tmp_path, "removed", "run")
+    (tmp_path / "tracking/journal.jsonl").unlink()
+    left = tracker.close("FAILED", timeout_s=0)
+    assert left.pending == 0
+    assert "journal.jsonl is gone" in left.error
