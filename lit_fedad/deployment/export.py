@@ -26,7 +26,7 @@ from lit_fedad.deployment.live_detector import decision_rule, open_client
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import image_files
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.claim import locked
+from lit_fedad.experiment.claim import ELSEWHERE, locked
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import human_bytes, named_version
@@ -225,7 +225,7 @@ def export(
     detector = Detector(opened.client, transform, rules.get(number))
     program = trace(detector, transform)
     # Two calls at once would write into one another's drafts.
-    with told_unwritable(destination, within=True), locked(destination):
+    with told_unwritable(destination, within=True), locked(destination, advice="" if out else ELSEWHERE):
         batches = chain(
             ((pixels, False) for pixels in _random_pixels(transform, config["seed"])),
             ((pixels, True) for pixels in _pixels(paths, transform, _BATCH)),

@@ -23,7 +23,7 @@ from lit_fedad.data.sample import DICOM_SUFFIXES
 from lit_fedad.deployment.live_detector import ANOMALOUS, OpenedClient, Scored, open_client, warn_of_product
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.claim import locked
+from lit_fedad.experiment.claim import ELSEWHERE, locked
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.decisions import decisions
 from lit_fedad.experiment.finished_run import reopen
@@ -131,7 +131,8 @@ def predict(
     scores = destination / "scores.csv"
     with (
         told_unwritable(destination, within=True),
-        locked(destination),  # of two calls at once one would write to a file that the other has removed
+        # Of two calls at once one would write to a file that the other has removed.
+        locked(destination, advice="" if out else ELSEWHERE),
         _begun(scores) as file,
         display.progress(f"Scoring with {opened.title}") as progress,
     ):

@@ -19,7 +19,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client, warn_of_product
 from lit_fedad.deployment.predict import UNREADABLE, check_exists, listed, readable
 from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
-from lit_fedad.experiment.claim import locked
+from lit_fedad.experiment.claim import ELSEWHERE, locked
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
 from lit_fedad.metrics.drift import DriftTest, Stability, Step, uniformity
@@ -94,7 +94,7 @@ def watch(
     label = ClientNames.of(opened.result).label(number)
     name = f"watch/client_{label}" + (f"_{product}" if product else "").replace("/", "_")
     destination = Path(out) if out else folder.path / name
-    with locked(destination):
+    with locked(destination, advice="" if out else ELSEWHERE):
         settings = {
             "images": str(Path(images).absolute()),
             "client": number,

@@ -32,6 +32,10 @@ from lit_fedad.experiment.run_files import (
 from lit_fedad.privacy.image_privacy import KEY_FILE
 
 LOCK = ".lock"
+
+ELSEWHERE = "give out=DIR, a folder that this account may write to"
+"""Advice of commands whose own folder in a run's cannot be written, as that of a run that others only read."""
+
 _logger = logging.getLogger(__name__)
 
 # Set in processes that a launcher or the first process started.
@@ -39,12 +43,13 @@ _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 
 
 @contextmanager
-def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
+def locked(folder: Path, patience: float = 0.0, advice: str = "") -> Iterator[None]:
     """Holds a folder's lock for a block; the system releases that of a process that was killed.
 
     Args:
         folder: The folder.
         patience: How long another process is waited for, in seconds, once that is said.
+        advice: What to do where the folder cannot be written.
 
     Raises:
         UserError: If another process holds it, or the folder cannot be written.
@@ -68,7 +73,8 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     except NotImplementedError:
         warnings.warn(f"{folder}: its file system has no locks; start no second command on it", stacklevel=3)
     except OSError as error:
-        raise UserError(f"{error.filename or folder}: cannot be written ({error.strerror})") from error
+        said = f"{error.filename or folder}: cannot be written ({error.strerror})"
+        raise UserError("; ".join(filter(None, (said, advice)))) from error
     try:
         yield
     finally:
