@@ -220,6 +220,7 @@ def start(folder: SiteFolder, display: Display) -> None:
     site = Site(folder.settings, display)
     bound_memory()
     with locked(folder.path, _ENDS_S):  # two processes would each spend what the ledger has left
+        site.tidy()
         answer_requests(
             folder.address,
             folder.path / "ca.crt",

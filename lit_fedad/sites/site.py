@@ -38,6 +38,13 @@ class Site:
         self.log, self.approvals = ChainedLog(settings.folder / AUDIT), ChainedLog(settings.folder / APPROVED)
         self._session: tuple[tuple[object, ...], Session] | None = None
 
+    def tidy(self) -> None:
+        """Removes what a killed process of this site left of files that it was writing; no other may be at work."""
+        for pattern in (f".{OFFERED}.*.partial", "reports/*/.*.partial"):
+            for left in self.settings.folder.glob(pattern):
+                with suppress(OSError):
+                    left.unlink()
+
     @property
     def largest(self) -> int:
         """Most bytes of a request: of the run that the site is in, or else as the policy says."""

@@ -15,6 +15,7 @@ from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.offer import OFFERED
 from lit_fedad.sites.refusals import Code
+from lit_fedad.sites.settings import SiteSettings
 from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
@@ -156,3 +157,13 @@ def test_where_no_report_can_be_written_the_round_goes_on(site, decide, tmp_path
     before, session.settings = session.settings, replace(session.settings, folder=blocked)
     decide(1.0)
     session.settings = before
+
+
+def test_what_a_killed_site_left_of_its_files_is_removed_when_it_starts(tmp_path):
+    report = tmp_path / "reports" / RUN
+    report.mkdir(parents=True)
+    for name in (".report.md.4711.partial", ".decisions.csv.4711.partial", "report.md"):
+        (report / name).write_text("x")
+    (tmp_path / f".{OFFERED}.4711.partial").write_text("x")
+    Site(SiteSettings("north", tmp_path, ()), Display(quiet=True)).tidy()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["report.md"]
