@@ -130,6 +130,9 @@ def _payload(name: str, contents: dict[str, bytes], most: int) -> bytes | NoRepl
 
 _POLL_S = 0.2
 
+_PATIENCE_S = 10.0
+"""Seconds after which the operator is told of the sites that are waited for: those that are started connect sooner."""
+
 _AGAIN = 5
 """Most times that a request is sent again: a site can say itself that it got lost, and each fills the disk."""
 
@@ -147,6 +150,7 @@ class GridCarrier:
         timeout: Longest time until all replies are there, in seconds.
         signal: Is sent when requests were pushed, so that sites come for them.
         sign_offs: Tells of sites that their operators have ended: nobody waits for them.
+        tell: Is told of the clients that are waited for because they are not connected, each time that they change.
     """
 
     def __init__(
@@ -156,9 +160,10 @@ class GridCarrier:
         timeout: float,
         signal: RequestSignal,
         sign_offs: SignOffs,
+        tell: Callable[[Sequence[int]], None] = lambda clients: None,
     ) -> None:
         self.grid, self.keys, self.timeout = grid, keys, timeout
-        self.signal, self.sign_offs = signal, sign_offs
+        self.signal, self.sign_offs, self.tell = signal, sign_offs, tell
         self._missed = set[int]()
 
     def present(self) -> list[int]:
@@ -168,7 +173,8 @@ class GridCarrier:
 
     def carry(self, requests: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | NoReply]]:
         """Brings every client its request; see `Carrier.carry`."""
-        end = time.monotonic() + self.timeout
+        began, told = time.monotonic(), list[int]()
+        end = began + self.timeout
         waiting, sent, again = set(requests), dict[str, int](), Counter[int]()
         arriving = dict[str, _Arriving]()
         while (waiting or sent) and time.monotonic() < end:
@@ -187,6 +193,9 @@ class GridCarrier:
                 else:
                     continue
                 waiting.discard(client)
+            if waiting and time.monotonic() - began >= _PATIENCE_S and told != sorted(waiting):
+                told = sorted(waiting)
+                self.tell(told)
             for request, answer in pull(self.grid, list(sent), most, arriving, end):
                 client = sent.pop(request)
                 if answer is None and again[client] < _AGAIN:

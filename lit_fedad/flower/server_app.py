@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -29,8 +30,22 @@ def main(grid: Grid, context: Context) -> None:
     display = Display()
     with plain_warnings(display):
         try:
+
+            def tell(clients: Sequence[int]) -> None:
+                sites = folder.again().sites
+                away = ", ".join(sites[client] for client in clients)
+                display.note(
+                    f"sites that have not connected: {away}; give there lit-fedad site start site=FOLDER; waiting"
+                    f" {folder.timeout:g} s at most (timeout in {folder.file})"
+                )
+
             carrier = GridCarrier(
-                grid, lambda: folder.again().public_keys(), folder.timeout, folder.signal, folder.sign_offs
+                grid,
+                lambda: folder.again().public_keys(),
+                folder.timeout,
+                folder.signal,
+                folder.sign_offs,
+                tell,
             )
 
             def present() -> dict[int, str]:

@@ -314,7 +314,9 @@ def test_a_place_that_cannot_be_written_is_one_line(tiny_run, photos):
         predict(str(tiny_run), str(photos), out=str(photos / "notes.txt"))
 
 
-@pytest.mark.parametrize(("command", "name"), [(predict, "predictions"), (watch, "watch"), (export, "export")])
+@pytest.mark.parametrize(
+    ("command", "name"), [(predict, "predictions"), (watch, "watch"), (export, "export")]
+)
 def test_a_run_that_cannot_be_written_to_asks_for_another_folder(tiny_run, photos, tmp_path, command, name):
     run = shutil.copytree(tiny_run, tmp_path / "run")
     shutil.rmtree(run / name, ignore_errors=True)  # of other tests

@@ -171,6 +171,20 @@ def test_who_has_signed_off_costs_no_time():
     assert carrier.present() == [1]
 
 
+def test_who_is_waited_for_is_told_when_it_changes(monkeypatch):
+    monkeypatch.setattr("lit_fedad.flower.grid._PATIENCE_S", 0.0)
+    grid, told = Grid({}), []
+
+    def tell(clients):
+        told.append(clients)
+        grid.nodes[len(told)] = KEYS[len(told) - 1]  # one after the other connects
+
+    signal = SimpleNamespace(send=lambda most: None)
+    carrier = GridCarrier(grid, lambda: KEYS, 60.0, signal, NOBODY, tell)
+    assert len(dict(carrier.carry({0: b"to north", 1: b"to east"}, 1000))) == 2
+    assert told == [[0, 1], [1]]
+
+
 def test_who_is_away_or_late_is_lost():
     grid = Grid({8: KEYS[0]}, *["wait"] * 1000)
     assert carry(grid, 0.5) == {
