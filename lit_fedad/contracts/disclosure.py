@@ -31,8 +31,8 @@ class Disclosure:
     Attributes:
         kind: Its kind.
         what: What it is, in words that a person reads who does not know the method.
-        images: Fewest images behind each value, of sums, class statistics and mean images; None for all images of the
-            client.
+        images: Fewest images behind each value, of sums, weights (`Task.images_behind`), class statistics and mean
+            images; None for all images of the client.
         noised: Whether the client adds noise of differential privacy before anybody else sees it.
         by_product: Whether each value is of the images of one product.
     """

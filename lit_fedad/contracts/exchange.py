@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.client import Client
-from lit_fedad.contracts.disclosure import DisclosedBy, Discloses, Disclosures
+from lit_fedad.contracts.disclosure import DisclosedBy, Discloses, Disclosures, Kind
 from lit_fedad.contracts.evidence import Evidence
 from lit_fedad.contracts.message import Message, MessageSpec, Update
 from lit_fedad.contracts.randomness import Context
@@ -150,7 +150,12 @@ def disclosed_by(exchange: Exchange, client: Client) -> Disclosures:
             f"exchange '{exchange.name}' of {type(client).__name__} does not declare what it discloses: say discloses ="
             " (...) in its class"
         )
-    return declared
+    return tuple(
+        replace(part, images=client.task.images_behind)
+        if part.kind is Kind.WEIGHTS and part.images is None
+        else part
+        for part in declared
+    )
 
 
 class Idle(Exchange[Any, Any]):

@@ -65,6 +65,14 @@ class Task(L.LightningModule):
     num_features: int
     round: int = 0
 
+    @property
+    def images_behind(self) -> int | None:
+        """Fewest images that decide a shared value, as settings have it; None for all that are trained with.
+
+        Sites count images behind weights by it (`Disclosure.images`). A loss of the hardest parts alone has one.
+        """
+        return None
+
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Draws the view of a batch for one training step: an augmentation or a sample of it; by default the batch."""
         return batch

@@ -168,6 +168,11 @@ class DeepSVDD(Bottleneck):
         finally:
             self.pretrains = False
 
+    @property
+    def images_behind(self) -> int | None:
+        """One: the radius, which is shared as weights are, is the distance of one image, or lies between two."""
+        return 1 if self.soft else None
+
     def distances(self, features: Tensor) -> Tensor:
         """Computes squared distances of z to the centre [B]."""
         return (features - self.centre).square().sum(1)

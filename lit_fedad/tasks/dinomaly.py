@@ -90,6 +90,11 @@ class Dinomaly(Task):
         ((_, *grid),) = shapes
         self.draw_map = AnomalyMap(grid, size, sigma)
 
+    @property
+    def images_behind(self) -> int | None:
+        """One where well rebuilt positions teach nothing: all others of a batch may be of one image."""
+        return 1 if self.loose and not self.factor else None
+
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the layers [L, B, P, C] of the backbone, once for all that look at the view."""
         if "layers" in batch:

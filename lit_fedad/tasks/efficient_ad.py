@@ -87,6 +87,11 @@ class EfficientAD(PatchTask):
         # Of the local and the global map: the value that is drawn as 0, and the one that is drawn as 0.1.
         self.register_buffer("quantiles", torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
 
+    @property
+    def images_behind(self) -> int | None:
+        """One where the student learns from the hardest errors of a batch alone: all may be of one image."""
+        return 1 if self.hard else None
+
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the teacher's features of the images, and of the same with other colours."""
         changed = self._recoloured(self.images_of(batch))

@@ -53,6 +53,7 @@ ON_PATCHES = [
     ["method=federated_subspace", "task.clusters=8"], ["method=federated_patchcore", "seed=9"],
     ["method=federated_subspace", "calibration.share=1e-9"],
     ["method=federated_subspace", "calibration.share=0.999"],
+    ["method=deep_svdd", "task.objective=soft-boundary", "task.radius_rounds=0", "task.nu=0.001"],
 ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Every exchange and every answer says what it tells of images, or is refused where it is defined."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -11,6 +13,9 @@ from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedmix import SendAverages
 from lit_fedad.sites.offer import taken_by
 from lit_fedad.sites.settings import Policy
+from lit_fedad.tasks.deep_svdd import DeepSVDD
+from lit_fedad.tasks.dinomaly import Dinomaly
+from lit_fedad.tasks.efficient_ad import EfficientAD
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,7 @@ class Silent(Exchange):
 class Nothing:
     discloses = ()
     group = 1
+    task = SimpleNamespace(images_behind=None)
 
 
 def test_an_exchange_of_a_client_that_says_nothing_is_refused_in_one_line():
@@ -43,6 +49,26 @@ def test_what_settings_decide_follows_them():
     asked = Silent()
     asked.discloses = DisclosedBy(lambda client: (TRAINED_WEIGHTS,) if client.group else ())
     assert disclosed_by(asked, Nothing()) == (TRAINED_WEIGHTS,)
+
+
+@pytest.mark.parametrize(
+    ("of_one", "of_all"),
+    [
+        ((DeepSVDD, {"soft": True}), (DeepSVDD, {"soft": False})),
+        ((EfficientAD, {"hard": 0.999}), (EfficientAD, {"hard": 0.0})),
+        ((Dinomaly, {"loose": 0.9, "factor": 0.0}), (Dinomaly, {"loose": 0.9, "factor": 0.1})),
+    ],
+)
+def test_weights_that_one_image_decides_by_settings_are_of_one(of_one, of_all):
+    """A radius that is the distance of the farthest image of a batch, a loss of the hardest parts alone."""
+    client = Nothing()
+    client.discloses = (TRAINED_WEIGHTS, summed("means"))
+    for (kind, settings), images in ((of_one, 1), (of_all, None)):
+        client.task = object.__new__(kind)
+        vars(client.task).update(settings)
+        asked = Silent()
+        assert [part.images for part in disclosed_by(asked, client)] == [images, None]
+        assert Policy(images=5).allows(disclosed_by(asked, client)[0], 1000) is (images is None)
 
 
 def test_sums_of_each_product_are_over_no_more_images_than_the_smallest_has():
