@@ -81,16 +81,18 @@ def clipped_sum(sums: ImageSums, loader: Iterable[Any], clip: float) -> dict[str
 def clipped_parts(sums: ImageSums, loader: Iterable[Any], clip: float) -> Iterator[dict[str, Tensor]]:
     """Yields what the images of each batch add to `clipped_sum`, float64 ``[images, *sizes]`` by name.
 
-    Raises:
-        UserError: If an image's features are not finite.
+    An image whose part is not finite adds nothing. Noise hides no refusal: a server that sends values at which one
+    image's part overflows would learn from it whether there is one.
     """
     for parts in sums.per_image(loader):
         squares = torch.stack([part.reshape(len(part), -1).square().sum(1) for part in parts.values()])
         norms = squares.sum(0).sqrt()
-        if not norms.isfinite().all():
-            raise UserError("an image's features are not finite")
         factors = (clip / norms.clamp(min=1e-300)).clamp(max=1)
-        yield {name: factors.reshape(-1, *[1] * (part.ndim - 1)) * part for name, part in parts.items()}
+        each = {name: (-1, *[1] * (part.ndim - 1)) for name, part in parts.items()}
+        yield {
+            name: torch.where(norms.isfinite().reshape(each[name]), factors.reshape(each[name]) * part, 0.0)
+            for name, part in parts.items()
+        }
 
 
 def gaussian(

@@ -146,6 +146,19 @@ def test_one_image_changes_the_sum_by_at_most_the_clip(kind, factor):
     assert change == pytest.approx(0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", [ImageMeans, ImageProducts])
+def test_no_refusal_tells_that_an_image_overflows_what_the_server_has_sent(kind):
+    """A frame so long that one image's products are infinite, and those of others are not."""
+    draw = torch.Generator().manual_seed(0)
+    images = [{"image": torch.randn(3, 32, 32, generator=draw)} for _ in range(4)]
+    task = subspace()
+    frame = public(task, 6)
+    frame["frame"] *= 1e34 if kind is ImageMeans else 1e15
+    sums, more = kind(looking(task, 6, frame)), [*images, {"image": torch.full((3, 32, 32), 1e6)}]
+    one, other = (clipped_sum(sums, DataLoader(held, batch_size=5), 0.5) for held in (images, more))
+    assert all(one[name].any() and one[name].equal(other[name]) for name in one)
+
+
 def test_an_infinite_budget_is_the_plain_run(federate, data):
     plain = federate(FederatedSubspaceClient, FederatedSubspaceServer, task=subspace(), data=data, rounds=1)
     endless = play(federate, data, rounds=1, epsilon=None)

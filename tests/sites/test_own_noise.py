@@ -10,7 +10,7 @@ from helpers.sites import DEBUG, HERE, NAMES, Here, enrol_in_sums, message_of, p
 from safetensors.torch import load
 
 from lit_fedad.contracts import Context, Exchanges, Method, Sums
-from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -45,7 +45,7 @@ class OneSum:
     """An exchange whose sums are noised."""
 
     name = "sums"
-    discloses = (TRAINED_WEIGHTS,)
+    discloses = (summed("vectors"),)
 
     @staticmethod
     def upload_spec(client):
