@@ -27,7 +27,6 @@ from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import live_detector
 from lit_fedad.deployment import predict as prediction
-from lit_fedad.deployment.export import export
 from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.watch import watch
@@ -312,17 +311,6 @@ def test_a_folder_without_images_is_one_line(tiny_run, tmp_path):
 def test_a_place_that_cannot_be_written_is_one_line(tiny_run, photos):
     with pytest.raises(UserError, match=r"notes\.txt: cannot be written"):
         predict(str(tiny_run), str(photos), out=str(photos / "notes.txt"))
-
-
-@pytest.mark.parametrize(
-    ("command", "name"), [(predict, "predictions"), (watch, "watch"), (export, "export")]
-)
-def test_a_run_that_cannot_be_written_to_asks_for_another_folder(tiny_run, photos, tmp_path, command, name):
-    run = shutil.copytree(tiny_run, tmp_path / "run")
-    shutil.rmtree(run / name, ignore_errors=True)  # of other tests
-    (run / name).write_text("")  # no folder: nobody can write below it, root included
-    with pytest.raises(UserError, match=r"cannot be written \(.*\); give out=DIR"):
-        command(str(run), images=str(photos), client=1)
 
 
 def test_a_folder_that_another_command_writes_to_is_left_alone(tiny_run, photos, tmp_path):

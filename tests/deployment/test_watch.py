@@ -14,6 +14,7 @@ from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment import watch as module
+from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.watch import watch
 from lit_fedad.deployment.watch_log import COLUMNS, WatchLog, key_of
@@ -274,3 +275,14 @@ def test_a_score_that_is_no_number_is_a_high_one(tiny_run, camera, tmp_path, mon
     assert [row["decision"] for row in table(out)] == ["normal", "anomalous", "normal"]
     assert table(out)[1]["score"] == "nan"
     assert look(tiny_run, images, out, alpha=0.3) == found
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [(predict, "predictions"), (watch, "watch"), (export, "export")]
+)
+def test_a_run_that_cannot_be_written_to_asks_for_another_folder(tiny_run, camera, tmp_path, command, name):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    shutil.rmtree(run / name, ignore_errors=True)  # of other tests
+    (run / name).write_text("")  # no folder: nobody can write below it, root included
+    with pytest.raises(UserError, match=r"cannot be written \(.*\); give out=DIR"):
+        command(str(run), images=str(camera(1)), client=1)
