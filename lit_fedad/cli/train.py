@@ -10,7 +10,7 @@ from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted, shell_word
-from lit_fedad.core.unread import overruled, unread
+from lit_fedad.core.unread import unread
 from lit_fedad.experiment.claim import locked
 from lit_fedad.report.console import Display
 
@@ -33,8 +33,6 @@ def train(overrides: Sequence[str]) -> None:
     config = compose(overrides)
     _refuse_unread_root(config, overrides)
     check_conflicts(config, overrides)
-    for given, later in overruled(overrides).items():
-        warnings.warn(f"{given} has no effect: {later} is given after it", stacklevel=1)
     for given in unread(overrides):
         warnings.warn(f"{given} has no effect: nothing of this run reads it", stacklevel=1)
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.

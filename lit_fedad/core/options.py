@@ -4,6 +4,7 @@ import difflib
 import inspect
 import types
 import typing
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -40,6 +41,29 @@ def section_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0].partition(".")[0]
 
 
+def key_of(override: str) -> str:
+    """Returns the dotted key that an override gives.
+
+    Example:
+        >>> [key_of(word) for word in ("++data.root=x", "data/public=folder", "--cfg")]
+        ['data.root', 'data.public', '--cfg']
+    """
+    return override.lstrip("+~").partition("=")[0].replace("/", ".")
+
+
+def overruled(overrides: Sequence[str]) -> dict[str, str]:
+    """Finds those of a command's overrides whose key it gives again, with another value; returns the last of each.
+
+    Example:
+        >>> overruled(["rounds=3", "seed=1", "image={size: 32}", "++rounds=5", "seed=1", "image={fit: pad}"])
+        {'rounds=3': '++rounds=5'}
+    """
+    # Parts of a section are merged, and what is removed may be added anew.
+    overrides = [given for given in overrides if not given.startswith("~") and "={" not in given]
+    last = {key_of(given): given for given in overrides}
+    return {given: last[key_of(given)] for given in overrides if last[key_of(given)] != given}
+
+
 def bind(function: Callable[..., Any], words: Sequence[str], command: str, **given: Any) -> Callable[[], Any]:
     """Binds the words of a command to its function, whose parameters are the keys.
 
@@ -48,8 +72,8 @@ def bind(function: Callable[..., Any], words: Sequence[str], command: str, **giv
             ``tuple[T, ...]`` (given with commas), or ``Mapping[str, str]`` (of the name ``root``: given as
             ``root.mpdd=DIR root.wafer=DIR``). A dataclass stands for its fields. ``overrides`` takes what is no key: a
             mapping the values of keys with a dot (``data.root=DIR``), a sequence all words as they are.
-        words: Of the form ``key=value``; of equal keys the last one counts. Text without a value (``out=``) counts as
-            not given.
+        words: Of the form ``key=value``; of equal keys the last one counts, and others are warned of. Text without a
+            value (``out=``) counts as not given.
         command: Named in errors.
         **given: Values of parameters that are no keys, as far as the function takes them.
 
@@ -63,6 +87,8 @@ def bind(function: Callable[..., Any], words: Sequence[str], command: str, **giv
         >>> bind(attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")()
         outputs/a 10 {'data.root': '/images'}
     """
+    for earlier, later in overruled(words).items():
+        warnings.warn(f"{earlier} has no effect: {later} is given after it", stacklevel=1)
     hints = typing.get_type_hints(function)
     given = {key: value for key, value in given.items() if key in hints}
     keys = list(_keys(function, {*given, "overrides"}))

@@ -7,6 +7,7 @@ from typing import Any
 from lit_fedad.core.building import locate, takes
 from lit_fedad.core.config import Config, unresolved
 from lit_fedad.core.nested import value_at
+from lit_fedad.core.options import key_of
 
 _BY_REFERENCE = frozenset(
     ("backbone", "condensation", "distillation", "encoder", "features", "grid", "public", "warmup")
@@ -40,25 +41,8 @@ def unread(overrides: Sequence[str]) -> list[str]:
     return [given for given in asked if not _names(given, read)]
 
 
-def overruled(overrides: Sequence[str]) -> dict[str, str]:
-    """Finds those of a command's overrides whose key it gives again, with another value; returns the last of each.
-
-    Example:
-        >>> overruled(["rounds=3", "seed=1", "image={size: 32}", "++rounds=5", "seed=1", "image={fit: pad}"])
-        {'rounds=3': '++rounds=5'}
-    """
-    # Parts of a section are merged, and what is removed may be added anew.
-    overrides = [given for given in overrides if not given.startswith("~") and "={" not in given]
-    last = {_key(given): given for given in overrides}
-    return {given: last[_key(given)] for given in overrides if last[_key(given)] != given}
-
-
 def _names(override: str, sections: Iterable[str]) -> bool:
-    return any(_one_holds_the_other(_key(override), section) for section in sections)
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].replace("/", ".")
+    return any(_one_holds_the_other(key_of(override), section) for section in sections)
 
 
 def _one_holds_the_other(key: str, reference: str) -> bool:

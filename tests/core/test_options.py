@@ -34,6 +34,10 @@ def sweep(options: Options, overrides: Sequence[str]) -> tuple[Options, Sequence
     return options, overrides
 
 
+def plain(overrides: Sequence[str]) -> Sequence[str]:
+    return overrides
+
+
 def sync(client: int | str, mode: Literal["on", "off"]) -> None: ...
 
 
@@ -67,6 +71,7 @@ def test_a_key_without_a_value():
     assert overrides == {"data.root": ""}
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect")
 def test_of_equal_keys_the_last_one_counts():
     assert read(["run=a", "a.b=1", "a.c=2", "run=b", "a.b=3"]) == (
         Options("b"),
@@ -123,3 +128,17 @@ def test_what_does_not_fit_is_refused_in_one_line(options, message):
 def test_a_command_without_overrides_takes_none():
     with pytest.raises(UserError, match="sync has no key 'data.root'"):
         read(["client=a", "mode=on", "data.root=/x"], sync)
+
+
+@pytest.mark.parametrize(
+    ("words", "function"),
+    [
+        (["run=a", "steps=3", "steps=3", "uri=x", "uri=y"], attack),
+        (["run=a", "data.root=b", "uri=x", "uri=y"], sweep),
+        (["--cfg", "uri=x", "rounds=1", "uri=y"], plain),
+    ],
+)
+def test_a_key_that_is_given_again_with_another_value_is_warned_of(words, function):
+    with pytest.warns(UserWarning, match=r"^uri=x has no effect: uri=y is given after it$") as warned:
+        bind(function, words, "attack")
+    assert len(warned) == 1
