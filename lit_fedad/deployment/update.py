@@ -318,7 +318,9 @@ class _NewImages:
         """Returns the folder of each client."""
         root, client = Path(str(self.options.images)), self.options.client
         if not root.is_dir():
-            raise UserError(f"images={root}: no such folder")
+            raise UserError(
+                f"images={root}: {'is a file; give its folder' if root.exists() else 'no such folder'}"
+            )
         if client is not None:
             return {client: root}
         folders = entries(root)

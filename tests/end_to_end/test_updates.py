@@ -284,6 +284,7 @@ def test_a_refused_update_is_one_line_and_changes_nothing(lab, desk, tmp_path):
     literal, _ = lab.finished("method=feddymem_literal")
     for folder, images, options, message in (
         (run, tmp_path / "nowhere", {}, r"images=\S+: no such folder"),
+        (run, tmp_path / "damaged" / "1" / "a.png", {"client": 0}, r"a.png: is a file; give its folder"),
         (run, good / "0", {}, r"is no folder named by a client's number, 0 to 1; or give client=N"),
         (run, good, {"client": 7}, r"client=7: the run has clients 0, 1"),
         (run, tmp_path / "damaged", {}, r"a.png: which product\? give product=NAME \(\w+, \w+"),
