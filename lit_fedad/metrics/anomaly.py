@@ -107,6 +107,10 @@ class AnomalyMetrics(MergeableMetric):
                 raise ValueError("pixel metrics need anomaly_maps and masks; use pixel=False without them")
             anomaly_maps, masks = _without_channel(anomaly_maps, 3), _without_channel(masks, 3)
             check_same_shape(anomaly_maps, masks)
+            if len(anomaly_maps) != len(scores):
+                raise ValueError(
+                    f"{len(scores)} image scores and {len(anomaly_maps)} maps are of different images"
+                )
             if self.spro_limit is not None:
                 self._update_regions(anomaly_maps, regions)
             self._update_pixels(anomaly_maps, component_sizes(masks))
