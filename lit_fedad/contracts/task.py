@@ -1,7 +1,7 @@
 """Tasks: what is learnt, and how images are scored."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import lightning as L
 import torch
@@ -140,10 +140,27 @@ class Task(L.LightningModule):
         """Builds the optimiser of all trainable parameters; by default Adam."""
         return torch.optim.Adam(self.trainable, lr=self.learning_rate, weight_decay=self.weight_decay)
 
+    def setup(self, stage: str) -> None:
+        """Refuses a plain Trainer where nothing is trained, before an optimiser is built of nothing."""
+        if stage == "fit" and not (self.trains and self.trainable):
+            raise UserError(
+                f"task {type(self).__name__} has nothing to train: a Trainer can predict alone, once"
+                " task.refresh(loader, Context(seed=0, round=0), first=True) has seen the images"
+            )
+
     def on_fit_start(self) -> None:
-        """Refuses a plain Trainer where nothing is trained."""
-        if not self.trains:
-            self.objective(torch.empty(0), {})
+        """Prepares the task from the images of a plain Trainer, unless this goes on from a checkpoint."""
+        if self.trainer.ckpt_path is None:
+            self.refresh(self._trainer_loader(), Context(seed=0, round=0), first=True)
+
+    def on_train_epoch_end(self) -> None:
+        """Prepares it under the weights of now; in a federation, the method calls `refresh`."""
+        if self._trainer is not None:
+            self.refresh(self._trainer_loader(), Context(seed=0, round=self.current_epoch + 1))
+
+    def _trainer_loader(self) -> DataLoader:
+        self.trainer.fit_loop.setup_data()
+        return cast("DataLoader", self.trainer.train_dataloader)
 
     def images_of(self, batch: Mapping[str, Any]) -> Tensor:
         """Returns the images of a batch.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -349,13 +349,4 @@ class MemoryBank(SubspaceTask):
     def on_fit_start(self) -> None:
         """Builds the bank, unless one was loaded."""
         if self.memory.isnan().any():
-            self.refresh(self._trainer_loader(), Context(seed=0, round=0), first=True)
-
-    def on_train_epoch_end(self) -> None:
-        """Recomputes the bank; in a federation, the method calls `refresh`."""
-        if self._trainer is not None:
-            self.refresh(self._trainer_loader(), Context(seed=0, round=self.current_epoch + 1))
-
-    def _trainer_loader(self) -> DataLoader:
-        self.trainer.fit_loop.setup_data()
-        return cast("DataLoader", self.trainer.train_dataloader)
+            super().on_fit_start()

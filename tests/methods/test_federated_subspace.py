@@ -157,4 +157,4 @@ def test_clusters_of_no_patch_are_refused(make_subspace):
 
 def test_nothing_can_be_trained(make_subspace):
     with pytest.raises(UserError, match="nothing to train"):
-        make_subspace().on_fit_start()
+        make_subspace().setup("fit")

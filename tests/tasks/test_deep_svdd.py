@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.frozen import frozen_encoder
+from helpers.trainers import plain_trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -172,3 +173,15 @@ def test_numbers_out_of_range_are_refused(settings, why):
 def test_lenet_refuses_sides_that_it_cannot_halve():
     with pytest.raises(UserError, match="a multiple of 8"):
         LeNet(28)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_plain_trainer_puts_the_centre_once(tmp_path):
+    task, batches, trainer = make(learning_rate=0.1), DataLoader([batch()], None), plain_trainer()
+    first = off_zero(task.feature_mean(batches), task.margin)
+    trainer.fit(task, batches)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    torch.testing.assert_close(task.centre, first)
+    later = make(seed=1, learning_rate=0.1)
+    plain_trainer(2).fit(later, batches, ckpt_path=tmp_path / "one.ckpt", weights_only=True)
+    torch.testing.assert_close(later.centre, first)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.tiny_pyramid import TinyPyramid
+from helpers.trainers import plain_trainer
+from torch.utils.data import DataLoader
 
 from lit_fedad.tasks.simplenet import SimpleNet
 
@@ -80,3 +82,11 @@ def test_what_a_method_adds_is_trained_with_the_discriminator():
     assert [len(group["params"]) for group in (adaptor, others)] == [2, 5 + 3]
     trained = {id(weight) for group in (adaptor, others) for weight in group["params"]}
     assert trained == {id(weight) for weight in task.trainable}
+
+
+def test_a_plain_trainer_standardises():
+    torch.manual_seed(0)
+    task, batches = SimpleNet(TinyPyramid(), grid=4, image_size=32, hidden=6), DataLoader([images()], None)
+    trainer = plain_trainer()
+    trainer.fit(task, batches)
+    assert trainer.predict(task, batches)[0].anomaly_map.isfinite().all()
