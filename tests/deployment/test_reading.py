@@ -159,6 +159,9 @@ def test_drift_is_what_the_watch_says(tmp_path):
     summary = path.with_name("summary.json")
     summary.write_text(json.dumps({"alarms": [7], "images": 9, "psi": 1, "psi_limit": 2, "ks_p_value": 0.1}))
     assert drift(path)["alarms"] == [7]
+    nothing = {"alarms": [], "images": 0, "psi": 0.1, "psi_limit": None, "ks_p_value": None}
+    summary.write_text(json.dumps(nothing))
+    assert drift(path)["images"] == 0
     summary.write_text("{}")
     with pytest.raises(UserError, match=r"summary\.json: cannot be read"):
         drift(path)

@@ -16,6 +16,7 @@ from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.ui.command import trial
 from lit_fedad.deployment.ui.reading import RunView
 from lit_fedad.deployment.update import UpdateOptions, update
+from lit_fedad.deployment.watch import watch
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.run_folder import RunFolder
 
@@ -156,6 +157,18 @@ def test_the_page_tells_what_its_user_can_mend(run, tmp_path, change, cause):
     change(run, reviews)
     with pytest.raises(gradio.Error, match=cause):
         health()
+
+
+def test_a_watch_that_has_seen_no_image_yet_is_told(run, tmp_path):
+    pytest.importorskip("gradio")
+    from lit_fedad.deployment.ui.page import OperatorPage
+
+    images = tmp_path / "empty"
+    images.mkdir()
+    watch(str(run), str(images), client=0, once=True)
+    page = OperatorPage(RunView.open(str(run)), tmp_path / "reviews.csv", trial(run)).build()
+    health = next(function.fn for function in page.fns.values() if function.name == "_health")
+    assert "No image watched yet" in health()
 
 
 @pytest.mark.slow

@@ -319,6 +319,8 @@ class OperatorPage:
             return _light(
                 "#D55E00", "Drift", f"alarms: {len(found['alarms'])}, first at image {found['alarms'][0]}."
             )
+        if not found["images"]:
+            return _light("#E69F00", "No image watched yet", "")
         near = found["psi"] > found["psi_limit"]
         lamp = ("#E69F00", "Images may be changing") if near else ("#009E73", "No drift")
         psi = f"PSI {found['psi']:.2f}, below {found['psi_limit']:.2f} without drift"

@@ -358,7 +358,9 @@ def drift(table: Path) -> Row | None:
     try:
         found = plain_json(stored_text(path))
         alarms = [int(number) for number in found["alarms"]]
-        row = {name: float(found[name]) for name in ("images", "psi", "psi_limit", "ks_p_value")}
+        # Of no image there are no statistics: null.
+        told = {name: found[name] for name in ("images", "psi", "psi_limit", "ks_p_value")}
+        row = {name: math.nan if value is None else float(value) for name, value in told.items()}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     return {"alarms": alarms, **row}
