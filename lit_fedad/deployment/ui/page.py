@@ -315,10 +315,8 @@ class OperatorPage:
         found = next((row for row in map(drift, watched) if row), None)
         if found is None:
             return ""
-        if found["alarms"]:
-            return _light(
-                "#D55E00", "Drift", f"alarms: {len(found['alarms'])}, first at image {found['alarms'][0]}."
-            )
+        if alarms := found["alarms"]:
+            return _light("#D55E00", "Drift", f"alarms: {len(alarms)}, first at image {alarms[0]}.")
         if not found["images"]:
             return _light("#E69F00", "No image watched yet", "")
         near = found["psi"] > found["psi_limit"]
