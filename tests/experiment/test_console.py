@@ -45,7 +45,8 @@ def test_all_that_clients_send_in_a_round_is_said_whatever_the_number_of_exchang
         (exchange("densities", densities),),
         (exchange("train", TRAINED_WEIGHTS), exchange("densities", densities)),
     )
-    assert sent_in_words(steps, SimpleNamespace()) == {
+    client = SimpleNamespace(task=SimpleNamespace(images_behind=None))
+    assert sent_in_words(steps, client) == {
         "set-up densities": "clients send mean of the features",
         "each round": f"clients send {TRAINED_WEIGHTS.what}; mean of the features",
     }
