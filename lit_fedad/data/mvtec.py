@@ -18,9 +18,6 @@ from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import limited, resplit
 
-NORMAL_NAMES = NORMAL
-"""What folders of normal images are called, as `bare` has them; in this layout ``good`` alone."""
-
 
 @limited
 def mvtec_mixture(
@@ -129,7 +126,7 @@ def _test_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:
         )
     skipped.add("beside the folders of test", [path for path in inside if path not in defects])
     for path in defects:
-        if path.name != "good" and bare(path.name) in NORMAL_NAMES:
+        if path.name != "good" and bare(path.name) in NORMAL:
             raise UserError(f"{path}: normal test images lie in a folder called good; rename it")
         of = masked_name(path.name)
         if path.name.casefold() in MASK_NAMES or of in [one.name for one in defects]:

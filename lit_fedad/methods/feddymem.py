@@ -199,8 +199,8 @@ class FedDyMemServer(MomentsServer):
         scored = client.task.image_score is not None
         if not self.counted and (scored or aggregation.needs_counts or prior_patches or radius_images > 1):
             raise UserError(
-                "method.client.send_counts=false: nobody sends slots' counts and radii; give task.image_score=null"
-                ", and in method.server aggregation.weighted=false prior_patches=0 radius_images=1"
+                "method.client.send_counts=false: nobody sends slots' counts and radii; give task.image_score=null,"
+                " and in method.server aggregation.weighted=false prior_patches=0 radius_images=1"
             )
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.counts_per_image = max(client.task.vectors_per_image, self.slots)
@@ -231,11 +231,11 @@ class FedDyMemServer(MomentsServer):
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges memories, and the radii of their slots."""
         messages = [update.message for update in updates.values()]
-        memory = self.merge(messages, self.known.get("memory")).to(self.device)
+        memory = self.merge(messages, self.known.get("memory"))
         if self.counted:
-            radii = merge_radii(messages, memory, self.prior_patches, self.radius_images)
+            radii = merge_radii(messages, memory.to(self.device), self.prior_patches, self.radius_images)
             self.known["radii"] = radii.cpu()
-        self.known["memory"] = memory.cpu()
+        self.known["memory"] = memory
 
     def merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
         """Merges memories to one [slots, C], and measures its spread.
