@@ -42,7 +42,7 @@ class Scored:
         p_value: Share of normal images that score as high or higher, by conformal calibration.
         decision: ``"normal"`` or ``"anomalous"``.
         map: Score of each pixel at the size that the detector sees, float32 [H, W]; None where the task has none.
-        alike: The product that the image looks like, where the model tells products apart; else None.
+        alike: The product that the image looks like, where one was told and the model tells products apart; else None.
     """
 
     score: float
@@ -97,11 +97,22 @@ class OpenedClient:
         if self.classifies and given:
             raise UserError(f"{given[0]}: a classifier has no threshold; leave it out")
 
-    def scored(self, images: Sequence[Tensor], rule: DecisionRule) -> list[Scored]:
-        """Scores a batch of images, each float32 [C, H, W] as `transform` gives them."""
+    def scored(
+        self, images: Sequence[Tensor], rule: DecisionRule, product: str | None = None
+    ) -> list[Scored]:
+        """Scores a batch of images, each float32 [C, H, W] as `transform` gives them.
+
+        Args:
+            images: The images.
+            rule: The rule that decides about them.
+            product: Product that they are said to show: what they look like is computed only to be compared with it.
+        """
         if not images:
             return []
-        batch, alike = recognised(self.client, {"image": torch.stack(list(images))}, self.fabric, self.result)
+        batch: dict[str, Any] = {"image": torch.stack(list(images))}
+        alike: list[str | None] = [None] * len(images)
+        if product is not None:
+            batch, alike = recognised(self.client, batch, self.fabric, self.result)
         prediction = predict_batch(self.client, batch, self.fabric)
         p_values, maps = rule.scores.p_values(prediction.image_score), prediction.anomaly_map
         return [
@@ -238,10 +249,11 @@ class LiveDetector:
     Args:
         opened: The client.
         rule: Its decision rule.
+        product: Product that all images show, where it is known.
     """
 
-    def __init__(self, opened: OpenedClient, rule: DecisionRule) -> None:
-        self._opened, self._rule = opened, rule
+    def __init__(self, opened: OpenedClient, rule: DecisionRule, product: str | None = None) -> None:
+        self._opened, self._rule, self._product = opened, rule, product
 
     @property
     def threshold(self) -> float:
@@ -279,7 +291,7 @@ class LiveDetector:
         size = self._opened.config["evaluation"]["batch_size"]
         for start in range(0, len(images), size):
             pixels = [self._pixels(image) for image in images[start : start + size]]
-            scored += self._opened.scored(pixels, self._rule)
+            scored += self._opened.scored(pixels, self._rule, self._product)
         return scored
 
     def _pixels(self, image: Any) -> Tensor:
@@ -354,4 +366,4 @@ def load_detector(
     opened = open_client(str(given_path("run", run)), client, version)
     if opened.classifies:
         raise UserError(f"run={run}: it learned classes; lit-fedad predict writes them")
-    return LiveDetector(opened, opened.rule(alpha, product))
+    return LiveDetector(opened, opened.rule(alpha, product), product)

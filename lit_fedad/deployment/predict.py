@@ -126,7 +126,7 @@ def predict(
     if opened.classifies:
         scorer = _Classify(opened, display)
     else:
-        scorer = _Detect(opened, opened.rule(alpha, product), destination, root, display)
+        scorer = _Detect(opened, opened.rule(alpha, product), destination, root, display, product)
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
     with (
@@ -218,6 +218,7 @@ class _Detect:
     destination: Path
     root: Path
     display: Display
+    product: str | None
     alike: list[str | None] = field(default_factory=list)
 
     columns = COLUMNS
@@ -243,7 +244,7 @@ class _Detect:
 
         images = readable(paths, read, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
-        said = self.opened.scored([pixels for pixels, _ in images.values()], self.rule)
+        said = self.opened.scored([pixels for pixels, _ in images.values()], self.rule, self.product)
         for (path, (_, shown)), image in zip(images.items(), said, strict=True):
             rows[path] |= {
                 "score": f"{image.score:.9g}",  # all digits of a float32

@@ -237,7 +237,7 @@ class _Watcher:
     def _score(self, files: Mapping[Path, Key]) -> None:
         # All digits of a float32, as they are read again: the same command continues with the same numbers.
         images = readable(list(files), self.opened.transform.image, self.display)
-        said = self.opened.scored(list(images.values()), self.stream.rule)
+        said = self.opened.scored(list(images.values()), self.stream.rule, self.product)
         warn_of_product(self.product, [image.alike for image in said], self.display)
         scores = {path: f"{image.score:.9g}" for path, image in zip(images, said, strict=True)}
         steps = iter(self.stream.add([float(scores[path]) for path in files if path in scores]))

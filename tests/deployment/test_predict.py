@@ -331,15 +331,13 @@ def test_an_incomplete_run_is_one_line(tiny_run, tmp_path, command):
 
 def test_a_score_that_is_no_number_is_not_called_normal(tmp_path, photos):
     class Broken(torch.nn.Module):
-        task = None
-
         def predict_step(self, batch):
             return prediction_of(torch.full((len(batch["image"]),), math.nan))
 
     fabric = make_fabric(accelerator="cpu")
     rule = DecisionRule("drawn", ScoreCounts.of(torch.arange(9.0)), 0.1)
     opened = OpenedClient(None, {}, {}, Broken(), 0, None, fabric, ImageTransform(32))
-    row = prediction._Detect(opened, rule, tmp_path, photos, prediction.Display(quiet=True))(
+    row = prediction._Detect(opened, rule, tmp_path, photos, prediction.Display(quiet=True), None)(
         [photos / "top.bmp"]
     )[0]
     assert (row["decision"], row["heatmap"]) == ("anomalous", "")

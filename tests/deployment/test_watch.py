@@ -48,7 +48,7 @@ def camera(tiny_run, tmp_path):
 def exact(monkeypatch):
     """Scores that do not depend, in their last digits, on which images share a batch."""
 
-    def brightness(self, images, rule):
+    def brightness(self, images, rule, product=None):
         return [SimpleNamespace(score=float(image), alike=None) for image in images]
 
     def read(paths, transform, display):
@@ -262,7 +262,7 @@ def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
 def test_a_score_that_is_no_number_is_a_high_one(tiny_run, camera, tmp_path, monkeypatch):
     """It is called anomalous, as by `predict`, and the watch goes on."""
 
-    def scored(self, images, rule):
+    def scored(self, images, rule, product=None):
         return [
             SimpleNamespace(score=math.nan if number == 1 else 0.0, alike=None)
             for number in range(len(images))
