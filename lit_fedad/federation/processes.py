@@ -49,8 +49,8 @@ def make_fabric(
 ) -> Fabric:
     """Builds a Fabric whose processes train different clients.
 
-    `accelerator` is ``cpu``, ``cuda`` or ``auto``, `devices` the number of processes on each machine, and
-    `precision` any of Fabric's in which weights stay in single precision.
+    `accelerator` is ``cpu``, ``cuda`` or ``auto`` (``cuda`` where there is one), `devices` the number of processes on
+    each machine, and `precision` any of Fabric's in which weights stay in single precision.
 
     Raises:
         UserError: If Fabric does not support the accelerator or precision, or there are too few devices.
@@ -60,19 +60,25 @@ def make_fabric(
             f"fabric.precision={precision}: weights stay in 32 bits, as they cross;"
             " give 32-true, bf16-mixed or 16-mixed"
         )
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    # Fabric's own "auto" would take Apple's MPS, which has no double precision for statistics.
+    chosen = here if accelerator == "auto" else accelerator
     settings: dict[str, Any] = {"devices": devices, "num_nodes": num_nodes}
-    if num_nodes == 1 and (str(devices) == "1" or (str(devices) == "auto" and not torch.cuda.is_available())):
+    if num_nodes == 1 and (str(devices) == "1" or (str(devices) == "auto" and here == "cpu")):
         settings = {"devices": 1}
     else:
         start = _start_method() if num_nodes == 1 else "popen"
         settings["strategy"] = ClientsApart(start_method=start)  # type: ignore[arg-type]
     try:
-        return Fabric(accelerator=accelerator, precision=precision, callbacks=list(callbacks), **settings)
+        fabric = Fabric(accelerator=chosen, precision=precision, callbacks=list(callbacks), **settings)
     except (ValueError, TypeError, RuntimeError, MisconfigurationException, ImportError) as error:
         cure = (
             "" if accelerator in ("auto", "cpu") else "; fabric.accelerator=auto takes what this machine has"
         )
         raise UserError(f"fabric: {one_line(error)}{cure}") from error
+    if fabric.device.type not in ("cpu", "cuda"):
+        raise UserError(f"fabric.accelerator={accelerator}: only cpu and cuda compute all methods; give auto")
+    return fabric
 
 
 def of_this_process(fabric: Fabric, precision: Any) -> Fabric:

@@ -1,6 +1,8 @@
-"""What a launched function leaves behind in its process."""
+"""Devices that runs take, and what a launched function leaves behind in its process."""
 
 import pytest
+import torch
+from lightning.fabric.accelerators import MPSAccelerator
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import BatchSampler, DataLoader
@@ -30,3 +32,12 @@ def test_a_launched_function_leaves_loaders_as_they_were(fails):
         launched(fabric, play)(2)
     assert seen == [2]
     assert (DataLoader.__init__, BatchSampler.__init__) == before
+
+
+def test_apples_processor_has_no_double_precision_and_is_not_taken(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert make_fabric("auto").device.type == "cpu"
+    with pytest.raises(UserError, match="fabric.accelerator=mps: only cpu and cuda"):
+        make_fabric("mps")
