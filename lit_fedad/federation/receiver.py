@@ -203,6 +203,8 @@ class _Attempt:
 
     def __call__(self, updates: Mapping[int, Update]) -> Exception | None:
         """Merges updates; returns what went wrong, or None."""
+        # Of which tries that follow, robust rules and callbacks read too.
+        sent = {(client, name): part._version for client, name, part in _parts(updates)}
         try:
             if not updates:
                 raise UserError("no message is left")
@@ -213,6 +215,12 @@ class _Attempt:
             self.restore()
             return error
         self.before.check()
+        for client, name, part in _parts(updates):
+            if part._version != sent[client, name]:
+                raise TypeError(
+                    f"{type(self.receiver.server).__name__}: merging changes '{name}' of client {client}'s message in"
+                    " place; compute a new tensor"
+                )
         return None
 
     def at_fault(self, updates: Mapping[int, Update]) -> list[int]:
@@ -258,6 +266,12 @@ def _same(message: Message, other: Message) -> bool:
     if message is other:
         return True
     return message.keys() == other.keys() and all(message[name] is other[name] for name in message)
+
+
+def _parts(updates: Mapping[int, Update]) -> Iterator[tuple[int, str, Tensor]]:
+    """Yields the client, name and tensor of each entry whose changes are counted."""
+    for client, update in updates.items():
+        yield from ((client, name, part) for name, part in update.message.items() if not part.is_inference())
 
 
 def _without(updates: Mapping[int, Update], clients: Sequence[int]) -> dict[int, Update]:

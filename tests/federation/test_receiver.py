@@ -289,3 +289,17 @@ def test_a_client_whose_message_was_not_used_goes_on_from_before(toy, cause):
     federation.run()
     missing = 0 if cause == "not chosen by a rule" else 1
     assert [federation.pool.get(client)["visits"] for client in range(5)] == [2, 2, 2 - missing, 2, 2]
+
+
+def test_a_merge_that_changes_a_message_in_place_is_refused(toy):
+    class Adding(type(toy().server)):
+        merges_sums = True
+
+        def aggregate(self, updates):
+            total = updates[0].message["w"]
+            for client in (1, 2, 3, 4):
+                total += updates[client].message["w"]
+            self.w = total / 5
+
+    with pytest.raises(TypeError, match="Adding: merging changes 'w' of client 0's message in place"):
+        toy(values=FIVE, server=Adding()).run()
