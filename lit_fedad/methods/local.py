@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Task
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient
 from lit_fedad.methods.parts.functional import trainable
@@ -29,6 +30,16 @@ class LocalClient(FedAvgClient):
         super().__init__(task, local_epochs, keep_optimizer)
         self.fitted_in = 0
         """The stage whose images the task was fitted to; `Prepare` uses those of the first."""
+
+    @classmethod
+    def check_task(cls, task: type[Task]) -> None:
+        """Checks that a class of task learns by itself."""
+        super().check_task(task)
+        if not (task.trains or task.prepares):
+            raise UserError(
+                f"task {task.__name__} neither trains nor prepares: a client alone learns nothing; give another method,"
+                " or say prepares = True beside a refresh that learns"
+            )
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Fits the task to a stage that has begun, where nothing else makes it; see `FedAvgClient`."""

@@ -6,8 +6,9 @@ import torch
 from helpers.frozen import frozen_encoder
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context
+from lit_fedad.contracts import Context, Task
 from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.tasks.frozen_detectors import FeatureNeighbours, FeatureSVM
@@ -23,6 +24,12 @@ def plain_training(task, loader, epochs: int):
             task.training_step(batch)["loss"].backward()
             optimizer.step()
     return dict(task.state_dict())
+
+
+def test_a_task_that_learns_nothing_by_itself_is_refused():
+    """Its initial weights were scored."""
+    with pytest.raises(UserError, match="task Fixed neither trains nor prepares"):
+        LocalClient.check_task(type("Fixed", (Task,), {"trains": False}))
 
 
 def test_three_rounds_by_hand(federate, make_linear, points_by_hand, hand):
