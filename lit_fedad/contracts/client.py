@@ -14,7 +14,7 @@ from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.randomness import Context
 from lit_fedad.contracts.schedule import cosine_decay
 from lit_fedad.contracts.task import Prediction, Task
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ class Client(Discloses, L.LightningModule):
 
     def receive(self, message: Message) -> None:
         """Loads the server's message before training."""
-        raise NotImplementedError
+        raise not_there(self, "receive")
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares the form of the message that `receive` takes."""
-        raise NotImplementedError
+        raise not_there(self, "broadcast_spec")
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Recomputes what depends on received weights and local data, before training and after `deploy`.
@@ -153,11 +153,11 @@ class Client(Discloses, L.LightningModule):
         Args:
             loader: The client's training batches in a fixed order.
         """
-        raise NotImplementedError
+        raise not_there(self, "send")
 
     def upload_spec(self) -> MessageSpec:
         """Declares the form of the message that `send` returns."""
-        raise NotImplementedError
+        raise not_there(self, "upload_spec")
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads the model that predicts into the task, where it differs from what was received.

@@ -90,7 +90,8 @@ class Discloses:
         sends: Name of the method.
 
     Raises:
-        TypeError: If a subclass has a method of its own and no ``discloses``; when it is defined.
+        TypeError: If a subclass has a method of its own and no ``discloses``, or one that is no tuple of
+            `Disclosure`; when it is defined.
     """
 
     sends: ClassVar[str] = "send"
@@ -102,3 +103,7 @@ class Discloses:
                 f"{cls.__name__} overrides {cls.sends}: say discloses = (...) beside it, what its message tells of a"
                 " client's images (lit_fedad.contracts.disclosure)"
             )
+        said = vars(cls).get("discloses", ())
+        parts = said if isinstance(said, tuple) else (said,)
+        if isinstance(said, Disclosure) or any(isinstance(one, str | Kind) for one in parts):
+            raise TypeError(f"{cls.__name__}: discloses={said!r} must be a tuple of such as summed('...')")

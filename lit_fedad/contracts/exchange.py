@@ -22,7 +22,7 @@ from lit_fedad.contracts.message import Message, MessageSpec, Update
 from lit_fedad.contracts.randomness import Context
 from lit_fedad.contracts.server import Server
 from lit_fedad.contracts.sums import ImageSums, Sums
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 
 C = TypeVar("C", contravariant=True)  # the method's client
 S = TypeVar("S", contravariant=True)  # its server
@@ -187,7 +187,7 @@ class LeaveOut(Exchange[C, S]):
         Raises:
             UserError: If no model remains without them.
         """
-        raise NotImplementedError
+        raise not_there(self, "leave_out")
 
     def scores(
         self, client: C, loaders: Sequence[DataLoader], score: Callable[[C, DataLoader], Tensor]
@@ -235,6 +235,18 @@ class Exchanges:
     leave_out: LeaveOut | None = None
     noised: Exchanges | None = None
     evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what is no tuple of exchanges.
+
+        Raises:
+            TypeError: If one is forgotten, or a class in the place of its object.
+        """
+        for name, listed in (("setup", self.setup), ("rounds", self.rounds)):
+            if not isinstance(listed, tuple) or any(isinstance(one, type) for one in listed):
+                raise TypeError(
+                    f"Exchanges: {name}={listed!r} must be a tuple of exchanges, such as (Train(),)"
+                )
 
     @property
     def under_noise(self) -> Exchanges:

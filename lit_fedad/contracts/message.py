@@ -61,6 +61,15 @@ class TensorSpec:
     counted: bool = False
     exact: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuses a shape that is none.
+
+        Raises:
+            TypeError: If it is a size alone.
+        """
+        if not isinstance(self.shape, tuple):
+            raise TypeError(f"TensorSpec: shape={self.shape!r} must be a tuple of sizes, such as (8,)")
+
     @property
     def unrounded(self) -> bool:
         """Whether no codec rounds it; a rounded matrix may be no longer positive definite."""

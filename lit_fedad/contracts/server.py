@@ -8,6 +8,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts.message import Message, Update
 from lit_fedad.contracts.randomness import Context
+from lit_fedad.core.errors import not_there
 
 
 class Server:
@@ -60,7 +61,7 @@ class Server:
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the message that a client trains with."""
-        raise NotImplementedError
+        raise not_there(self, "broadcast")
 
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what the declared form of a client's message after training cannot say.
@@ -82,7 +83,7 @@ class Server:
         Args:
             updates: By client, in client order; never empty.
         """
-        raise NotImplementedError
+        raise not_there(self, "aggregate")
 
     def diagnostics(self) -> dict[str, float]:
         """Returns scalars to track after a round, by name."""

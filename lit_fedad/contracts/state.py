@@ -10,9 +10,16 @@ from torch import Tensor, nn
 
 
 def all_state_names(holder: object) -> tuple[str, ...]:
-    """Lists the attributes that the classes of an object declare in ``state_names``, base classes first."""
-    classes = reversed(type(holder).__mro__)
-    return tuple(dict.fromkeys(name for cls in classes for name in vars(cls).get("state_names", ())))
+    """Lists the attributes that the classes of an object declare in ``state_names``, base classes first.
+
+    Raises:
+        TypeError: If a class declares a text, whose letters would be names.
+    """
+    declared = {cls: vars(cls).get("state_names", ()) for cls in reversed(type(holder).__mro__)}
+    for cls, names in declared.items():
+        if isinstance(names, str):
+            raise TypeError(f"{cls.__name__}: state_names={names!r} must be a tuple, ({names!r},)")
+    return tuple(dict.fromkeys(name for names in declared.values() for name in names))
 
 
 def state_of(holder: object) -> dict[str, Any]:

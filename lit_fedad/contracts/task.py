@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.randomness import Context
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.errors import UserError, not_there
 
 
 class Prediction(NamedTuple):
@@ -86,7 +86,7 @@ class Task(L.LightningModule):
         Returns:
             Features [B, num_features] or [B, positions, num_features].
         """
-        raise NotImplementedError
+        raise not_there(self, "forward")
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the training loss.
@@ -102,7 +102,7 @@ class Task(L.LightningModule):
             UserError: Where nothing is trained.
         """
         if self.trains:
-            raise NotImplementedError
+            raise not_there(self, "objective")
         raise UserError(f"task {type(self).__name__} has nothing to train: give METHOD={self.methods}")
 
     def embedding(self, batch: Mapping[str, Any]) -> Tensor:
@@ -119,7 +119,7 @@ class Task(L.LightningModule):
             features: The `embedding` of the whole batch.
             batch: The batch.
         """
-        raise NotImplementedError
+        raise not_there(self, "predict")
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the loss of a random view of a batch."""
@@ -222,11 +222,11 @@ class StandardisedTask(Task):
 
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
         """Computes the number, mean [C] and variance [C] of local features before standardisation."""
-        raise NotImplementedError
+        raise not_there(self, "channel_moments")
 
     def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
         """Loads the mean [C] and the scale [C] that features are standardised by."""
-        raise NotImplementedError
+        raise not_there(self, "load_statistics")
 
 
 def channel_scale(variance: Tensor, shrinkage: float) -> Tensor:

@@ -311,7 +311,7 @@ def _check_complete(config: Config) -> None:
         section, _, leaf = key.rpartition(".")
         held = config.get(section, {}) if section else config
         if leaf not in held:
-            raise UserError(f"{key} is removed, and every run has one; give it a value")
+            raise UserError(f"{key} is missing, and every run has one; give it a value")
         if (kind := _NEEDED.get(key)) is not Mapping:
             check_type(held[leaf], kind or Any, key)
         elif not isinstance(held[leaf], Mapping) or not isinstance(held[leaf].get("_target_"), str):
@@ -348,7 +348,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         return f"{match[2]} must be a section; give {match[1]}=..."
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
-        if key == "experiment":
+        if key == "experiment" or "@method." in key:  # the same without the first line
             return _NO_PRESET
         return f"unknown key '{key}'{_instead(key, overrides)}"
     if match := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):

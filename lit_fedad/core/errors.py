@@ -15,6 +15,16 @@ class UserError(Exception):
     """
 
 
+def not_there(holder: object, name: str) -> NotImplementedError:
+    """Builds the error of a method that a class has to define, and does not.
+
+    Example:
+        >>> str(not_there(1, "send"))
+        'int has no method send; define it (docs/extend.md)'
+    """
+    return NotImplementedError(f"{type(holder).__name__} has no method {name}; define it (docs/extend.md)")
+
+
 def first_line(error: BaseException) -> str:
     r"""Returns the first line of an error's message, or the name of its type if it has none.
 

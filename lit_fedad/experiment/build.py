@@ -11,7 +11,7 @@ import numpy as np
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.contracts import Client, Method, Server, Task
+from lit_fedad.contracts import Client, Exchanges, Method, Server, Task
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build, locate, takes
@@ -336,6 +336,10 @@ def build_model(
                 " them, such as {_target_: lit_fedad.methods.fedavg.exchanges}"
             )
         exchanges = build(config["method"]["exchanges"], client=client)
+        if not isinstance(exchanges, Exchanges):
+            raise UserError(
+                f"method.exchanges gives a {type(exchanges).__name__}, not Exchanges(setup, rounds)"
+            )
     client.eval()
     frozen = frozen_encoder(task)
     seen = task.backbone if isinstance(task, PatchTask) else given.get("backbone")

@@ -30,6 +30,8 @@ def check(message: Message, spec: MessageSpec, sender: str) -> None:
     Raises:
         UserError: If names, sizes, types, devices or values differ from the declared form.
     """
+    if not isinstance(message, Mapping):
+        raise UserError(f"{sender} sent a {type(message).__name__}, not a dictionary of tensors")
     if set(message) != set(spec):
         missing, extra = sorted(set(spec) - set(message)), sorted(set(message) - set(spec))
         named = str(extra or "nothing")[:_LONGEST]
@@ -37,8 +39,9 @@ def check(message: Message, spec: MessageSpec, sender: str) -> None:
     sizes: dict[str, int] = {}
     for name, form in spec.items():
         tensor = message[name]
-        if tensor.dtype != form.dtype:
-            raise UserError(f"{sender} sent '{name}' as {tensor.dtype}, declared as {form.dtype}")
+        sent = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}, no tensor"
+        if sent != form.dtype:
+            raise UserError(f"{sender} sent '{name}' as {sent}, declared as {form.dtype}")
         if not _fits(tensor.shape, form.shape, sizes):
             declared = ", ".join(map(str, form.shape))
             raise UserError(

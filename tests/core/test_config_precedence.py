@@ -122,9 +122,10 @@ def test_a_file_of_ones_own_that_is_no_configuration_is_refused_in_one_line(writ
         compose(["method=mine"])
 
 
-def test_a_method_without_its_first_line_is_told_of_it(write):
+@pytest.mark.parametrize("more", ["", ", {override /task: autoencoder}"])
+def test_a_method_without_its_first_line_is_told_of_it(write, more):
     write(method__mine="")
     file = config_module.conf_folder() / "method" / "mine.yaml"
-    file.write_text("defaults: [_self_, {/experiment: default}]\nmethod: {name: mine}\n")
+    file.write_text(f"defaults: [_self_, {{/experiment: default}}{more}]\nmethod: {{name: mine}}\n")
     with refusal("first line must be '# @package _global_'"):
         compose(["method=mine"])

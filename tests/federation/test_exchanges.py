@@ -7,12 +7,40 @@ import torch
 from helpers.toy_method import by_hand
 from safetensors.torch import save
 
-from lit_fedad.contracts import Exchanges, Free, TensorSpec
+from lit_fedad.contracts import Client, Exchanges, Free, Server, Task, TensorSpec
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_runner import Train
 from lit_fedad.federation.sampling import ClientSampler
+
+
+@pytest.mark.parametrize("listed", [None, Train(), Train, [Train()], (Train,)])
+@pytest.mark.parametrize("name", ["setup", "rounds"])
+def test_exchanges_are_tuples_of_exchanges(name, listed):
+    with pytest.raises(TypeError, match=f"Exchanges: {name}=.* must be a tuple of exchanges"):
+        Exchanges(**{name: listed})
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "arguments"),
+    [
+        (Client, "receive", ({},)),
+        (Client, "broadcast_spec", ()),
+        (Client, "send", ([],)),
+        (Client, "upload_spec", ()),
+        (Server, "broadcast", (0,)),
+        (Server, "aggregate", ({},)),
+        (Task, "forward", ({},)),
+        (Task, "objective", (None, {})),
+        (Task, "predict", (None, {})),
+    ],
+)
+def test_what_an_own_class_lacks_is_named(part, name, arguments):
+    own = type("Own", (part,), {})
+    made = own(Task()) if part is Client else own()
+    with pytest.raises(NotImplementedError, match=f"Own has no method {name}; define it"):
+        getattr(made, name)(*arguments)
 
 
 @pytest.fixture

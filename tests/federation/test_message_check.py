@@ -50,6 +50,25 @@ def test_values_outside_the_declared_form_are_refused(form, tensor, error):
         check({"x": tensor}, {"x": form}, "client 3")
 
 
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (None, "sent a NoneType, not a dictionary of tensors"),
+        ({"x": 3.0}, "sent 'x' as a float, no tensor, declared as torch.float32"),
+        ({"x": [torch.zeros(2)]}, "sent 'x' as a list, no tensor, declared"),
+    ],
+)
+def test_what_is_no_message_is_refused(message, error):
+    with pytest.raises(UserError, match=f"client 3 {error}"):
+        check(message, {"x": TensorSpec((2,))}, "client 3")
+
+
+@pytest.mark.parametrize("shape", [2, [2]])
+def test_a_declared_shape_is_a_tuple(shape):
+    with pytest.raises(TypeError, match=r"TensorSpec: shape=.* must be a tuple of sizes"):
+        TensorSpec(shape)
+
+
 def test_free_sizes_of_one_name_are_equal_in_all_tensors():
     spec = {"x": TensorSpec((Free("rows"), 2)), "y": TensorSpec((Free("rows"),))}
     check({"x": torch.zeros(3, 2), "y": torch.zeros(3)}, spec, "client 3")

@@ -14,6 +14,14 @@ class Sums(Server):
         self.weights, self.banks = {"a": torch.ones(3)}, {0: [torch.zeros(2)]}
 
 
+def test_a_text_is_no_list_of_names():
+    class Server(Sums):
+        state_names = "weights"
+
+    with pytest.raises(TypeError, match=r"Server: state_names='weights' must be a tuple, \('weights',\)"):
+        ServerSnapshot(Server())
+
+
 def test_entries_that_a_merge_put_in_place_of_others_are_gone_after_it():
     server = Sums()
     snapshot = ServerSnapshot(server)

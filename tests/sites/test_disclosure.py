@@ -27,6 +27,12 @@ def test_what_sends_and_does_not_say_so_is_no_class(base, method):
     type("New", (base,), {method: lambda *_: {}, "discloses": (TRAINED_WEIGHTS,)})
 
 
+@pytest.mark.parametrize("said", [summed("moments"), "moments", ("moments",), (Kind.SUMS,)])
+def test_what_is_said_is_a_tuple_of_disclosures(said):
+    with pytest.raises(TypeError, match=r"New: discloses=.* must be a tuple of such as summed"):
+        type("New", (Exchange,), {"send": lambda *_: {}, "discloses": said})
+
+
 class Silent(Exchange):
     name = "silent"
 
