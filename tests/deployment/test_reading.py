@@ -153,6 +153,18 @@ def test_scored_images_come_most_anomalous_first_with_their_own_heatmaps(tmp_pat
         read_scored(table(tmp_path, ["1"], head="other"))
 
 
+def test_no_heatmap_is_looked_for_before_it_is_asked_for(tmp_path, monkeypatch):
+    path = table(tmp_path, ["a.png,1.5,0.5,3,normal,heatmaps/a.png"] * 100)
+    looked = []
+    monkeypatch.setattr(type(path), "resolve", lambda self: looked.append(self) or self.absolute())
+    monkeypatch.setattr(type(path), "is_file", lambda self: True)
+    found = read_scored(path)
+    before = len(looked)
+    assert before < 10
+    assert found[0].heatmap == tmp_path / "predictions/heatmaps/a.png"
+    assert len(looked) > before
+
+
 def test_drift_is_what_the_watch_says(tmp_path):
     path = table(tmp_path, [])
     assert drift(path) is None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -302,11 +303,8 @@ class OperatorPage:
 
     def _pictured(self, table: str, how: str) -> list[ScoredFile]:
         """Lists images with a heatmap: the most anomalous, or of those called normal the nearest to the threshold."""
-        return [
-            image
-            for image in self._scored(table)
-            if image.heatmap and (how == _WORST or image.decision == "normal")
-        ][:_SHOWN]
+        chosen = (image for image in self._scored(table) if how == _WORST or image.decision == "normal")
+        return list(islice((image for image in chosen if image.heatmap), _SHOWN))
 
     def _lamp(self, table: str) -> str:
         """Says whether the images of a table drift, or else of another; empty where none are watched."""

@@ -231,14 +231,27 @@ class ScoredFile:
         score: Its score.
         p_value: Its p-value.
         decision: ``normal`` or ``anomalous``.
-        heatmap: File of its heatmap; None if there is none.
+        table: The table.
+        drawn: Name of its heatmap, as the table has it; None if there is none.
     """
 
     path: str
     score: float
     p_value: float
     decision: str
-    heatmap: Path | None
+    table: Path | None = None
+    drawn: str | None = None
+
+    @property
+    def heatmap(self) -> Path | None:
+        """File of its heatmap, which must lie beside the table; None if there is none.
+
+        It is looked for here, since a table may have many thousands of rows, and few are shown.
+        """
+        if self.table is None or not self.drawn:
+            return None
+        path = (self.table.parent / self.drawn).resolve()
+        return path if path.is_relative_to(self.table.parent.resolve()) and path.is_file() else None
 
 
 def read_scored(table: Path) -> list[ScoredFile]:
@@ -258,7 +271,8 @@ def read_scored(table: Path) -> list[ScoredFile]:
                 float(row["score"]),
                 float(row["p_value"]),
                 row["decision"],
-                _heatmap(table, row.get("heatmap")),
+                table,
+                row.get("heatmap"),
             )
             for row in rows
             if row["score"]
@@ -364,14 +378,6 @@ def drift(table: Path) -> Row | None:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     return {"alarms": alarms, **row}
-
-
-def _heatmap(table: Path, name: str | None) -> Path | None:
-    """The file of a heatmap, which must lie beside its table."""
-    if not name:
-        return None
-    path = (table.parent / name).resolve()
-    return path if path.is_relative_to(table.parent.resolve()) and path.is_file() else None
 
 
 def _share(value: Any) -> str:
