@@ -77,13 +77,13 @@ class Targets:
         self._shape = transform.shape
         self._masks: np.ndarray | None = None
         if with_masks:
-            packed, facts = [], {}
-            for sample in samples:
-                mask = transform.mask(None, sample.path)
+            facts = {}
+            # Zeros that nobody writes to take no memory, and most test images may be normal.
+            self._masks = np.zeros((len(samples), math.ceil(math.prod(self._shape) / 8)), np.uint8)
+            for packed, sample in zip(self._masks, samples, strict=True):
                 if sample.mask is not None:
                     mask, facts[sample.mask] = transform.measured_mask(sample.mask, sample.path)
-                packed.append(np.packbits(mask.numpy()))
-            self._masks = np.stack(packed) if packed else np.empty((0, 0), np.uint8)
+                    packed[:] = np.packbits(mask.numpy())
             for line in mask_lines(facts, transform.shape):
                 warnings.warn(line, stacklevel=3)
         self._regions: list[Tensor] = []

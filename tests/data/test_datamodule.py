@@ -1,3 +1,4 @@
+import tracemalloc
 from itertools import chain
 
 import lightning as L
@@ -66,6 +67,17 @@ def test_items_equal_batches(samples):
         for key in ("image", "mask", "label", "index"):
             assert torch.equal(item[key], batch[key][position])
     assert "mask" not in ImageDataset(samples, TRANSFORM)[13]
+
+
+def test_masks_are_held_once(samples):
+    transform = ImageTransform(512)
+    bits = 512 * 512 // 8
+    tracemalloc.start()
+    targets = Targets(samples[:1] * 100, transform, with_masks=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * 100 * bits
+    assert not targets[[0, 99]]["mask"].any()
 
 
 def test_oblong_masks_come_in_the_shape_of_their_images(samples):
