@@ -22,7 +22,7 @@ from lit_fedad.data.image_files import (
     require_folder,
 )
 from lit_fedad.data.input_files import read_json, read_table
-from lit_fedad.data.labelled_csv import label_column, matches
+from lit_fedad.data.labelled_csv import file_names, label_column, matches
 from lit_fedad.data.layout_names import MASKS, NORMAL, TEST, TRAIN, bare, masked_name
 from lit_fedad.data.mixture import mixture
 from lit_fedad.data.mvtec import products_below
@@ -217,16 +217,17 @@ def _labels(root: Path, file: Path, split: Mapping[str, Any]) -> Layout | None:
 def _image_column(root: Path, where: str, file: Path, columns: list[str], rows: _Rows) -> str | None:
     """The column that names images, if one does."""
     images = find_images(root / where, LeftOut())
+    names = file_names(images, root, root / where)
     words = {column: [str(row[column]).strip() for row in rows[:50]] for column in columns}
     fewest = min(len(rows), len(images)) / 2  # numbers of classes may name files too, but few
     ids = [
         column
         for column in columns
-        if len({row[column] for row in rows}) >= fewest and matches(words[column], images, root, where)
+        if len({row[column] for row in rows}) >= fewest and matches(words[column], names, root)
     ]
     length = {column: sum(map(len, words[column])) for column in ids}  # rows' numbers may name files too
     image = max(length, key=length.__getitem__, default=None)
-    if image is not None and matches([image], images, root, where):
+    if image is not None and matches([image], names, root):
         raise UserError(f"{file}: its first line names an image; put a line of column names above it")
     return image
 

@@ -15,6 +15,9 @@ from lit_fedad.data.layout_names import LABELS, NORMAL, ONE, ZERO, bare, says_no
 from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample, defect_name
 from lit_fedad.data.subset import require_known, split_normals
 
+FileNames = list[dict[str, list[Path]]]
+"""Files by what they may be called, for each kind of name; see `file_names`."""
+
 _MOST_CLASSES = 20
 _NO_LABEL = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null", "-"})
 
@@ -137,7 +140,7 @@ def _paths(
 ) -> dict[str, Path]:
     """The file of every image in the table; what the table does not list is left out."""
     files = images_in(folder)
-    names = _names(files, root, folder)
+    names = file_names(files, root, folder)
     paths = {image: path for image in images if (path := _file(image, names, table)) is not None}
     if missing := [image for image in images if image not in paths]:
         raise UserError(
@@ -157,9 +160,8 @@ def _paths(
     return paths
 
 
-def matches(ids: Sequence[str], files: Sequence[Path], root: Path, images: str) -> bool:
-    """Tells whether words name files of a folder ``images`` below ``root``, nine of ten at least."""
-    names = _names(files, root, root / images)
+def matches(ids: Sequence[str], names: FileNames, root: Path) -> bool:
+    """Tells whether words name files of a set in ``root``, nine of ten at least; ``names`` is from `file_names`."""
     try:
         fitting = sum(_file(word.strip(), names, root) is not None for word in ids)
     except UserError:
@@ -202,12 +204,15 @@ def label_column(
     raise UserError(f"{file}: {said}; give data=labelled_csv data.label_column=... data.normal=[...]")
 
 
-_Names = list[dict[str, list[Path]]]
+def file_names(files: Sequence[Path], root: Path, folder: Path) -> FileNames:
+    """Lists what files may be called, most exact first: paths, name, both without suffix, number without zeros before.
 
-
-def _names(files: Sequence[Path], root: Path, folder: Path) -> _Names:
-    """What files may be called, most exact first: paths, name, both without suffix, number without leading zeros."""
-    names: _Names = [{} for _ in range(7)]
+    Args:
+        files: The files.
+        root: The folder of the set.
+        folder: The folder of its images, which holds all of them.
+    """
+    names: FileNames = [{} for _ in range(7)]
     for path in files:
         full, below = path.relative_to(root).as_posix(), path.relative_to(folder)
         number = str(int(path.stem)) if path.stem.isdecimal() else path.stem
@@ -226,7 +231,7 @@ def _names(files: Sequence[Path], root: Path, folder: Path) -> _Names:
     return names
 
 
-def _file(image: str, names: _Names, table: Path) -> Path | None:
+def _file(image: str, names: FileNames, table: Path) -> Path | None:
     """The file that an id names; None for none."""
     image = normalize("NFC", image.replace("\\", "/").removeprefix("./"))
     suffix = Path(image).suffix

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections import Counter
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from lit_fedad.cli import main as cli
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
+from lit_fedad.data import labelled_csv as labelled_csv_module
 from lit_fedad.data.auto import auto, recognise
 
 
@@ -316,3 +318,17 @@ def test_the_command_prints_what_it_saw_and_what_to_run(tmp_path, capsys):
     assert "normal images in ok, anomalous ones in bad (1)" in printed
     assert "data=folders" in printed
     assert cli.main(["data", "init", str(tmp_path / "none")]) == 2
+
+
+def test_names_of_files_are_listed_once_however_many_columns_may_name_them(tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    for number in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"images/i{number}.png")
+    rows = [f"i{number}.png,i{number},{number},{'ok' if number else 'bad'}" for number in range(4)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,stem,row,finding", *rows]))
+    written = []
+    monkeypatch.setattr(
+        labelled_csv_module, "normalize", lambda form, word: written.append(word) or normalize(form, word)
+    )
+    assert recognise(tmp_path).settings["id_column"] == "file"
+    assert written.count("images/i0.png") == 1
