@@ -1,7 +1,9 @@
 """Common parts of the metrics: states that merge, lists of samples that may be empty, and checks of batches."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
+from functools import wraps
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -10,6 +12,16 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from lit_fedad.core.errors import UserError
+
+
+def _wrapped(method: Callable[..., Any], wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a method of a class as torchmetrics wraps that of an object, at each call."""
+
+    @wraps(method)
+    def call(self: Metric, *args: Any, **kwargs: Any) -> Any:
+        return wrap(self, MethodType(method, self))(*args, **kwargs)
+
+    return call
 
 
 class MergeableMetric(Metric):
@@ -28,7 +40,28 @@ class MergeableMetric(Metric):
     def __init__(self, *settings: object) -> None:
         # `merge_state` of torchmetrics keeps the value cached by an earlier `compute`, which would go stale.
         super().__init__(compute_with_cache=False)
+        self._let_go()
         self.settings = settings
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Wraps what a class defines of ``update`` and ``compute``."""
+        super().__init_subclass__(**options)
+        for name, wrap in (("update", Metric._wrap_update), ("compute", Metric._wrap_compute)):
+            if name in vars(cls):
+                setattr(cls, name, _wrapped(vars(cls)[name], wrap))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores a copy."""
+        super().__setstate__(state)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Removes the wrapped methods that torchmetrics keeps in the object.
+
+        They hold it, so that it would stay in memory until Python's garbage collector looks for cycles, which does not
+        know that a histogram is large.
+        """
+        del self.update, self.compute
 
     def compute(self) -> dict[str, Tensor]:
         """Computes the values of `compute_local`; with several processes torchmetrics first gathers all states."""
@@ -54,6 +87,8 @@ class MergeableMetric(Metric):
         super().merge_state(incoming_state)
         self._update_count += incoming_state.update_count if isinstance(incoming_state, Metric) else 1
 
+
+MergeableMetric.compute = _wrapped(MergeableMetric.compute, Metric._wrap_compute)  # type: ignore[method-assign]
 
 M = TypeVar("M", bound=MergeableMetric)
 
