@@ -224,15 +224,20 @@ def _result(
 
 
 def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
-    """Groups runs by data set, then by their configuration without its seed.
+    """Groups runs by data set, then by their configuration without its seed, and by what they promise.
 
     Args:
         runs: In the order in which they began: of several runs with one configuration and seed the last one counts.
     """
     seeds: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
-        # With and without cached features runs differ in the last digits alone.
-        key = (run.result["data"], identity({**run.config, "seed": None, "cache": {}}))
+        # With and without cached features runs differ in the last digits alone. The promised share of false alarms,
+        # which no training depends on, decides rates that are averaged here.
+        promised = run.config.get("evaluation", {}).get("alpha")
+        key = (
+            run.result["data"],
+            identity({**run.config, "seed": None, "cache": {}, "promised": promised}),
+        )
         seeds.setdefault(key, {})[run.seed] = run
     ordered = sorted(seeds.items(), key=lambda item: item[0][0])
     by_data = grouped((data, [by_seed[seed] for seed in sorted(by_seed)]) for (data, _), by_seed in ordered)

@@ -10,6 +10,18 @@ def test_configurations_of_one_method_are_told_apart(make_run):
     assert {group.label for group in groups} == {"feddymem (batch_size=10)", "feddymem (batch_size=3)"}
 
 
+def test_runs_of_other_promises_are_no_seeds_of_one_another(make_run, configs):
+    evaluation = {**configs["feddymem"]["evaluation"], "alpha": 0.2}
+    runs = [
+        make_run("a", "feddymem", [0.5, 0.5]),
+        make_run("b", "feddymem", [0.6, 0.6], seed=1, evaluation=evaluation),
+    ]
+    assert {group.label for group in groups_by_data(runs)["textures"]} == {
+        "feddymem (evaluation.alpha=auto)",
+        "feddymem (evaluation.alpha=0.2)",
+    }
+
+
 def test_of_runs_alike_the_last_counts(make_run):
     runs = [make_run("old", "feddymem", [0.5, 0.5]), make_run("new", "feddymem", [0.6, 0.6])]
     (group,) = groups_by_data(runs)["textures"]
