@@ -152,7 +152,7 @@ class ServerSnapshot:
 
     def __init__(self, server: Server) -> None:
         self.server, self.state = server, _copied(state_of(server))
-        self._versions = dict(self._counted())
+        self._versions = _versions(self.state)
 
     def check(self) -> None:
         """Checks that no tensor has changed since.
@@ -160,21 +160,28 @@ class ServerSnapshot:
         Raises:
             TypeError: If one has, by the names of the server's class and of the attribute.
         """
-        for name, version in self._counted():
-            if version != self._versions[name]:
-                raise TypeError(
-                    f"{type(self.server).__name__}: merging changes '{name}' in place; put a new tensor there, so that"
-                    " the server can return to its state before"
-                )
+        for name in _changed(self.state, self._versions):
+            raise TypeError(
+                f"{type(self.server).__name__}: merging changes '{name}' in place; put a new tensor there, so that"
+                " the server can return to its state before"
+            )
 
     def restore(self) -> None:
         """Returns the server to this state; the snapshot can be used again."""
         self.check()
         load_state(self.server, _copied(self.state))
 
-    def _counted(self) -> Iterator[tuple[str, int]]:
-        """Yields how often each tensor was changed in place."""
-        return ((name, value._version) for name, value in leaves(self.state) if isinstance(value, Tensor))
+
+def _versions(state: Any) -> dict[str, int]:
+    """Counts how often each tensor in nested containers was changed in place, by dotted names."""
+    tensors = {name: value for name, value in leaves(state) if isinstance(value, Tensor)}
+    # Tensors of inference mode do not count.
+    return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
+
+
+def _changed(state: Any, before: Mapping[str, int]) -> Iterator[str]:
+    """Yields the dotted names of tensors that were changed in place since `_versions`."""
+    return (name for name, version in _versions(state).items() if version != before[name])
 
 
 def _copied(state: Any) -> Any:
@@ -203,8 +210,8 @@ class _Attempt:
 
     def __call__(self, updates: Mapping[int, Update]) -> Exception | None:
         """Merges updates; returns what went wrong, or None."""
-        # Of which tries that follow, robust rules and callbacks read too.
-        sent = {(client, name): part._version for client, name, part in _parts(updates)}
+        messages = {client: update.message for client, update in updates.items()}
+        sent = _versions(messages)
         try:
             if not updates:
                 raise UserError("no message is left")
@@ -215,12 +222,12 @@ class _Attempt:
             self.restore()
             return error
         self.before.check()
-        for client, name, part in _parts(updates):
-            if part._version != sent[client, name]:
-                raise TypeError(
-                    f"{type(self.receiver.server).__name__}: merging changes '{name}' of client {client}'s message in"
-                    " place; compute a new tensor"
-                )
+        for changed in _changed(messages, sent):  # tries that follow and callbacks read messages too
+            client, _, name = changed.partition(".")
+            raise TypeError(
+                f"{type(self.receiver.server).__name__}: merging changes '{name}' of client {client}'s message in"
+                " place; compute a new tensor"
+            )
         return None
 
     def at_fault(self, updates: Mapping[int, Update]) -> list[int]:
@@ -266,12 +273,6 @@ def _same(message: Message, other: Message) -> bool:
     if message is other:
         return True
     return message.keys() == other.keys() and all(message[name] is other[name] for name in message)
-
-
-def _parts(updates: Mapping[int, Update]) -> Iterator[tuple[int, str, Tensor]]:
-    """Yields the client, name and tensor of each entry whose changes are counted."""
-    for client, update in updates.items():
-        yield from ((client, name, part) for name, part in update.message.items() if not part.is_inference())
 
 
 def _without(updates: Mapping[int, Update], clients: Sequence[int]) -> dict[int, Update]:
