@@ -11,7 +11,6 @@ from lit_fedad.cli import main as cli
 from lit_fedad.core.errors import UserError
 from lit_fedad.papers.plan import items, listing, read_table, table_names
 
-PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 ROMAN = ("I", "II", "III", "IV", "V", "VI")
 # Counted in the papers.
 COUNTED = {
@@ -60,14 +59,6 @@ def test_the_command_prints_the_catalogue(capsys):
     printed = capsys.readouterr().out
     assert all(line["made by"] in printed for line in listing())
     assert "table=detection" in printed
-
-
-def test_the_page_shows_what_report_makes():
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
-    cells = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in rows]
-    assert cells == [
-        (f"{item.paper} {item.printed}", item.shows, f"`{item.call}`") for item in items() if item.call
-    ]
 
 
 @pytest.mark.real_data
