@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_fedad.core.errors import UserError, one_line
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import LeftOut, images_in
 from lit_fedad.data.input_files import inside, read_json, read_table, require_files
 from lit_fedad.data.masks import marked_pixels
@@ -243,13 +243,11 @@ def _normal_training(
 
 
 def _content(table: Path) -> Mapping[str, Any]:
+    content = read_json(table)
     try:
-        content = read_json(table)
         _ = content["meta"]["normal_class"]
         if not all(isinstance(content[part], list) for part in ("train", "test")):
             raise TypeError
-    except (OSError, ValueError) as error:
-        raise UserError(f"{table}: cannot be read as JSON ({one_line(error)})") from error
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(
             f"{table}: is no split file of Real-IAD (meta.normal_class, train and test); unpack it again"
@@ -290,8 +288,8 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
         raise UserError(
             f"{index}: no such file; give the folder of one set, with data.json and images inside"
         )
+    split = read_json(index)
     try:
-        split = read_json(index)
         parts = [split["train"]["0"], split["test"]["0"], split["test"]["1"]]
         if not all(
             isinstance(files, list) and all(isinstance(file, str) for file in files) for files in parts
@@ -300,7 +298,7 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
         place = root / "images"
         train, normal, anomalous = ([inside(place, file) for file in files] for files in parts)
     except ValueError as error:
-        raise UserError(f"{index}: cannot be read: {error}; unpack the set again") from error
+        raise UserError(f"{index}: {error}; unpack the set again") from error
     except (KeyError, TypeError) as error:
         raise UserError(f"{index}: needs lists of file names under train.0, test.0 and test.1") from error
 

@@ -179,10 +179,7 @@ def _annotated(root: Path, split: Mapping[str, Any]) -> Layout | None:
 
 
 def _is_coco(file: Path) -> bool:
-    try:
-        content = read_json(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as JSON ({error}); correct it, or move it away") from error
+    content = read_json(file)
     return isinstance(content, dict) and {"images", "annotations", "categories"} <= content.keys()
 
 

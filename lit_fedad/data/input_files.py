@@ -29,14 +29,15 @@ def read_json(path: Path) -> Any:
         path: The file.
 
     Raises:
-        UserError: It is no regular file, or too long.
-        OSError: It cannot be read.
-        ValueError: It is not JSON, or nested too deeply.
+        UserError: It is missing, no regular file, too long, not JSON, or nested too deeply.
     """
     try:
         return json.loads(given_bytes(path, _LARGEST).decode())
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; correct its name under data, or put it there") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(error)
+        raise UserError(f"{path}: cannot be read as JSON: {reason}; correct it, or get it anew") from error
 
 
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:

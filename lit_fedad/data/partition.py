@@ -131,16 +131,7 @@ class Partition:
             UserError: The file is missing or does not hold one list of whole numbers a client, or a client and
                 stage.
         """
-        try:
-            content = read_json(Path(path))
-        except OSError as error:
-            raise UserError(
-                f"{path}: cannot be read ({error.strerror}); give an existing partition file"
-            ) from error
-        except ValueError as error:
-            raise UserError(
-                f"{path}: is not JSON ({error}); write one list of image indices a client"
-            ) from error
+        content = read_json(Path(path))
         if not isinstance(content, dict):
             content = {"clients": content}
         if "client_idx" in content:

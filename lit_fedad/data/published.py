@@ -54,5 +54,5 @@ def _is_mark(path: Path) -> bool:
     try:
         content = read_json(path)
         return isinstance(content["train"]["0"], list) and {"0", "1"} <= content["test"].keys()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
+    except (KeyError, TypeError, AttributeError, UserError):
         return False

@@ -50,14 +50,14 @@ def read_saturations(path: Path) -> dict[int, Saturation]:
     Raises:
         UserError: The file cannot be read, or an entry of it is not as described.
     """
+    entries = read_json(path)
     try:
-        entries = read_json(path)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise ValueError("no list of defects")
         saturations = dict(_saturation(entry) for entry in entries)
         if len(saturations) < len(entries):
             raise ValueError("two defects of one pixel_value")
-    except (OSError, ValueError, KeyError, OverflowError) as error:
+    except (ValueError, KeyError, OverflowError) as error:
         raise UserError(
             f"{path}: is no description of defects ({error}); unpack the download again"
         ) from None

@@ -89,10 +89,8 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
     Raises:
         UserError: The file is missing or of another form, or it names an image that is missing.
     """
-    if not file.is_file():
-        raise UserError(f"{file}: no such file; put the annotations there, beside their images")
+    content = read_json(file)
     try:
-        content = read_json(file)
         categories = {category["id"]: category["name"] for category in content["categories"]}
         ids = _once(image["id"] for image in content["images"])
         _once(image["file_name"] for image in content["images"])
@@ -383,5 +381,5 @@ def image_folder(file: Path, root: Path) -> Path:
         part = file.stem.removeprefix("instances_")
         places = [file.parent, file.parent / "images", root / "images", root, file.parent.parent, root / part]
         return next((place for place in places if (place / first).is_file()), file.parent)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, UserError, KeyError, TypeError, IndexError):
         return file.parent

@@ -147,7 +147,7 @@ def test_files_that_are_missing_or_other_are_named(tmp_path):
     file.write_text("[]")
     refused("is no COCO annotation file", read_coco, file)
     file.write_text('{"categories": [\n')
-    refused("is no COCO annotation file", read_coco, file)
+    refused("cannot be read as JSON", read_coco, file)
 
 
 def test_all_images_whose_annotations_cannot_be_drawn_are_named_at_once(tmp_path):

@@ -77,7 +77,7 @@ def test_other_forms_are_refused(pack, split):
 
 
 def test_a_broken_file_is_refused(pack):
-    refused(r"data\.json: cannot be read: Expecting", medianomaly, pack('{"train": {"0": ['))
+    refused(r"data\.json: cannot be read as JSON: Expecting", medianomaly, pack('{"train": {"0": ['))
 
 
 @pytest.mark.parametrize("label", ["0", "1"])

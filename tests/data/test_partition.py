@@ -190,11 +190,11 @@ def test_from_file_checks_the_number_of_clients(tmp_path):
 
 
 def test_from_file_missing_or_not_json(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="no such file"):
         FromFile(tmp_path / "none.json")(image_set(5), 0)
     (tmp_path / "bad.json").write_text("[[0,")
-    with pytest.raises(UserError, match="is not JSON"):
+    with pytest.raises(UserError, match="cannot be read as JSON"):
         FromFile(tmp_path / "bad.json")(image_set(5), 0)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="is not JSON"):
+    with pytest.raises(UserError, match="cannot be read as JSON"):
         FromFile(tmp_path / "binary.json")(image_set(5), 0)
