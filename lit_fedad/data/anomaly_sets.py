@@ -161,8 +161,8 @@ def visa(
         )
     except ValueError as error:
         raise UserError(f"{table}: {error}; unpack it again") from None
-    require_files([*train, *test], table, "unpack the archive again")
-    return _normal_training(name, train, test, table, "split_csv")
+    _check(train, test, table, "split_csv", "unpack the archive again")
+    return ImageSet(name, tuple(train), tuple(test))
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
@@ -227,19 +227,17 @@ def real_iad(
         place = root / images / product
         train += [_real_iad_sample(entry, content, place, product, table) for entry in content["train"]]
         test += [_real_iad_sample(entry, content, place, product, table) for entry in content["test"]]
-    require_files([*train, *test], folder, "check data.images")
-    return _normal_training(name, train, test, folder, "split")
+    _check(train, test, folder, "split", "check data.images")
+    return ImageSet(name, tuple(train), tuple(test))
 
 
-def _normal_training(
-    name: str, train: Sequence[Sample], test: Sequence[Sample], source: Path, key: str
-) -> ImageSet:
-    """The set of these images, of which none for training may be anomalous."""
+def _check(train: Sequence[Sample], test: Sequence[Sample], source: Path, key: str, advice: str) -> None:
+    """Refuses images that are not there, and anomalous ones for training."""
+    require_files([file for sample in (*train, *test) for file in sample.files], source, advice)
     if shown := [sample for sample in train if sample.label]:
         raise UserError(
             f"{source}: {shown[0].path} shows '{shown[0].defect}', but is for training; use another data.{key}"
         )
-    return ImageSet(name, tuple(train), tuple(test))
 
 
 def _content(table: Path) -> Mapping[str, Any]:
@@ -304,6 +302,7 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
 
     if leaked := set(train) & {*normal, *anomalous}:
         raise UserError(f"{index}: lists {min(leaked).name} for training and for testing; remove it from one")
+    require_files([*train, *normal, *anomalous], index, "unpack the set again")
 
     product = name or root.absolute().name
     learnt = tuple(Sample(path, product) for path in train)
@@ -311,5 +310,4 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
         *(Sample(path, product) for path in normal),
         *(Sample(path, product, "anomalous") for path in anomalous),
     )
-    require_files([*learnt, *tested], index, "unpack the set again")
     return ImageSet(product, learnt, tested)

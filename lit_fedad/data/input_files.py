@@ -15,8 +15,7 @@ import numpy as np
 from PIL import Image
 
 from lit_fedad.core.errors import UserError, one_line
-from lit_fedad.core.files import given_bytes
-from lit_fedad.data.sample import Sample
+from lit_fedad.core.files import given_bytes, told_too_long
 
 _LARGEST = 1 << 31  # bytes of a list of images or regions: those of COCO have 450 million
 _DEFLATE_RATIO = 1032  # the highest of the method that packs .npz files
@@ -110,19 +109,19 @@ def inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def require_files(samples: Sequence[Sample], source: Path, advice: str) -> None:
-    """Refuses images that a file of a set names and that are not there.
+def require_files(files: Sequence[Path], source: Path, advice: str) -> None:
+    """Refuses files that a file of a set names and that are not there.
 
     Args:
-        samples: The images, with their masks.
+        files: The images and masks.
         source: What names them.
         advice: What to do, for the message.
 
     Raises:
-        UserError: An image or a mask is missing.
+        UserError: One is missing, or its name is too long for a path.
     """
-    files = [path for sample in samples for path in (sample.path, sample.mask) if path]
-    missing = [path for path in files if not path.is_file()]
+    with told_too_long():
+        missing = [path for path in files if not path.is_file()]
     if missing:
         raise UserError(
             f"{source}: names {missing[0]}, which is not there ({len(missing)} of {len(files)} files missing); {advice}"

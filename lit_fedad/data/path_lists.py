@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.input_files import written_rows
+from lit_fedad.data.input_files import require_files, written_rows
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import split_normals
 
@@ -41,9 +41,8 @@ def path_lists(file: str | Path, name: str = "images", train_share: float = 0.8,
         raise UserError(f"{file}: cannot be read ({error.strerror}); train anew, or restore it") from error
     except (ValueError, LookupError, TypeError, csv.Error) as error:
         raise UserError(f"{file}: is no list of images with columns {', '.join(_COLUMNS)}") from error
-    for sample in (*parts["train"], *parts["test"]):
-        if not sample.path.is_file():
-            raise UserError(f"{sample.path}: no such image; it is listed in {file}")
+    listed = [sample.path for sample in (*parts["train"], *parts["test"])]
+    require_files(listed, Path(file), "put it back, or train anew")
     images = ImageSet(name, tuple(parts["train"]), tuple(parts["test"]))
     if images.test:
         return images

@@ -61,6 +61,11 @@ class Sample:
         return self.path.name
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The image, and its mask where it has one."""
+        return (self.path,) if self.mask is None else (self.path, self.mask)
+
+    @property
     def label(self) -> int:
         """0 for a normal image, 1 for an anomalous one."""
         return int(self.defect != "good")

@@ -340,7 +340,7 @@ def _plan(folder: Path, train_per_product: int, test_per_product: int) -> list[S
 
 
 def _complete(samples: list[Sample]) -> bool:
-    return all(path.is_file() for sample in samples for path in (sample.path, sample.mask) if path)
+    return all(file.is_file() for sample in samples for file in sample.files)
 
 
 def _publish(folder: Path, samples: list[Sample], size: int, seed: int) -> None:

@@ -18,9 +18,9 @@ from PIL import Image
 from skimage.draw import polygon
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic, told_too_long, user_cache
+from lit_fedad.core.files import atomic, user_cache
 from lit_fedad.data.image_files import LeftOut, find_images
-from lit_fedad.data.input_files import check_pixels, inside, read_json
+from lit_fedad.data.input_files import check_pixels, inside, read_json, require_files
 from lit_fedad.data.layout_names import NORMAL, bare
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import choose_products, split_normals, subset
@@ -120,13 +120,7 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
         raise UserError(
             f"{file}: is no COCO annotation file ({problem}); correct it, or download it again"
         ) from error
-    with told_too_long():
-        missing = [image.path for image in images if not image.path.is_file()]
-    if missing:
-        raise UserError(
-            f"{file}: names {missing[0]}, which is not there ({len(missing)} of {len(images)} images missing);"
-            " unpack the archive again"
-        )
+    require_files([image.path for image in images], file, "unpack the archive again")
     return sorted(images, key=lambda image: image.path)
 
 

@@ -139,7 +139,7 @@ def test_files_that_are_missing_or_other_are_named(tmp_path):
     refused(r"none\.json: no such file", read_coco, tmp_path / "none.json")
     file = write(tmp_path, ["a.png", "b.png"])
     (tmp_path / "b.png").unlink()
-    refused(r"b\.png, which is not there \(1 of 2 images missing\)", read_coco, file)
+    refused(r"b\.png, which is not there \(1 of 2 files missing\)", read_coco, file)
     file.write_text(file.read_text().replace("b.png", "b" * 300))
     refused("is too long for a path", read_coco, file)
     file.write_text('{"images": []}')

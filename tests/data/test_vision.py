@@ -175,7 +175,7 @@ def test_missing_parts_are_named(root, tmp_path):
     refused("no product 'PCB1'; the nearest is 'PCB_1'", vision, root, ["PCB1"])
     refused("no folder <set>/train/_annotations.coco.json", vision, tmp_path / "none")
     (root / "PCB_2/val/000001.jpg").unlink()
-    refused(r"000001\.jpg, which is not there \(1 of 3 images missing\)", vision, root, ["PCB_2"])
+    refused(r"000001\.jpg, which is not there \(1 of 3 files missing\)", vision, root, ["PCB_2"])
     (root / "PCB_1/val/_annotations.coco.json").unlink()
     refused(r"PCB_1/val/_annotations\.coco\.json: no such file", vision, root, ["PCB_1"])
 
