@@ -4,7 +4,6 @@ A product folder holds ``train/good``, ``test/<good|defect>`` and, where there a
 ``ground_truth/<defect>/<stem>_mask.png`` (or ``<stem>.png``).
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -16,7 +15,7 @@ from lit_fedad.data.image_files import LeftOut, entries, images_in, require_fold
 from lit_fedad.data.layout_names import MASK_NAMES, NORMAL, bare, masked_name
 from lit_fedad.data.masks import find_masks
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import limited, resplit
+from lit_fedad.data.subset import limited, require_known, resplit
 
 
 @limited
@@ -78,7 +77,8 @@ def _product_folders(root: Path, products: Sequence[str | int] | None) -> dict[s
         raise UserError("products: the list is empty; name at least one product folder, or leave it out")
     for path in relative:
         if not (root / path).is_dir():
-            raise UserError(_unknown_product(root, path.as_posix()))
+            product = path.as_posix()
+            require_known(product, _known_products(root), f"{root}: no product folder '{product}'")
 
     sharing = Counter(path.name for path in relative)
     names = [path.name if sharing[path.name] == 1 else "_".join(path.parts) for path in relative]
@@ -96,16 +96,6 @@ def products_below(root: Path) -> list[Path]:
 
 def _known_products(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in products_below(root))
-
-
-def _unknown_product(root: Path, product: str) -> str:
-    """The message for a product folder that does not exist."""
-    products = _known_products(root)
-    # A product may be misspelt, or right but without the folders above it: compare with both spellings.
-    spellings = {Path(path).name: path for path in products} | {path: path for path in products}
-    nearest = difflib.get_close_matches(product, spellings, n=1, cutoff=0.0)
-    hint = f"the nearest is '{spellings[nearest[0]]}'" if nearest else "it holds no product folder at all"
-    return f"{root}: no product folder '{product}'; {hint}"
 
 
 def _train_samples(folder: Path, product: str, skipped: LeftOut) -> list[Sample]:

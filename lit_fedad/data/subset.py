@@ -217,4 +217,4 @@ def require_known(word: str, known: Collection[str], problem: str) -> None:
     """
     if word not in known:
         nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)
-        raise UserError(problem + (f"; the nearest is '{nearest[0]}'" if nearest else "; it is empty"))
+        raise UserError(problem + (f"; the nearest is '{nearest[0]}'" if nearest else "; there are none"))

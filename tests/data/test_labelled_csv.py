@@ -191,13 +191,13 @@ def test_a_missing_table_is_named(head_ct):
 
 def test_a_broken_table_is_named(head_ct):
     (head_ct / "labels.csv").write_text("")
-    refused(r"labels\.csv: no column 'id' \(id_column\); it is empty", read_head_ct, head_ct)
+    refused(r"labels\.csv: no column 'id' \(id_column\); there are none", read_head_ct, head_ct)
     (head_ct / "labels.csv").write_text("id,hemorrhage\n0,1,2\n")
     refused(r"labels\.csv: cannot be read as CSV: row 1 has more fields", read_head_ct, head_ct)
     (head_ct / "labels.csv").write_bytes(b"id,hemorrhage\n\xff\xfe\x00,1\n")
     refused(r"labels\.csv: cannot be read as CSV", read_head_ct, head_ct)
     (head_ct / "labels.csv").write_text("id,hemorrhage\n")
-    refused(r"labels\.csv: no '0' \(normal\) in column 'hemorrhage'; it is empty", read_head_ct, head_ct)
+    refused(r"labels\.csv: no '0' \(normal\) in column 'hemorrhage'; there are none", read_head_ct, head_ct)
 
 
 @pytest.mark.parametrize(

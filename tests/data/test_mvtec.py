@@ -150,7 +150,7 @@ def test_an_unknown_product_names_the_nearest(tmp_path, asked, nearest):
 
 
 def test_an_unknown_product_where_there_is_none(tmp_path):
-    refused("holds no product folder", mvtec_mixture, tmp_path, ["cap"])
+    refused("no product folder 'cap'; there are none", mvtec_mixture, tmp_path, ["cap"])
 
 
 def test_missing_parts_of_a_product_are_named(tmp_path):
