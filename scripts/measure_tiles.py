@@ -31,7 +31,7 @@ from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.evaluator import LocalQuery
-from lit_fedad.models.tiles import TiledPyramid
+from lit_fedad.models.large_images import TiledPyramid
 
 FORMS = {"strip": (400, 1200), "square": (2048, 2048)}  # height, width
 NORMAL, FOREIGN = "brick", "gravel"

@@ -40,7 +40,7 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_runner import ClientData
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.models.convnets import BatchNorm
-from lit_fedad.models.scales import Backbone
+from lit_fedad.models.large_images import Backbone
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.patches import PatchTask

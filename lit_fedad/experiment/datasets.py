@@ -38,8 +38,7 @@ from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.models.encoders import FrozenEncoder
-from lit_fedad.models.scales import Backbone
-from lit_fedad.models.tiles import TiledPyramid
+from lit_fedad.models.large_images import Backbone, TiledPyramid
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.patches import PatchTask

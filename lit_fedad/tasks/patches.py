@@ -17,7 +17,7 @@ from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, Tally, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
-from lit_fedad.models.scales import Backbone, at_scales
+from lit_fedad.models.large_images import Backbone, at_scales
 
 WIDEST_BLUR = 8192
 """Largest standard deviation of a blur, in pixels: the largest side of an image."""

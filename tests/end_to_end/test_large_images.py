@@ -16,7 +16,7 @@ from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
 from lit_fedad.experiment.train import train
 from lit_fedad.models.backbones import create_backbone
-from lit_fedad.models.tiles import TiledPyramid
+from lit_fedad.models.large_images import TiledPyramid
 from lit_fedad.tasks.subspace import Subspace
 
 COMMON = (

@@ -24,7 +24,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.parts.condensed_images import IMAGES
-from lit_fedad.models.tiles import TiledPyramid
+from lit_fedad.models.large_images import TiledPyramid
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.patches import PatchTask

@@ -1,13 +1,17 @@
-"""Large images for a frozen backbone: seen tile by tile, the tiles' features joined to one map an image."""
+"""Large images for a frozen backbone: seen tile by tile, or in several sizes.
+
+Whole objects show in a small image, small defects in a large one.
+"""
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import FeaturePyramid
@@ -15,9 +19,39 @@ from lit_fedad.models.backbones import FeaturePyramid
 PIXELS_AT_ONCE = 2**20
 """Pixels of all tiles that the backbone sees in one call, but at least one tile: what bounds its memory."""
 
+LARGE = 256
+"""Pixels along the short side from which on an image is seen in several sizes, where none are asked for."""
 
-class TiledPyramid(nn.Module):
-    """A frozen backbone that sees large images as overlapping tiles; stands in for a `FeaturePyramid`.
+USUAL_SCALES = 2
+"""Sizes of such an image: whole and half."""
+
+SMALLEST = 32
+"""Pixels along the short side of the smallest size."""
+
+
+class _OtherView(nn.Module):
+    """A frozen backbone that sees images in another way than whole; stands in for a `FeaturePyramid`.
+
+    Args:
+        backbone: The backbone.
+        view: How it sees them, for the fingerprint.
+
+    Attributes:
+        channels, strides, mean, std, provenance: Those of the backbone.
+        fingerprint: The backbone's and the view's.
+    """
+
+    def __init__(self, backbone: FeaturePyramid, view: str) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.channels, self.strides = backbone.channels, backbone.strides
+        self.mean, self.std = backbone.mean, backbone.std
+        self.provenance: dict[str, Any] = backbone.provenance
+        self.fingerprint = hashlib.sha256(f"{backbone.fingerprint} {view} v1".encode()).hexdigest()
+
+
+class TiledPyramid(_OtherView):
+    """A frozen backbone that sees large images as overlapping tiles.
 
     Tiles lie evenly over the image and overlap by at least ``overlap`` pixels. Where several tiles cover a position,
     its features are their mean, weighted by the distance to the edge of each tile: the edge, where features depend on
@@ -32,8 +66,6 @@ class TiledPyramid(nn.Module):
             backbone needs.
 
     Attributes:
-        channels, strides, mean, std, provenance: Those of the backbone.
-        fingerprint: The backbone's, the tile's and the overlap's.
         count: Number of tiles of an image.
 
     Raises:
@@ -48,16 +80,10 @@ class TiledPyramid(nn.Module):
         tile: int,
         overlap: int | None = None,
     ) -> None:
-        super().__init__()
         unit = max(backbone.strides)
         overlap = tile // 4 // unit * unit if overlap is None else overlap
         _check(size, tile, overlap, unit)
-        self.backbone = backbone
-        self.channels, self.strides = backbone.channels, backbone.strides
-        self.mean, self.std = backbone.mean, backbone.std
-        self.provenance: dict[str, Any] = backbone.provenance
-        whole = f"{backbone.fingerprint} tile {tile} overlap {overlap} v1"
-        self.fingerprint = hashlib.sha256(whole.encode()).hexdigest()
+        super().__init__(backbone, f"tile {tile} overlap {overlap}")
         self.tile, self.at_once = tile, max(1, PIXELS_AT_ONCE // tile**2)
         starts = [_starts(side, tile, overlap, unit) for side in size]
         self.count = len(starts[0]) * len(starts[1])
@@ -168,3 +194,65 @@ def _check(size: tuple[int, int], tile: int, overlap: int, unit: int) -> None:
                 f"image.{key}={value}: with image.tile the backbone's largest stride, {unit}, must divide image.size,"
                 f" image.tile and image.overlap; give {' or '.join(map(str, near))}"
             )
+
+
+class ScaledPyramid(_OtherView):
+    """A frozen backbone that sees an image whole, and halved again and again.
+
+    Args:
+        backbone: The backbone.
+        scales: Number of sizes, the whole image among them; the provenance names it.
+    """
+
+    def __init__(self, backbone: FeaturePyramid, scales: int) -> None:
+        super().__init__(backbone, f"scales {scales}")
+        self.scales = scales
+        self.provenance = {**backbone.provenance, "scales": scales}
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]`` of all layers, a size after the other."""
+        return self._of_each_size(self.backbone, images)
+
+    def features(self, images: Tensor) -> list[Tensor]:
+        """Computes the same with gradients for the images."""
+        return self._of_each_size(self.backbone.features, images)
+
+    def _of_each_size(self, see: Callable[[Tensor], list[Tensor]], images: Tensor) -> list[Tensor]:
+        maps = [*see(images)]
+        for _ in range(1, self.scales):
+            images = F.avg_pool2d(images, 2)
+            maps += see(images)
+        return maps
+
+
+Backbone = FeaturePyramid | TiledPyramid | ScaledPyramid
+"""A frozen backbone, whether it sees whole images, tiles, or several sizes."""
+
+
+def at_scales(backbone: Backbone, scales: int | None, size: tuple[int, int]) -> Backbone:
+    """Returns a backbone that sees images in so many sizes, of one that sees them in any number.
+
+    Args:
+        backbone: The backbone.
+        scales: Number of sizes; None for `USUAL_SCALES` from `LARGE` pixels on, but one in tiles, and for backbones of
+            one stride, such as transformers, whose layers all see the whole image.
+        size: Height and width of the images in pixels.
+
+    Raises:
+        UserError: If images are too small for so many, or seen in tiles.
+    """
+    single = backbone.backbone if isinstance(backbone, ScaledPyramid) else backbone
+    if scales is None:
+        strides = set(getattr(single, "strides", ()))  # a backbone of a user's own need not say any
+        whole = not isinstance(single, TiledPyramid) and len(strides) > 1
+        scales = USUAL_SCALES if whole and min(size) >= LARGE else 1
+    if scales == 1:
+        return single
+    if scales < 1 or min(size) < SMALLEST * 2 ** (scales - 1):
+        raise UserError(
+            f"task.scales={scales}: give 1 or more, of which the smallest has {SMALLEST} pixels along its short side"
+            f" (images of {size[0]} x {size[1]})"
+        )
+    if isinstance(single, TiledPyramid):
+        raise UserError(f"task.scales={scales}: an image in tiles is seen in one size; give task.scales=1")
+    return ScaledPyramid(single, scales)
