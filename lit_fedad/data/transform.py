@@ -103,7 +103,7 @@ class ImageTransform:
             UserError: It is so narrow that it would be huge before its crop.
         """
         image = image if self.channels == 3 else image.convert("L")
-        return self._normalised(self._fit(image, InterpolationMode.BICUBIC, path))
+        return self._normalised(self.shown(image, path))
 
     def tensor_and_shown(self, image: Image.Image, path: Path | None = None) -> tuple[Tensor, Tensor]:
         """Returns what `tensor` and `shown` do; colours are resized once for both."""
@@ -115,8 +115,13 @@ class ImageTransform:
         return self.shown(read_picture(path, self.page), path)
 
     def shown(self, image: Image.Image, path: Path | None = None) -> Tensor:
-        """Brings a decoded image in eight-bit RGB to the geometry of `tensor`, uint8 [H, W, 3]; as there."""
-        return self._fit(image, InterpolationMode.BICUBIC, path)
+        """Brings a decoded image to the geometry of `tensor`, uint8 [H, W, 3], or of grey [H, W]; as there."""
+        height, width = self._scaled(image.height, image.width, path)
+        image = tvf.resize(image, [height, width], InterpolationMode.BICUBIC)
+        # center_crop pads what is smaller than the crop with zeros.
+        return torch.from_numpy(
+            np.array(image if self.fit == "squeeze" else tvf.center_crop(image, list(self.shape)))
+        )
 
     def mask(self, path: Path | None, image_path: Path) -> Tensor:
         """Reads the mask of an image.
@@ -146,15 +151,6 @@ class ImageTransform:
         scaled = pixels.view(*self.shape, self.channels).permute(2, 0, 1) / 255
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (scaled - mean) / std
-
-    def _fit(self, image: Image.Image, interpolation: InterpolationMode, path: Path | None) -> Tensor:
-        """Brings an image to the geometry: uint8 [H, W] or [H, W, channels]."""
-        height, width = self._scaled(image.height, image.width, path)
-        image = tvf.resize(image, [height, width], interpolation)
-        # center_crop pads what is smaller than the crop with zeros.
-        return torch.from_numpy(
-            np.array(image if self.fit == "squeeze" else tvf.center_crop(image, list(self.shape)))
-        )
 
     def _fit_mask(self, pixels: np.ndarray, image_path: Path) -> Tensor:
         """Brings marked pixels to the same geometry: uint8 [H, W]."""
