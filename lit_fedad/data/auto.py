@@ -126,9 +126,9 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
     for look in (_published, _annotated, _table, _mvtec, _divided, _classes, _flat):
         if layout := look(root, split):
             return layout
-    folders = _folders(root)
-    parts = {*MASKS, *TRAIN, *TEST} if len(folders) > 1 else MASKS
-    if odd := [path for path in folders if bare(path.name) in parts and _images(path)]:
+    parts = {*MASKS, *TRAIN, *TEST} if len(_folders(root)) > 1 else MASKS
+    folders = [path for path in _folders(root) if _images(path)]
+    if odd := [path for path in folders if bare(path.name) in parts]:
         raise UserError(
             f"{root}: holds {_names(odd, root)}, and no folder there says which images are normal; call it train/good"
         )
@@ -138,23 +138,20 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
         if layout.settings.get("test_anomalous") == []:
             refuse_texts(root)
         return layout
-    if folders and (layout := _products(root, folders, split)):
-        return layout
-    names = _names(folders[:5], root)
-    if any(_images(path) for path in folders):
-        raise UserError(
-            f"{root}: has folders of images ({names}), and none is called as normal images are (good, normal, ok);"
-            " rename the normal one, or give it: data=folders"
-            f" data.train_normal={as_list([folders[0].name])}, if it is that"
-        )
     try:
-        images_in(root, LeftOut())  # names what else lies there
-    except UserError as error:
+        images_in(root, LeftOut())
+    except UserError as error:  # which names what else lies there
         advice = "check data.root"
         if arrays := sorted(path.name for path in root.glob("*.npz")):
             advice = f"arrays of images and labels are read by data=packed data.train={arrays[0]}"
         raise UserError(f"{error}; {advice}") from error
-    raise UserError(f"{root}: holds no images in its folders {names}; check data.root")
+    if layout := _products(root, folders, split):
+        return layout
+    raise UserError(
+        f"{root}: has folders of images ({_names(folders[:5], root)}), and none is called as normal images are (good,"
+        " normal, ok); rename the normal one, or give it: data=folders"
+        f" data.train_normal={as_list([folders[0].name])}, if it is that"
+    )
 
 
 def _published(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -348,15 +345,12 @@ def _by_folder(
 
 def _products(root: Path, folders: Sequence[Path], split: Mapping[str, Any]) -> Layout | None:
     """Folders of products, each of a layout of its own."""
-    with_images = [path for path in folders if _images(path)]
     recognisable = (
-        _folders(path) or any(path.glob("*.[ct]sv")) or any(path.glob("*.json")) for path in with_images
+        _folders(path) or any(path.glob("*.[ct]sv")) or any(path.glob("*.json")) for path in folders
     )
-    if not with_images or not all(recognisable):
+    if not all(recognisable):
         return None
-    if len(with_images) == 1:
-        return recognise(with_images[0], split["train_share"], split["seed"])
-    parts = {path.name: recognise(path, split["train_share"], split["seed"]) for path in with_images}
+    parts = {path.name: recognise(path, split["train_share"], split["seed"]) for path in folders}
     if all(part.settings.get("train_normal") == ["."] for part in parts.values()):
         return None  # as folders of images right here, of which none is called as normal images are
     seen = "; ".join(f"{product} has {part.seen}" for product, part in parts.items())
