@@ -5,6 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refused
 from helpers.tiny_pyramid import TinyPyramid
 from timm.layers import BatchNormAct2d
 from torch import nn
@@ -189,21 +190,9 @@ def test_encoders_with_batch_normalisation_pass():
         check_encoder(make())
 
 
-@pytest.mark.parametrize(
-    ("encoder", "found"),
-    [
-        (ConvNet(32, norm="instance", channels=4), "InstanceNorm2d"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), "GroupNorm"),
-        (nn.Conv2d(3, 4, 3), "no normalisation at all"),
-    ],
-)
-def test_without_batch_normalisation_one_line_says_what_to_choose(encoder, found):
-    with pytest.raises(UserError) as error:
-        check_encoder(encoder)
-    message = str(error.value)
-    assert found in message
-    assert "task=classifier_convnet with encoder.norm=batch" in message
-    assert "\n" not in message
+@pytest.mark.parametrize("encoder", [ConvNet(32, norm="instance", channels=4), nn.Conv2d(3, 4, 3)])
+def test_without_batch_normalisation_one_line_says_what_to_choose(encoder):
+    refused("task=classifier_convnet with encoder.norm=batch", check_encoder, encoder)
 
 
 def test_an_encoder_without_gradients_to_pixels_is_refused():
