@@ -280,16 +280,14 @@ def _hub_file(name: str) -> Path:
 
 
 def hub_trouble() -> str | None:
-    """Returns why weights cannot be downloaded now, within `HUB_TIMEOUT`; None where they can."""
-    return "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else _unreachable(hub.constants.ENDPOINT)
-
-
-def _unreachable(endpoint: str) -> str | None:
-    """Returns why the hub cannot be reached, or None if it answers.
+    """Returns why weights cannot be downloaded now, within `HUB_TIMEOUT`; None where they can.
 
     One request without retries, where the hub's own client goes on for most of a minute. It runs in a thread
     because no timeout covers the look-up of the host's name.
     """
+    if hub.constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    endpoint = hub.constants.ENDPOINT
     reason: list[str | None] = [f"{endpoint} did not answer in {HUB_TIMEOUT:g} s"]
 
     def ask() -> None:

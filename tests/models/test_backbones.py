@@ -265,7 +265,7 @@ def test_a_hub_that_never_answers_is_given_up(no_download, monkeypatch):
 
 def test_offline_mode_asks_nobody(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(backbones, "_unreachable", lambda endpoint: pytest.fail("the network was asked"))
+    monkeypatch.setattr(backbones.hub, "get_session", lambda: pytest.fail("the network was asked"))
     with pytest.raises(UserError, match=r"cannot be downloaded \(HF_HUB_OFFLINE is set\)"):
         create_backbone(TINY)
 
@@ -311,7 +311,7 @@ def test_downloads_are_asked_for_by_name_until_one_exists(tmp_path, whole, monke
         torch.save(whole.state_dict(), path)
         return str(path)
 
-    monkeypatch.setattr(backbones, "_unreachable", lambda endpoint: None)
+    monkeypatch.setattr(backbones, "hub_trouble", lambda: None)
     monkeypatch.setattr(backbones.hub, "hf_hub_download", download)
     assert create_backbone(TINY).provenance["taken"] == "imagenet:r160_in1k"
     repository = "timm/test_resnet.r160_in1k"
