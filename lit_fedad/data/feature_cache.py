@@ -31,7 +31,7 @@ HASHES = "hashes.json"
 """Name of the file of known hashes, in the folder of all caches."""
 
 _FORMAT = 2  # raise it when the same images, transform and backbone begin to give other files
-ELSEWHERE = "choose another folder (cache.folder=...) or compute features each time (cache.enabled=false)"
+_ELSEWHERE = "choose another folder (cache.folder=...) or compute features each time (cache.enabled=false)"
 
 _logger = logging.getLogger(__name__)
 
@@ -55,6 +55,20 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
         if (number := re.search(r"(?:os error|code:) (\d+)", str(error))) is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
+
+
+@contextmanager
+def told_unusable(folder: Path) -> Iterator[None]:
+    """Tells in one line what a disk refuses in a block that uses a folder of features.
+
+    Raises:
+        UserError: If it refuses something.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"feature cache {folder} cannot be used ({reason}): {_ELSEWHERE}") from error
 
 
 def _checksum(layers: Iterable[Tensor]) -> int:
@@ -127,7 +141,7 @@ class FeatureCache:
         self,
         samples: Sequence[Sample],
         batch_size: int = 16,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
         device: torch.device | str = "cpu",
     ) -> None:
         """Computes the features that are missing or damaged.
@@ -172,8 +186,7 @@ class FeatureCache:
                         save_tensors(named, part, {"crc": str(_checksum(features))})
                     self._shapes[image] = shapes
                 done += len(batch)
-                if progress is not None:
-                    progress(done, len(missing))
+                progress(done, len(missing))
 
     def dataset(self, samples: Sequence[Sample], targets: Targets | None = None) -> CachedFeatures:
         """Returns the features of samples that `fill` has seen.
@@ -181,13 +194,7 @@ class FeatureCache:
         Args:
             samples: The samples.
             targets: Their labels and masks; None for labels alone.
-
-        Raises:
-            ValueError: If `fill` has not seen one of them.
         """
-        unseen = [sample.path for sample in samples if sample.path not in self._image]
-        if unseen:
-            raise ValueError(f"no features of {unseen[0]}: call fill with these samples first")
         targets = targets or Targets(samples, self._transform, with_masks=False)
         images = [self._image[sample.path] for sample in samples]
         shapes = self._shapes[images[0]] if images else []
@@ -199,7 +206,7 @@ class FeatureCache:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Locks the folder against other processes; what the disk refuses in the meantime is a `UserError`."""
-        try:
+        with told_unusable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock")
             try:
@@ -211,9 +218,6 @@ class FeatureCache:
                 yield
             finally:
                 lock.release()
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise UserError(f"feature cache {self.folder} cannot be used ({reason}): {ELSEWHERE}") from error
 
     def _check(self, images: Iterable[bytes]) -> None:
         """Reads the files that there are, each once a process; warns of those that are damaged."""
@@ -235,7 +239,7 @@ class FeatureCache:
         room = shutil.disk_usage(self.folder).free
         if needed > room:
             sizes = f"{needed / 1e9:.3g} GB, the disk has {room / 1e9:.3g} GB left"
-            raise UserError(f"feature cache {self.folder} needs {sizes}: {ELSEWHERE}")
+            raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
 
     def _warn(self, file: Path, what: str) -> None:
         warnings.warn(f"feature cache {file} {what}: it is made again", stacklevel=4)

@@ -15,7 +15,7 @@ from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.datamodule import Batch, BatchDataset, Targets
-from lit_fedad.data.feature_cache import ELSEWHERE, save_tensors
+from lit_fedad.data.feature_cache import save_tensors, told_unusable
 from lit_fedad.data.labelled import LabelledTargets
 
 _BATCH = 128
@@ -81,7 +81,9 @@ def frozen_features(
             progress(places.stop, number)
     computed = FrozenFeatures(plain, views if turns else None)
     if file is not None:
-        _write_pooled(file, computed)
+        entries = {name: entry for name, entry in computed._asdict().items() if entry is not None}
+        with told_unusable(file.parent), atomic(file) as partial:
+            save_tensors(entries, partial)
     return computed
 
 
@@ -146,13 +148,3 @@ def _read_pooled(file: Path, number: int, views: int) -> FrozenFeatures | None:
         warnings.warn(f"{file}: damaged (of another form); features are computed again", stacklevel=2)
         return None
     return features
-
-
-def _write_pooled(file: Path, features: FrozenFeatures) -> None:
-    entries = {name: entry.contiguous() for name, entry in features._asdict().items() if entry is not None}
-    try:
-        with atomic(file) as partial:
-            save_tensors(entries, partial)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UserError(f"feature cache {file.parent} cannot be used ({reason}): {ELSEWHERE}") from error
