@@ -2,8 +2,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.images import picture
 from helpers.refusals import refused
-from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
@@ -12,12 +12,8 @@ from lit_fedad.data.check import check
 
 
 def add(folder: Path, number: int, marked: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (10, 30), (number % 97, 90, 90)).save(folder / f"{number}.png")
-    mask = Image.new("L", (10, 30), 0)
-    if marked:
-        mask.putpixel((2, 7), 255)
-    mask.save(folder / f"{number}_GT.png")
+    picture(folder / f"{number}.png", (number % 97, 90, 90))
+    picture(folder / f"{number}_GT.png", 0, mark=255 * marked)
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.images import picture
 from helpers.refusals import refusal
-from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
@@ -62,11 +62,6 @@ def test_products_of_one_name_are_refused(tmp_path):
         mixture(tmp_path, {"A": reader("x"), "B": reader("y", "x")}, "mix")
 
 
-def picture(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (16, 16)).save(path)
-
-
 @pytest.fixture
 def pcb(tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_FEDAD_CACHE", str(tmp_path / "cache"))
@@ -85,7 +80,7 @@ def pcb(tmp_path, monkeypatch):
         csv.writer(file).writerows(rows)
     annotations = {
         "categories": [{"id": 1, "name": "short"}],
-        "images": [{"id": 1, "file_name": "1.jpg", "width": 16, "height": 16}],
+        "images": [{"id": 1, "file_name": "1.jpg", "width": 16, "height": 12}],
         "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [4, 4, 2, 3], "segmentation": []}],
     }
     for folder in (vision / name / part for name in ("PCB_1", "PCB_2", "Wood") for part in ("train", "val")):

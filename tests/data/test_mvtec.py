@@ -4,17 +4,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.images import picture
 from helpers.refusals import refused
-from PIL import Image
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.transform import ImageTransform
-
-
-def picture(path: Path, size: tuple[int, int] = (8, 6)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", size, 90).save(path)
 
 
 def product(folder: Path, train=3, good=2, defects=None, masks=True, suffix="_mask") -> Path:
@@ -187,7 +182,7 @@ def test_reading_decodes_nothing_and_the_transform_reports(tmp_path):
     images = mvtec_mixture(folder)
     with pytest.raises(UserError, match=r"001\.png: cannot be read"):
         ImageTransform(4).image(images.train[1].path)
-    with pytest.raises(UserError, match=r"000_mask\.png: the mask is 4x3 but its image .* is 8x6"):
+    with pytest.raises(UserError, match=r"000_mask\.png: the mask is 4x3 but its image .* is 16x12"):
         ImageTransform(4).mask(images.test[0].mask, images.test[0].path)
 
 

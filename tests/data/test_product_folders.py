@@ -5,20 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.images import picture
 from helpers.refusals import refused
-from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.data.check import check
-
-
-def picture(path: Path, value=90, marked=False) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.new("L", (16, 12), value)
-    if marked:
-        image.putpixel((3, 5), 255)
-    image.save(path)
 
 
 def mvtec_ad2(root):
@@ -30,7 +22,7 @@ def mvtec_ad2(root):
         for i in range(2):
             picture(root / product / "test_public/bad" / f"{i:03}_shift_1.png", 40 + i)
             mask = root / product / "test_public/ground_truth/bad" / f"{i:03}_shift_1_mask.png"
-            picture(mask, 0, marked=True)
+            picture(mask, 0, mark=255)
         picture(root / product / "test_private/000.png", 50)
     return {"can": (3, 1, 2), "vial": (3, 1, 2)}
 
@@ -42,14 +34,14 @@ def mvtec_loco(root):
         picture(root / product / "validation/good/000.png", 20)
         picture(root / product / "test/good/000.png", 30)
         picture(root / product / "test/structural_anomalies/000.png", 40)
-        picture(root / product / "ground_truth/structural_anomalies/000/000.png", 0, marked=True)
+        picture(root / product / "ground_truth/structural_anomalies/000/000.png", 0, mark=255)
         entry = {"pixel_value": 255, "saturation_threshold": 0.5, "relative_saturation": True}
         (root / product / "defects_config.json").write_text(json.dumps([{"defect_name": "cut", **entry}]))
     for i in range(2):
         picture(root / "pushpins/test/logical_anomalies" / f"{i:03}.png", 50 + i)
         for region in range(2):
             mask = root / "pushpins/ground_truth/logical_anomalies" / f"{i:03}" / f"{region:03}.png"
-            picture(mask, 0, marked=True)
+            picture(mask, 0, mark=255)
     return {"pushpins": (2, 1, 3), "screw_bag": (2, 1, 1)}
 
 
@@ -59,7 +51,7 @@ def btad(root):
             picture(root / product / "train/ok" / f"{i:04}.{suffix}", 10 + i)
         picture(root / product / f"test/ok/0002.{suffix}", 30)
         picture(root / product / f"test/ko/0003.{suffix}", 40)
-        picture(root / product / "ground_truth/ko/0003.png", 0, marked=True)
+        picture(root / product / "ground_truth/ko/0003.png", 0, mark=255)
     return {"01": (2, 1, 1), "02": (2, 1, 1)}
 
 
@@ -69,7 +61,7 @@ def bmad(root):
         picture(root / "camelyon16/train/good" / f"100{i}.png", 20 + i)
     picture(root / "Brain/test/good/img/00000_96.png", 30)
     picture(root / "Brain/test/Ungood/img/00002_60.png", 40)
-    picture(root / "Brain/test/Ungood/label/00002_60.png", 0, marked=True)
+    picture(root / "Brain/test/Ungood/label/00002_60.png", 0, mark=255)
     picture(root / "Brain/valid/good/img/00025_99.png", 50)
     picture(root / "camelyon16/test/good/1000.png", 60)
     picture(root / "camelyon16/test/Ungood/100.png", 70)

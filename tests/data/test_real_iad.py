@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.images import picture
 from helpers.refusals import refused
-from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
@@ -16,14 +16,11 @@ JSONS = "realiad_jsons/realiad_jsons"
 def entry(root: Path, product: str, image: str, kind: str, value: int) -> dict:
     """Paints an image, and a mask where there is a defect; returns its entry of a split file."""
     folder = root / "realiad_1024" / product
-    (folder / image).parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (16, 12), (value, 90, 90)).save(folder / image)
+    picture(folder / image, (value, 90, 90))
     mask = None
     if kind != "OK":
         mask = image.replace(".jpg", ".png")
-        marks = Image.new("L", (16, 12), 0)
-        marks.putpixel((3, 5), 255)
-        marks.save(folder / mask)
+        picture(folder / mask, 0, mark=255)
     return {"category": product, "anomaly_class": kind, "image_path": image, "mask_path": mask}
 
 

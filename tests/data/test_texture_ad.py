@@ -2,17 +2,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.images import picture
 from helpers.refusals import refused
-from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.data.anomaly_sets import texture_ad
-
-
-def picture(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (16, 16)).save(path)
 
 
 def material(folder: Path, products=14) -> Path:

@@ -2,18 +2,13 @@ import csv
 from pathlib import Path
 
 import pytest
+from helpers.images import picture
 from helpers.refusals import refused
-from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.data.anomaly_sets import visa
 from lit_fedad.data.transform import ImageTransform
-
-
-def picture(path: Path, value=90, size=(16, 16)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", size, value).save(path)
 
 
 def add_object(root: Path, name: str, normal=5, anomalous=2, train=3) -> list[list[str]]:
@@ -26,10 +21,7 @@ def add_object(root: Path, name: str, normal=5, anomalous=2, train=3) -> list[li
     for i in range(anomalous):
         image, mask = (f"{name}/Data/{kind}/Anomaly/{i:03}" for kind in ("Images", "Masks"))
         picture(root / f"{image}.JPG")
-        picture(root / f"{mask}.png", 0)
-        with Image.open(root / f"{mask}.png") as pixels:
-            pixels.putpixel((3, 5), 1 + i)  # small class numbers, as VisA's masks have
-            pixels.save(root / f"{mask}.png")
+        picture(root / f"{mask}.png", 0, mark=1 + i)  # small class numbers, as VisA's masks have
         rows.append([name, "test", "anomaly", f"{image}.JPG", f"{mask}.png"])
     (root / name / "image_anno.csv").write_text("image,label,mask\n")
     return rows
@@ -71,7 +63,7 @@ def test_split_labels_and_masks_are_those_of_the_file(root):
 
 def test_class_numbers_in_masks_are_anomalous(root):
     for sample in visa(root, ["pcb1"]).test:
-        mask = ImageTransform(16).mask(sample.mask, sample.path)
+        mask = ImageTransform((12, 16)).mask(sample.mask, sample.path)
         assert mask.nonzero().tolist() == ([[5, 3]] if sample.label else [])
 
 

@@ -1,6 +1,8 @@
-"""Image sets without files, for tests that read no image."""
+"""Image sets without files, for tests that read no image, and small images for those that do."""
 
 from pathlib import Path
+
+from PIL import Image
 
 from lit_fedad.data.sample import ImageSet, Sample
 
@@ -13,3 +15,12 @@ def image_set(*counts: int) -> ImageSet:
         for i in range(count)
     ]
     return ImageSet("toy", tuple(sorted(samples, key=lambda sample: sample.path.name)), ())
+
+
+def picture(path: Path, value: int | tuple[int, int, int] = 90, size=(16, 12), mark: int = 0) -> None:
+    """Writes an image of one grey value or colour; a mark is the value of its pixel at (3, 5)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.new("L" if isinstance(value, int) else "RGB", size, value)
+    if mark:
+        image.putpixel((3, 5), mark)
+    image.save(path)
