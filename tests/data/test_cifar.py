@@ -95,13 +95,6 @@ def test_cifar100_is_read_with_fine_labels(small_cifar100):
     ]
 
 
-def test_the_configuration_of_cifar100_builds_what_the_function_gives(small_cifar100):
-    config = compose(["data=cifar100", f"data.root={small_cifar100}", "data.test_per_class=1"])
-    images, expected = build(config["data"]), class_set(small_cifar100, "cifar100", test_per_class=1)
-    assert torch.equal(images.test_images, expected.test_images)
-    assert (tuple(images.mean), tuple(images.std)) == (expected.mean, expected.std)
-
-
 def test_the_configuration_builds_what_the_function_gives(small_cifar10):
     config = compose(["data=cifar10", f"data.root={small_cifar10}", "data.train_per_class=1"])
     images, expected = build(config["data"]), class_set(small_cifar10, "cifar10", train_per_class=1)

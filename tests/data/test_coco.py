@@ -144,8 +144,13 @@ def test_files_that_are_missing_or_other_are_named(tmp_path):
     refused("is too long for a path", read_coco, file)
     file.write_text('{"images": []}')
     refused("is no COCO annotation file .no key 'categories'", read_coco, file)
-    file.write_text("[]")
-    refused("is no COCO annotation file", read_coco, file)
+    for content in (
+        "[]",
+        '{"categories": [], "annotations": [], "images": ["a.png"]}',
+        '{"categories": [1]}',
+    ):
+        file.write_text(content)
+        refused("is no COCO annotation file", read_coco, file)
     file.write_text('{"categories": [\n')
     refused("cannot be read as JSON", read_coco, file)
 

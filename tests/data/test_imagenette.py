@@ -40,23 +40,6 @@ def test_a_tree_is_read(folder):
     assert np.abs(images.test_images[:, 1, 5, 7].numpy() - np.arange(2.0, 200, 20)).max() <= 1
 
 
-def test_only_images_that_are_drawn_are_read(folder):
-    whole = class_set(folder, "imagenette", size=8)
-    part = class_set(folder, "imagenette", size=8, train_per_class=1, seed=2)
-    assert part.train_images.equal(whole.subset(train_per_class=1, seed=2).train_images)
-    level = int(part.train_images[0, 0, 0, 0])
-    left = folder / "train" / "n01440764" / f"n01440764_{1 - level}.JPEG"
-    left.write_bytes(b"damaged")
-    assert class_set(folder, "imagenette", size=8, train_per_class=1, seed=2).train_images.equal(
-        part.train_images
-    )
-    refused(f"{left}: cannot be read as an image", class_set, folder, "imagenette")
-
-
-def test_limits_are_checked(folder):
-    refused("train_per_class=0: give at least 1", class_set, folder, "imagenette", train_per_class=0)
-
-
 def test_wrong_folders_are_one_line(folder):
     root = folder.parent
     shutil.copytree(folder, root / "imagenette2")

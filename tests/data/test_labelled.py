@@ -10,7 +10,6 @@ from torchvision.transforms.v2.functional import normalize
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
-from lit_fedad.data.partition import FromFile
 from lit_fedad.data.strategies import IID, ByProduct, Dirichlet, Pooled
 
 CLASSES = ("ant", "bee", "cow", "dog")
@@ -46,13 +45,6 @@ def test_partitions_deal_every_image_once(strategy):
     for client, indices in enumerate(partition.clients):
         labels = images.train_labels[list(indices)].numpy()
         assert counts[client].tolist() == np.bincount(labels, minlength=4).tolist()
-
-
-def test_a_saved_partition_fits(tmp_path):
-    images = labelled_set()
-    partition = Dirichlet(clients=4, min_size=2)(images, 0)
-    partition.save(tmp_path / "clients.json")
-    assert FromFile(tmp_path / "clients.json")(images, 9) == partition
 
 
 def test_dataset_normalises_as_torchvision():

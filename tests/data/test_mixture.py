@@ -48,8 +48,9 @@ def test_limits_hold_for_each_product_and_depend_on_no_other(tmp_path):
     assert alone.train == tuple(sample for sample in some.train if sample.category == "z")
     assert alone.test == tuple(sample for sample in some.test if sample.category == "z")
     assert some != mixture(tmp_path, parts, "mix", train_per_product=2, test_per_product=4, seed=6)
-    with pytest.raises(UserError, match="test_per_product=0: give at least 1"):
-        mixture(tmp_path, parts, "mix", test_per_product=0)
+    for key in ("train_per_product", "test_per_product"):
+        with pytest.raises(UserError, match=f"{key}=0: give at least 1"):
+            mixture(tmp_path, parts, "mix", **{key: 0})
 
 
 def test_a_part_without_masks_leaves_the_mixture_without(tmp_path):

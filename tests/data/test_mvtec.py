@@ -229,11 +229,6 @@ def test_test_limit_balances_good_and_defects(tmp_path, good, defects, limit, ex
     assert {key: found[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("key", ["train_per_product", "test_per_product"])
-def test_limits_below_one_are_refused(tmp_path, key):
-    refused(f"{key}=0", mvtec_mixture, product(tmp_path / "cap"), **{key: 0})
-
-
 @pytest.mark.real_data
 @pytest.mark.skipif("LIT_FEDAD_DATA" not in os.environ, reason="LIT_FEDAD_DATA is not set")
 def test_real_sets_have_their_documented_sizes():
