@@ -1,13 +1,15 @@
-"""Frozen encoders: features of pixels by hand, what is trained, and equality of pixels and kept features."""
+"""What a task trains: frozen features with a network on them, or an encoder of pixels."""
 
 import pytest
 import torch
 from helpers.tiny_pyramid import TinyPyramid
+from torch import nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.encoders import FrozenEncoder
+from lit_fedad.models.convnets import ResNetCifar
+from lit_fedad.models.encoders import FrozenEncoder, trained_encoder
 from lit_fedad.tasks.classifier import Classifier
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -98,3 +100,58 @@ def test_the_backbone_is_no_part_of_what_clients_share():
     task = Classifier(encoder(), classes=2)
     assert {name.split(".")[0] for name in learned_state(task)} == {"encoder", "classifier"}
     assert not [name for name in learned_state(task) if "backbone" in name]
+
+
+def network():
+    torch.manual_seed(0)
+    return ResNetCifar(18, channels=4)
+
+
+def step(encoder):
+    """One step of training at a batch unlike the statistics that the network begins with."""
+    encoder.train()
+    optimizer = torch.optim.SGD([p for p in encoder.parameters() if p.requires_grad], 0.01)
+    encoder(5 + torch.rand(4, 3, 16, 16)).square().mean().backward()
+    optimizer.step()
+
+
+def normalisation(encoder):
+    return {
+        name: entry.clone() for name, entry in encoder.state_dict().items() if ".bn" in name or "norm" in name
+    }
+
+
+def test_normalisation_stays_where_it_is_frozen_and_all_else_trains():
+    encoder = trained_encoder(network(), freeze_normalisation=True)
+    before, convolution = normalisation(encoder), next(encoder.parameters()).clone()
+    step(encoder)
+    after = normalisation(encoder)
+    assert before
+    assert all(torch.equal(entry, after[name]) for name, entry in before.items())
+    assert not torch.equal(convolution, next(encoder.parameters()))
+
+
+def test_otherwise_it_is_the_network_itself():
+    trained = network()
+    assert trained_encoder(trained) is trained
+    before = normalisation(trained)
+    step(trained)
+    assert any(not torch.equal(entry, normalisation(trained)[name]) for name, entry in before.items())
+
+
+def test_another_networks_weights_fit_and_give_its_predictions():
+    source = network()
+    step(source)
+    encoder = trained_encoder(ResNetCifar(18, channels=4), freeze_normalisation=True)
+    encoder.load_state_dict(source.state_dict())
+    images = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(encoder.train()(images), source.eval()(images))
+    assert not [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def test_features_are_scaled_to_one_length():
+    network = nn.Linear(3, 4)
+    network.num_features = 4
+    found = trained_encoder(network, length=2.5)(torch.randn(5, 3))
+    torch.testing.assert_close(found.norm(dim=1), torch.full((5,), 2.5))
+    assert trained_encoder(network) is network
