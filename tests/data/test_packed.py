@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.images import encoded
 from helpers.refusals import refusal
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
-from lit_fedad.data.labelled import LabelledDataset
+from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.data.packed import packed
+from lit_fedad.data.semantic import join
 from lit_fedad.data.strategies import Dirichlet
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
@@ -23,19 +25,6 @@ ROOT = os.environ.get("LIT_FEDAD_DATA")
 
 def pixels(count: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
-
-
-def encoded(images: np.ndarray, **options) -> dict[str, np.ndarray]:
-    """The keys of encoded images; PNG keeps the pixels to compare with."""
-    files = []
-    for image in images:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, **{"format": "PNG", **options})
-        files.append(buffer.getvalue())
-    return {
-        "jpeg": np.frombuffer(b"".join(files), np.uint8),
-        "offsets": np.cumsum([0, *map(len, files)]),
-    }
 
 
 @pytest.fixture
@@ -284,6 +273,54 @@ def test_flipped_bits_and_foreign_members_name_the_key(plain):
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("images.npy", "no array")
     refused("test.npz: key 'images' is", root, "train.npz", "test.npz")
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A packed file of five test images; keyword arguments add keys."""
+
+    def write(**keys):
+        images = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), np.uint8)
+        np.savez(tmp_path / "ood.npz", images=images, **keys)
+        return tmp_path, torch.from_numpy(images).permute(0, 3, 1, 2)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("keys", "classes", "labels"),
+    [
+        ({}, ("ood",), [0] * 5),
+        ({"labels": np.array([0, 2, 1, 1, 0])}, ("0", "1", "2"), [0, 2, 1, 1, 0]),
+        ({"labels": np.zeros(5, int), "classes": np.array(["cat", "dog"])}, ("cat", "dog"), [0] * 5),
+    ],
+)
+def test_a_packed_file_may_be_for_testing_alone(alone, keys, classes, labels):
+    root, expected = alone(**keys)
+    images = packed(root, None, "ood.npz")
+    assert (images.name, images.classes) == ("ood", classes)
+    assert torch.equal(images.test_images, expected)
+    assert images.test_labels.tolist() == labels
+    assert (len(images.train_images), images.train) == (0, ())
+    assert len(packed(root, None, "ood.npz", train_per_class=3, test_per_class=1).test) == len(set(labels))
+
+
+def test_what_a_test_only_file_cannot_be(alone):
+    root, _ = alone(labels=np.array([0, 1]))
+    refused("'labels' is int64 .2.; give one whole number for each of 5", root, None, "ood.npz")
+    with refusal("neither train nor test names a file"):
+        packed(root, None)
+    np.savez(root / "ood.npz", labels=np.zeros(3, int))
+    refused("ood.npz: no key 'images' or 'jpeg', only labels; pack", root, None, "ood.npz")
+    alone()
+    refused("ood.npz: no key 'labels'", root, "ood.npz", "ood.npz")  # classes to learn need labels
+
+
+def test_a_test_only_set_joins(alone):
+    root, expected = alone()
+    normal = LabelledSet("n", ("a",), expected, torch.zeros(5).long(), expected, torch.zeros(5).long())
+    images = join(normal, {"ood": packed(root, None, "ood.npz")}, "toy")
+    assert (len(images.train), images.test_labels.tolist()) == (5, [0] * 5 + [1] * 5)
 
 
 @pytest.mark.slow

@@ -1,18 +1,17 @@
 """Public images from three sources, and none that a client holds."""
 
-import io
-
 import numpy as np
 import pytest
 import torch
-from helpers.refusals import refusal
+from helpers.images import encoded
+from helpers.refusals import refusal, refused
 from PIL import Image
 
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.motifs import motifs
-from lit_fedad.data.public import natural, refuse_overlap, synthetic
+from lit_fedad.data.public import image_folder, natural, refuse_overlap, synthetic
 
 
 def pixels(count, side=8, seed=0):
@@ -90,15 +89,6 @@ def test_folders_without_images_are_one_line(photographs, tmp_path):
         natural(photographs, 6, count=0)
 
 
-def encoded(images):
-    files = []
-    for image in images:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "PNG")
-        files.append(buffer.getvalue())
-    return {"jpeg": np.frombuffer(b"".join(files), np.uint8), "offsets": np.cumsum([0, *map(len, files)])}
-
-
 @pytest.mark.parametrize(
     "keys",
     [{"images": pixels(5)}, {"images": pixels(5), "labels": np.full(5, -1)}, encoded(pixels(5)),
@@ -157,3 +147,19 @@ def test_natural_images_are_read_where_they_are_given(photographs, tmp_path):
     assert torch.equal(natural(None, 8, 5, seed=2), synthetic(5, 8, seed=2))
     with pytest.raises(UserError, match="public.count=null takes every image"):
         natural(None, 8, None)
+
+
+def test_an_image_folder_is_a_class_of_its_own(tmp_path):
+    for i, name in enumerate(("seen/a.png", "seen/b.png", "unseen/deep/c.png")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (10, 20), (0, 90 * i, 0)).save(tmp_path / name)
+    images = image_folder(tmp_path, test="unseen", train="seen", size=4, name="own")
+    assert (images.name, images.classes) == ("own", ("own",))
+    assert images.train_images[:, 1, 0, 0].tolist() == [0, 90]
+    assert images.test_images[:, :, 0, 0].tolist() == [[0, 180, 0]]
+    assert len(image_folder(tmp_path, test="unseen", train="seen", size=4, train_images=1).train) == 1
+    assert len(image_folder(tmp_path, test="unseen").train) == 0
+    assert image_folder(tmp_path, test="unseen").classes == (tmp_path.name,)
+    refused("unseen: is given for training and for testing", image_folder, tmp_path, "unseen", "unseen")
+    refused("none: no such folder", image_folder, tmp_path, "none")
+    refused("test_images=-1: give 0 or more", image_folder, tmp_path, "unseen", test_images=-1)

@@ -1,7 +1,9 @@
 """Image sets without files, for tests that read no image, and small images for those that do."""
 
+import io
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from lit_fedad.data.sample import ImageSet, Sample
@@ -24,3 +26,16 @@ def picture(path: Path, value: int | tuple[int, int, int] = 90, size=(16, 12), m
     if mark:
         image.putpixel((3, 5), mark)
     image.save(path)
+
+
+def encoded(images: np.ndarray, **options) -> dict[str, np.ndarray]:
+    """Encodes images one after another, under the keys of a packed file; PNG keeps the pixels to compare with."""
+    files = []
+    for image in images:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, **{"format": "PNG", **options})
+        files.append(buffer.getvalue())
+    return {
+        "jpeg": np.frombuffer(b"".join(files), np.uint8),
+        "offsets": np.cumsum([0, *map(len, files)]),
+    }
