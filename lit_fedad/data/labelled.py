@@ -13,6 +13,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch, BatchDataset
 from lit_fedad.data.sample import ImageSet
@@ -38,8 +39,7 @@ def draw(population: int, limit: int | None, key: str, *seed: object) -> np.ndar
         >>> len(draw(10, 4, "count", 0)), draw(3, None, "count", 0).tolist()
         (4, [0, 1, 2])
     """
-    if limit is not None and limit < 0:
-        raise UserError(f"{key}={limit}: give 0 or more, or null to take every image")
+    at_least("data", 0, **{key: limit})
     if limit is None or limit >= population:
         return np.arange(population)
     return np.sort(numpy_generator(key, *seed).permutation(population)[:limit])
@@ -273,8 +273,7 @@ def balanced(labels: Tensor, part: Literal["train", "test"], limit: int | None, 
     Raises:
         UserError: If the limit is below 1.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"{part}_per_class={limit}: give at least 1, or leave it out to take every image")
+    at_least("data", 1, **{f"{part}_per_class": limit})
     if limit is None or not len(labels):
         return slice(None)  # a view: nothing is copied
     by_class = {label: np.flatnonzero(labels.numpy() == label) for label in labels.unique().tolist()}

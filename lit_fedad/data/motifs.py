@@ -14,7 +14,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import numpy_generator
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.bounds import at_least
 from lit_fedad.data.labelled import HALF, LabelledSet
 from lit_fedad.data.semantic import SemanticSet, join
 
@@ -47,12 +47,9 @@ def motifs(
     Raises:
         UserError: A number is too small.
     """
-    if size < 8 or min(train_per_class, test_per_class, test_per_set) < 1 or train_per_set < 0:
-        raise UserError(
-            f"motifs size={size}, train_per_class={train_per_class}, test_per_class={test_per_class},"
-            f" train_per_set={train_per_set}, test_per_set={test_per_set}: give at least 8, 1, 1, 0 and 1"
-        )
-    normal = _drawn("motifs", NORMAL, (train_per_class, test_per_class), size, seed)
+    at_least("data", 1, test_per_set=test_per_set)
+    at_least("data", 0, train_per_set=train_per_set)
+    normal = _normal("motifs", train_per_class, test_per_class, size, seed)
     anomalies = {
         name: _drawn(name, {name: motif}, (train_per_set, test_per_set), size, seed)
         for name, motif in ANOMALOUS.items()
@@ -81,13 +78,15 @@ def motif_classes(
     Raises:
         UserError: A number is too small.
     """
-    if size < 8 or min(train_per_class, test_per_class) < 1:
-        raise UserError(
-            f"motif_classes train_per_class={train_per_class}, test_per_class={test_per_class}, size={size}:"
-            " give at least 1, 1 and 8"
-        )
-    drawn = _drawn("motif_classes", NORMAL, (train_per_class, test_per_class), size, seed)
+    drawn = _normal("motif_classes", train_per_class, test_per_class, size, seed)
     return replace(drawn, mean=mean, std=std)
+
+
+def _normal(name: str, train_per_class: int, test_per_class: int, size: int, seed: int) -> LabelledSet:
+    """The ten normal families."""
+    at_least("data", 8, size=size)
+    at_least("data", 1, train_per_class=train_per_class, test_per_class=test_per_class)
+    return _drawn(name, NORMAL, (train_per_class, test_per_class), size, seed)
 
 
 def _drawn(

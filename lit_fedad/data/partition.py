@@ -223,16 +223,6 @@ def indices_by_category(image_set: Images) -> dict[str, list[int]]:
     return grouped((sample.category, index) for index, sample in enumerate(samples))
 
 
-def check_clients(clients: int) -> None:
-    """Checks the number of clients of a strategy.
-
-    Raises:
-        UserError: It is below 1.
-    """
-    if clients < 1:
-        raise UserError(f"partition clients={clients}: give at least 1")
-
-
 def _calibration(content: dict[str, Any], clients: int, path: str | Path) -> tuple[tuple[int, ...], ...]:
     held_out = content.get("calibration", [])
     if not isinstance(held_out, list) or len(held_out) not in (0, clients):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import generator
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.image_files import images_in
 from lit_fedad.data.labelled import HALF, LabelledSet, draw, read_images, resized
@@ -78,8 +79,7 @@ def synthetic(count: int, size: int, seed: int = 0) -> Tensor:
     Raises:
         UserError: If ``count`` or ``size`` is below 1.
     """
-    if count < 1 or size < 1:
-        raise UserError(f"public count={count}, size={size}: give at least 1")
+    at_least("public", 1, count=count, size=size)
     chunks = [_pictures(size, seed, chunk) for chunk in range(math.ceil(count / _CHUNK))]
     return torch.cat(chunks)[:count]
 
@@ -141,8 +141,7 @@ def _digest(image: Tensor) -> bytes:
 
 
 def _drawn(population: int, count: int | None, seed: int) -> Tensor:
-    if count == 0:
-        raise UserError("count=0: give at least 1, or null to take every image")
+    at_least("public", 1, count=count)
     return torch.from_numpy(draw(population, count, "count", seed))
 
 

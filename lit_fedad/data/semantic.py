@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledSet, draw, resized
 
@@ -93,8 +94,7 @@ def join(
             )
         if not len(images.test_images):
             raise UserError(f"{name}: anomaly set '{other}' has no test image; give it some or leave it out")
-    if test_per_set == 0:
-        raise UserError("test_per_set=0: give at least 1, or null to take every image")
+    at_least("data", 1, test_per_set=test_per_set)
     train_images, train_labels = [normal.train_images], [normal.train_labels]
     test_images, test_labels = [normal.test_images], [normal.test_labels]
     height, width = normal.train_images.shape[2:]

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images
-from lit_fedad.data.partition import Partition, Schedule, check_clients, indices_by_category
+from lit_fedad.data.partition import Partition, Schedule, indices_by_category
 
 
 def long_tail(sizes: Sequence[int], imbalance: float) -> list[int]:
@@ -31,8 +32,7 @@ def long_tail(sizes: Sequence[int], imbalance: float) -> list[int]:
         >>> long_tail([5000] * 10, imbalance=100)
         [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
     """
-    if not imbalance >= 1:
-        raise UserError(f"partition imbalance={imbalance}: give at least 1, which keeps every image")
+    at_least("partition", 1, imbalance=imbalance)  # which keeps every image
     largest = max(sizes)
     last = max(len(sizes) - 1, 1)
     sizes_left = []
@@ -92,17 +92,9 @@ class LongTailedStages:
     schedule: Schedule = "stage_major"
 
     def __post_init__(self) -> None:
-        if min(self.clients, self.classes, self.stages) < 1 or self.server_labelled < 0:
-            raise UserError(
-                f"partition clients={self.clients}, classes={self.classes}, stages={self.stages},"
-                f" server_labelled={self.server_labelled}: give at least 1, and for server_labelled at least 0"
-            )
-        if self.min_stages is not None and not 1 <= self.min_stages <= self.stages:
-            raise UserError(
-                f"partition min_stages={self.min_stages}: give 1 to {self.stages} (stages), or null for all stages"
-            )
-        if self.shards not in get_args(Shards):
-            raise UserError(f"partition shards={self.shards}: give {' or '.join(get_args(Shards))}")
+        at_least("partition", 1, clients=self.clients, classes=self.classes, stages=self.stages)
+        at_least("partition", 0, server_labelled=self.server_labelled)
+        within("partition", 1, self.stages, min_stages=self.min_stages)
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Draws the server's images, the long tail, and the classes and shards of each stage from ``seed``.
@@ -201,7 +193,7 @@ class ProductsInTurn:
     schedule: Schedule = "stage_major"
 
     def __post_init__(self) -> None:
-        check_clients(self.clients)
+        at_least("partition", 1, clients=self.clients)
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Shuffles the images of every category with ``seed`` and cuts them into even parts."""

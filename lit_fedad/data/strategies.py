@@ -9,10 +9,11 @@ from itertools import chain
 import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
-from lit_fedad.data.partition import Partition, check_clients, indices_by_category
+from lit_fedad.data.partition import Partition, indices_by_category
 from lit_fedad.data.sample import grouped
 from lit_fedad.data.semantic import SemanticSet
 
@@ -43,11 +44,9 @@ class Dirichlet:
     balance: bool = False
 
     def __post_init__(self) -> None:
-        check_clients(self.clients)
-        if not self.alpha > 0 or self.min_size < 0:
-            raise UserError(
-                f"partition alpha={self.alpha}, min_size={self.min_size}: alpha > 0 and min_size >= 0"
-            )
+        at_least("partition", 1, clients=self.clients)
+        above("partition", 0, alpha=self.alpha)
+        at_least("partition", 0, min_size=self.min_size)
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Splits every category of the training images by shares drawn from ``seed``."""
@@ -108,12 +107,8 @@ class DominantClass:
     contamination: float = 0.01
 
     def __post_init__(self) -> None:
-        check_clients(self.clients)
-        if self.size < 1 or not 0 <= self.dominant <= 1 or not 0 <= self.contamination < 1:
-            raise UserError(
-                f"partition size={self.size}, dominant={self.dominant}, contamination={self.contamination}:"
-                " size >= 1, dominant from 0 to 1, contamination from 0 to below 1"
-            )
+        at_least("partition", 1, clients=self.clients, size=self.size)
+        within("partition", 0, 1, dominant=self.dominant, contamination=self.contamination)
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Draws every client's images with ``seed``: dominant ones first, then the others, client by client."""
@@ -177,7 +172,7 @@ class ByProduct:
     clients: int | None = None
 
     def __post_init__(self) -> None:
-        check_clients(1 if self.clients is None else self.clients)
+        at_least("partition", 1, clients=self.clients)
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Deals the categories in order; nothing is random."""
@@ -210,7 +205,7 @@ class ByGroup:
     clients: int = 5
 
     def __post_init__(self) -> None:
-        check_clients(self.clients)
+        at_least("partition", 1, clients=self.clients)
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Deals the groups of the training images with ``seed``."""
@@ -241,7 +236,7 @@ class IID:
     clients: int = 5
 
     def __post_init__(self) -> None:
-        check_clients(self.clients)
+        at_least("partition", 1, clients=self.clients)
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Shuffles the training images with ``seed`` and cuts them into even parts."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.sample import ImageSet, Sample, grouped
@@ -111,9 +112,7 @@ def subset(
     Raises:
         UserError: A limit is below 1.
     """
-    for key, limit in (("train_per_product", train_per_product), ("test_per_product", test_per_product)):
-        if limit is not None and limit < 1:
-            raise UserError(f"{key}={limit}: give at least 1, or leave it out to take every image")
+    at_least("data", 1, train_per_product=train_per_product, test_per_product=test_per_product)
     train = [_some(samples, train_per_product, seed) for samples in by_product(images.train)]
     test = [_balanced(samples, test_per_product, seed) for samples in by_product(images.test)]
     return ImageSet(images.name, tuple(chain(*train)), tuple(chain(*test)))

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import user_cache
 from lit_fedad.data.mvtec import mvtec_mixture
@@ -289,11 +290,9 @@ def textures(
     Raises:
         UserError: A number is too small, or the folder holds other files or cannot be written.
     """
-    if size < 32 or train_per_product < 1 or test_per_product < 2:
-        raise UserError(
-            f"textures size={size}, train_per_product={train_per_product},"
-            f" test_per_product={test_per_product}: give at least 32, 1 and 2"
-        )
+    at_least("data", 32, size=size)
+    at_least("data", 1, train_per_product=train_per_product)
+    at_least("data", 2, test_per_product=test_per_product)
     parameters = (_VERSION, size, train_per_product, test_per_product, seed)
     key = sha256(repr(parameters).encode()).hexdigest()[:12]
     folder = (Path(root).expanduser() if root else user_cache()) / f"textures-{key}"

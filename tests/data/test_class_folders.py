@@ -222,5 +222,5 @@ def test_a_missing_validation_image_is_named(tiny):
 
 
 def test_limits_and_norms_are_checked(tiny):
-    refused_tiny("train_per_class=0: give at least 1", tiny, train_per_class=0)
+    refused_tiny("train_per_class=0 must be at least 1", tiny, train_per_class=0)
     refused_tiny("tiny_imagenet mean=[0.5, 0.5]", tiny, mean=[0.5, 0.5])

@@ -126,7 +126,7 @@ def test_subsets_follow_the_seed_and_grow():
 
 @pytest.mark.parametrize("key", ["train_per_class", "test_per_class"])
 def test_empty_subsets_are_refused(key):
-    with pytest.raises(UserError, match=f"{key}=0: give at least 1"):
+    with pytest.raises(UserError, match=f"{key}=0 must be at least 1"):
         labelled_set().subset(**{key: 0})
 
 

@@ -49,7 +49,7 @@ def test_limits_hold_for_each_product_and_depend_on_no_other(tmp_path):
     assert alone.test == tuple(sample for sample in some.test if sample.category == "z")
     assert some != mixture(tmp_path, parts, "mix", train_per_product=2, test_per_product=4, seed=6)
     for key in ("train_per_product", "test_per_product"):
-        with pytest.raises(UserError, match=f"{key}=0: give at least 1"):
+        with pytest.raises(UserError, match=f"{key}=0 must be at least 1"):
             mixture(tmp_path, parts, "mix", **{key: 0})
 
 

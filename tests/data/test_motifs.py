@@ -115,7 +115,7 @@ def test_the_configuration_builds_what_the_function_gives():
 @pytest.mark.parametrize("wrong", [{"size": 7}, {"train_per_class": 0}, {"train_per_set": -1}])
 def test_numbers_too_small_are_refused(wrong):
     ((key, value),) = wrong.items()
-    with pytest.raises(UserError, match=f"motifs.*{key}={value}"):
+    with pytest.raises(UserError, match=f"data.{key}={value} must be at least"):
         motifs(**wrong)
 
 
@@ -128,5 +128,5 @@ def test_the_configuration_of_the_classes_builds_what_the_function_gives():
 @pytest.mark.parametrize("wrong", [{"size": 7}, {"train_per_class": 0}, {"test_per_class": 0}])
 def test_numbers_of_classes_too_small_are_refused(wrong):
     ((key, value),) = wrong.items()
-    with pytest.raises(UserError, match=f"motif_classes.*{key}={value}"):
+    with pytest.raises(UserError, match=f"data.{key}={value} must be at least"):
         motif_classes(**wrong)
