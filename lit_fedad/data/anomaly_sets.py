@@ -222,11 +222,9 @@ def real_iad(
     train: list[Sample] = []
     test: list[Sample] = []
     for product in choose_products(products, names, folder):
-        table = folder / f"{product}.json"
-        content = _content(table)
-        place = root / images / product
-        train += [_real_iad_sample(entry, content, place, product, table) for entry in content["train"]]
-        test += [_real_iad_sample(entry, content, place, product, table) for entry in content["test"]]
+        learnt, tested = _listed(folder / f"{product}.json", root / images / product)
+        train += learnt
+        test += tested
     _check(train, test, folder, "split", "check data.images")
     return ImageSet(name, tuple(train), tuple(test))
 
@@ -240,30 +238,25 @@ def _check(train: Sequence[Sample], test: Sequence[Sample], source: Path, key: s
         )
 
 
-def _content(table: Path) -> Mapping[str, Any]:
+def _listed(table: Path, place: Path) -> tuple[list[Sample], list[Sample]]:
+    """The training and test images of a product's split file, which is called after it; they lie in ``place``."""
     content = read_json(table)
     try:
-        _ = content["meta"]["normal_class"]
-        if not all(isinstance(content[part], list) for part in ("train", "test")):
-            raise TypeError
-    except (KeyError, TypeError, IndexError) as error:
-        raise UserError(
-            f"{table}: is no split file of Real-IAD (meta.normal_class, train and test); unpack it again"
-        ) from error
-    return content  # type: ignore[no-any-return]
+        normal = content["meta"]["normal_class"]
+        train, test = (
+            [_real_iad_sample(entry, normal, place, table.stem) for entry in content[part]]
+            for part in ("train", "test")
+        )
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise UserError(f"{table}: is no split file of Real-IAD ({error!r}); unpack it again") from error
+    return train, test
 
 
-def _real_iad_sample(
-    entry: Any, content: Mapping[str, Any], place: Path, product: str, table: Path
-) -> Sample:
-    try:
-        kind, image, mask = entry["anomaly_class"], entry["image_path"], entry.get("mask_path")
-        path, marks = inside(place, image), inside(place, mask) if mask else None
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{table}: {str(entry)[:80]} is no image of the set; unpack it again") from error
-    if kind == content["meta"]["normal_class"]:
-        return Sample(path, product)
-    return Sample(path, product, str(kind), marks)
+def _real_iad_sample(entry: Mapping[str, Any], normal: str, place: Path, product: str) -> Sample:
+    image, mask = inside(place, entry["image_path"]), entry.get("mask_path")
+    if entry["anomaly_class"] == normal:
+        return Sample(image, product)
+    return Sample(image, product, str(entry["anomaly_class"]), inside(place, mask) if mask else None)
 
 
 def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
@@ -289,12 +282,7 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
     split = read_json(index)
     try:
         parts = [split["train"]["0"], split["test"]["0"], split["test"]["1"]]
-        if not all(
-            isinstance(files, list) and all(isinstance(file, str) for file in files) for files in parts
-        ):
-            raise TypeError
-        place = root / "images"
-        train, normal, anomalous = ([inside(place, file) for file in files] for files in parts)
+        train, normal, anomalous = ([inside(root / "images", file) for file in files] for files in parts)
     except ValueError as error:
         raise UserError(f"{index}: {error}; unpack the set again") from error
     except (KeyError, TypeError) as error:

@@ -66,7 +66,6 @@ def test_missing_images_are_counted(pack):
         {"train": {"0": []}, "test": {"0": []}},
         {"train": [], "test": []},
         {**SPLIT, "train": {"0": [["a.png"]]}},
-        {**SPLIT, "train": {"0": "ab"}},
         {**SPLIT, "test": {"0": [1], "1": []}},
     ],
 )

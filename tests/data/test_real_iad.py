@@ -76,15 +76,15 @@ def test_other_files_are_refused(root):
     for text, message in (
         ("{", "cannot be read as JSON"),
         ("[1]", "is no split file of Real-IAD"),
-        ('{"meta": {"normal_class": "OK"}, "train": [], "test": {}}', "is no split file of Real-IAD"),
+        ('{"meta": {"normal_class": "OK"}, "train": []}', "is no split file of Real-IAD"),
     ):
         table.write_text(text)
         refused(message, real_iad, root)
     for path in ("../../secret.jpg", "/etc/secret.jpg", 7):
         write(root, "usb", [{"anomaly_class": "OK", "image_path": path}], [])
-        refused("is no image of the set", real_iad, root)
+        refused("usb.json: is no split file of Real-IAD", real_iad, root)
     write(root, "usb", ["x"], [])
-    refused("is no image of the set", real_iad, root)
+    refused("is no split file of Real-IAD", real_iad, root)
 
 
 def test_a_split_that_trains_on_defects_is_refused(root):
