@@ -15,7 +15,7 @@ from lit_fedad.data.masks import marked_pixels
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.subset import choose_products, limited
+from lit_fedad.data.subset import choose_products, limited, require_known
 
 _MASK = "_GT"
 _COPY = " (copy)"
@@ -155,22 +155,18 @@ def visa(
     rows = _rows(table)
     chosen = choose_products(products, list(dict.fromkeys(row["object"] for row in rows)), table)
     listed = [row for product in chosen for row in rows if row["object"] == product]
-    try:
-        train, test = (
-            [_visa_sample(root, row) for row in listed if row["split"] == part] for part in ("train", "test")
-        )
-    except ValueError as error:
-        raise UserError(f"{table}: {error}; unpack it again") from None
+    train, test = (
+        [_visa_sample(root, row, table) for row in listed if row["split"] == part]
+        for part in ("train", "test")
+    )
     _check(train, test, table, "split_csv", "unpack the archive again")
     return ImageSet(name, tuple(train), tuple(test))
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
-    if not table.is_file():
-        raise UserError(f"{table}: no such file; root is the unpacked folder VisA, with split_csv in it")
     columns, rows = read_table(table)
-    if missing := [column for column in _COLUMNS if column not in columns]:
-        raise UserError(f"{table}: no column '{missing[0]}'; a split file has {', '.join(_COLUMNS)}")
+    for column in _COLUMNS:
+        require_known(column, columns, f"{table}: no column '{column}'")
     for line, row in enumerate(rows, start=2):
         valid = row["split"] in ("train", "test") and row["label"] in ("normal", "anomaly")
         if not (valid and row["image"]):
@@ -183,11 +179,11 @@ def _rows(table: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _visa_sample(root: Path, row: dict[str, str]) -> Sample:
-    image = inside(root, row["image"])
+def _visa_sample(root: Path, row: dict[str, str], table: Path) -> Sample:
+    image = inside(root, row["image"], table)
     if row["label"] == "normal":
         return Sample(image, row["object"])
-    return Sample(image, row["object"], "anomaly", inside(root, row["mask"]) if row["mask"] else None)
+    return Sample(image, row["object"], "anomaly", inside(root, row["mask"], table) if row["mask"] else None)
 
 
 @limited
@@ -244,19 +240,20 @@ def _listed(table: Path, place: Path) -> tuple[list[Sample], list[Sample]]:
     try:
         normal = content["meta"]["normal_class"]
         train, test = (
-            [_real_iad_sample(entry, normal, place, table.stem) for entry in content[part]]
+            [_real_iad_sample(entry, normal, place, table) for entry in content[part]]
             for part in ("train", "test")
         )
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{table}: is no split file of Real-IAD ({error!r}); unpack it again") from error
     return train, test
 
 
-def _real_iad_sample(entry: Mapping[str, Any], normal: str, place: Path, product: str) -> Sample:
-    image, mask = inside(place, entry["image_path"]), entry.get("mask_path")
+def _real_iad_sample(entry: Mapping[str, Any], normal: str, place: Path, table: Path) -> Sample:
+    image, mask = inside(place, entry["image_path"], table), entry.get("mask_path")
     if entry["anomaly_class"] == normal:
-        return Sample(image, product)
-    return Sample(image, product, str(entry["anomaly_class"]), inside(place, mask) if mask else None)
+        return Sample(image, table.stem)
+    marks = inside(place, mask, table) if mask else None
+    return Sample(image, table.stem, str(entry["anomaly_class"]), marks)
 
 
 def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
@@ -282,9 +279,8 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
     split = read_json(index)
     try:
         parts = [split["train"]["0"], split["test"]["0"], split["test"]["1"]]
-        train, normal, anomalous = ([inside(root / "images", file) for file in files] for files in parts)
-    except ValueError as error:
-        raise UserError(f"{index}: {error}; unpack the set again") from error
+        place = root / "images"
+        train, normal, anomalous = ([inside(place, file, index) for file in files] for files in parts)
     except (KeyError, TypeError) as error:
         raise UserError(f"{index}: needs lists of file names under train.0, test.0 and test.1") from error
 

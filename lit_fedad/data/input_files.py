@@ -98,14 +98,19 @@ def written_rows(path: Path, strict: bool = False) -> csv.DictReader[str]:
     return csv.DictReader(io.StringIO(text, newline=""), strict=strict)
 
 
-def inside(folder: Path, name: str) -> Path:
+def inside(folder: Path, name: str, source: Path) -> Path:
     """Joins a folder and the name of a file in it that its set gives.
 
+    Args:
+        folder: The folder.
+        name: The name.
+        source: The file of the set that gives it.
+
     Raises:
-        ValueError: It leads elsewhere.
+        UserError: It leads elsewhere.
     """
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"{name} lies outside of the folder of images")
+        raise UserError(f"{source}: {name!r:.80} lies outside of the folder of images; unpack it again")
     return folder / name
 
 

@@ -108,7 +108,7 @@ def read_coco(file: Path, folder: Path | None = None) -> list[AnnotatedImage]:
             annotations[annotation["image_id"]].append(annotation)
         images = [
             AnnotatedImage(
-                inside(folder or file.parent, image["file_name"]),
+                inside(folder or file.parent, image["file_name"], file),
                 *_size(image["width"], image["height"]),
                 _defect(categories[a["category_id"]] for a in annotations[image["id"]]),
                 tuple(annotations[image["id"]]),

@@ -86,4 +86,4 @@ def test_an_image_may_not_be_on_both_sides(pack, label):
 
 
 def test_a_file_outside_of_the_set_is_refused(pack):
-    refused(r"\.\./a\.png lies outside", medianomaly, pack({**SPLIT, "train": {"0": ["../a.png"]}}))
+    refused(r"'\.\./a\.png' lies outside", medianomaly, pack({**SPLIT, "train": {"0": ["../a.png"]}}))

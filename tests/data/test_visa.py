@@ -104,7 +104,7 @@ def test_other_files_are_refused(root):
     refused("line 2 .* and image ''", visa, root)
     for outside in (["../x.JPG", ""], ["x.JPG", "/x.png"]):
         write_split(root, [["pcb1", "test", "anomaly", *outside]])
-        refused(r"1cls\.csv: .*x\.(JPG|png) lies outside", visa, root)
+        refused(r"1cls\.csv: .*x\.(JPG|png)' lies outside", visa, root)
     write_split(root, [])
     refused("holds no row", visa, root)
 
