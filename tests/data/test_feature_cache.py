@@ -16,7 +16,6 @@ from torch.nn.functional import avg_pool2d
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.data import content, feature_cache
-from lit_fedad.data.datamodule import Targets
 from lit_fedad.data.feature_cache import FeatureCache, save_tensors
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -229,24 +228,6 @@ def test_waiting_for_another_process_is_said(tmp_path, samples, caplog):
         patch.setattr(feature_cache, "FileLock", Impatient)
         cache.fill(samples)
     assert "waiting for another process" in caplog.text
-
-
-def test_items_equal_batches(tmp_path, samples):
-    dataset = filled(tmp_path, samples).dataset(samples, Targets(samples, TRANSFORM, with_masks=True))
-    assert len(dataset) == 7
-    batch = dataset.__getitems__([6, 0, 5])
-    assert [tuple(layer.shape) for layer in batch["pyramid"]] == [(3, *shape) for shape in SHAPES]
-    for position, index in enumerate([6, 0, 5]):
-        item = dataset[index]
-        assert item["index"] == index == batch["index"][position]
-        assert item["label"] == samples[index].label == batch["label"][position]
-        assert torch.equal(item["mask"], batch["mask"][position])
-        assert torch.equal(item["mask"], TRANSFORM.mask(samples[index].mask, samples[index].path))
-        for layer, part in zip(batch["pyramid"], item["pyramid"], strict=True):
-            assert torch.equal(part, layer[position])
-    assert batch["mask"].dtype == torch.uint8
-    assert int(batch["mask"].sum()) == 6
-    assert "mask" not in filled(tmp_path, samples).dataset(samples).__getitems__([0])
 
 
 def test_no_samples_are_an_empty_data_set(tmp_path):

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.data import feature_cache
 from lit_fedad.data.frozen_features import FrozenDataset, features_key, frozen_features
 from lit_fedad.data.labelled import LabelledTargets
 
@@ -82,15 +80,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="feature cache .*file cannot be used"):
         compute(Encoder(), tmp_path / "file" / "features.safetensors")
-
-
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    def full(*_):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(feature_cache, "save_file", full)
-    with pytest.raises(UserError, match=r"cannot be used \(No space left on device\)"):
-        compute(Encoder(), tmp_path / "file.safetensors")
 
 
 def test_the_key_tells_images_and_settings_apart():

@@ -67,15 +67,6 @@ def test_batches_leave_the_images_as_they_are():
     assert torch.equal(images.train_images, before)
 
 
-def test_an_item_is_a_batch_of_one_without_its_dimension():
-    images = labelled_set()
-    dataset = LabelledDataset(images.test_images, images.test_labels)
-    item, batch = dataset[5], dataset.__getitems__([5])
-    assert item.keys() == batch.keys()
-    assert all(torch.equal(item[key], batch[key][0]) for key in batch)
-    assert len(dataset) == 40
-
-
 def test_the_data_module_deals_labelled_batches():
     images = labelled_set()
     partition = ByProduct()(images, 0)

@@ -112,21 +112,17 @@ def test_the_configuration_builds_what_the_function_gives():
     assert images.train_images.shape[2:] == (16, 16)
 
 
-@pytest.mark.parametrize("wrong", [{"size": 7}, {"train_per_class": 0}, {"train_per_set": -1}])
-def test_numbers_too_small_are_refused(wrong):
-    ((key, value),) = wrong.items()
+@pytest.mark.parametrize(
+    ("draw", "key", "value"),
+    [(motifs, "size", 7), (motifs, "train_per_set", -1), (motifs, "test_per_set", 0),
+     (motif_classes, "train_per_class", 0), (motif_classes, "test_per_class", 0)],
+)  # fmt: skip
+def test_numbers_too_small_are_refused(draw, key, value):
     with pytest.raises(UserError, match=f"data.{key}={value} must be at least"):
-        motifs(**wrong)
+        draw(**{key: value})
 
 
 def test_the_configuration_of_the_classes_builds_what_the_function_gives():
     images, expected = build(compose(["data=motif_classes", "data.size=8"])["data"]), motif_classes(size=8)
     assert torch.equal(images.train_images, expected.train_images)
     assert torch.equal(images.test_images, expected.test_images)
-
-
-@pytest.mark.parametrize("wrong", [{"size": 7}, {"train_per_class": 0}, {"test_per_class": 0}])
-def test_numbers_of_classes_too_small_are_refused(wrong):
-    ((key, value),) = wrong.items()
-    with pytest.raises(UserError, match=f"data.{key}={value} must be at least"):
-        motif_classes(**wrong)
