@@ -35,8 +35,8 @@ def hard_negatives(prototypes: Tensor, present: Tensor, k: int) -> Tensor:
     Returns:
         Whether j is in HN(c), bool [C, C]. Never c itself; rows without logits are empty.
     """
-    known = ~prototypes.isnan().any(1)
-    allowed = known[:, None] & present & ~torch.eye(len(prototypes), dtype=torch.bool)
+    has_logits = ~prototypes.isnan().any(1)
+    allowed = has_logits[:, None] & present & ~torch.eye(len(prototypes), dtype=torch.bool)
     ranked = prototypes.where(allowed, -torch.inf).argsort(dim=1, descending=True)[:, :k]
     return torch.zeros_like(allowed).scatter(1, ranked, True) & allowed
 

@@ -156,8 +156,8 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
 
 def _published(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """A public set as downloaded."""
-    found = published(root)
-    return Layout(found[1], found[0], root) if found else None
+    seen_and_data = published(root)
+    return Layout(*seen_and_data, root) if seen_and_data else None
 
 
 def _annotated(root: Path, split: Mapping[str, Any]) -> Layout | None:

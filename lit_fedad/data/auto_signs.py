@@ -14,13 +14,13 @@ from lit_fedad.data.image_files import NO_IMAGE, LeftOut, entries, find_images
 from lit_fedad.data.input_files import read_json
 
 _SETS = {
-    "split_csv/1cls.csv": ("visa", "VisA with its split files"),
-    "*/train/_annotations.coco.json": ("vision", "sets of VISION, with COCO annotations"),
-    "train/*_GT.png": ("kolektor_sdd2", "KolektorSDD2, whose masks say which images are normal"),
-    "realiad_jsons/realiad_jsons/*.json": ("real_iad", "Real-IAD with its split files"),
-    "data.json": ("medianomaly", "a set of MedIAnomaly with its split"),
+    "split_csv/1cls.csv": ("VisA with its split files", "visa"),
+    "*/train/_annotations.coco.json": ("sets of VISION, with COCO annotations", "vision"),
+    "train/*_GT.png": ("KolektorSDD2, whose masks say which images are normal", "kolektor_sdd2"),
+    "realiad_jsons/realiad_jsons/*.json": ("Real-IAD with its split files", "real_iad"),
+    "data.json": ("a set of MedIAnomaly with its split", "medianomaly"),
 }
-"""What lies in the folder of a set: the configuration that reads it, and what was seen."""
+"""What lies in the folder of a set: what was seen, and the configuration that reads it."""
 
 _PRODUCTS = {
     "defects_config.json": ("MVTec LOCO AD", "mvtec_loco", "of its products"),
@@ -46,14 +46,14 @@ def published(root: Path) -> tuple[str, str] | None:
         root: The folder.
 
     Returns:
-        The configuration that reads it, and what was seen; None where it is none of these sets.
+        What was seen, and the configuration that reads it; None where it is none of these sets.
 
     Raises:
         UserError: It is a set, or a product of one, that another command reads; the line says which.
     """
-    for mark, found in _SETS.items():
+    for mark, seen_and_data in _SETS.items():
         if any(map(_is_mark, root.glob(mark))):
-            return found
+            return seen_and_data
     for mark, (title, name, folder) in _PRODUCTS.items():
         if any(next(root.glob(f"{level}{mark}"), None) for level in ("", "*/", "*/*/", "*/*/*/")):
             raise UserError(

@@ -60,8 +60,8 @@ def folders(
                 " data.test_anomalous, of the same names"
             )
     if masks is not None and test_anomalous:
-        found = find_images(root / masks, skipped, masks=True)
-        skipped.add("masks of no anomalous image", [path for path in found if path not in images_of])
+        mask_files = find_images(root / masks, skipped, masks=True)
+        skipped.add("masks of no anomalous image", [path for path in mask_files if path not in images_of])
     skipped.warn(root)
     images = ImageSet(product, tuple(train), (*normal, *anomalous))
     if not test_normal and train_share is not None:

@@ -52,17 +52,17 @@ def image_groups(
     paths = [str(sample.path) for sample in samples if isinstance(sample, Sample)]
     if len(paths) < len(samples):
         raise UserError(f"{key}='{group}': these images are no files; leave it out")
-    found = _searched(group, _below(paths), key)
-    if None in found:
-        found = _searched(group, paths, key)
-    if lost := next((path for path, name in zip(paths, found, strict=True) if name is None), None):
+    names = _searched(group, _below(paths), key)
+    if None in names:
+        names = _searched(group, paths, key)
+    if lost := next((path for path, name in zip(paths, names, strict=True) if name is None), None):
         raise UserError(f"{key}='{group}' is not found in {lost}")
-    if len(found) > 1 and len(set(found)) == 1:
+    if len(names) > 1 and len(set(names)) == 1:
         warnings.warn(
-            f"{key}='{group}' finds '{found[0]}' in each of {len(found)} paths, such as {paths[0]}: all are one group",
+            f"{key}='{group}' finds '{names[0]}' in each of {len(names)} paths, such as {paths[0]}: all are one group",
             stacklevel=3,
         )
-    return [name for name in found if name is not None]
+    return [name for name in names if name is not None]
 
 
 def _below(paths: Sequence[str]) -> list[str]:
@@ -89,16 +89,16 @@ def _searched(group: str, paths: Sequence[str], key: str) -> list[str | None]:
             timeout=_LONGEST_S,
             check=True,
         )  # fmt: skip
-        found: list[str | None] | str = json.loads(done.stdout)
+        texts: list[str | None] | str = json.loads(done.stdout)
     except subprocess.TimeoutExpired as error:
         raise UserError(
             f"{key}='{group}' is still searched for after {_LONGEST_S:g} s; give one without repeats of repeats"
         ) from error
     except (subprocess.CalledProcessError, ValueError) as error:
-        found = type(error).__name__
-    if isinstance(found, str):
-        raise UserError(f"{key}='{group}' is no regular expression: {found}")
-    return found
+        texts = type(error).__name__
+    if isinstance(texts, str):
+        raise UserError(f"{key}='{group}' is no regular expression: {texts}")
+    return texts
 
 
 def hold_out(
@@ -130,13 +130,13 @@ def hold_out(
     groups = image_groups(images.train, group)
     if not share or partition.calibration:
         return partition
-    held = _held_groups(partition.by_stage, images.train, groups, share, seed, least)
+    held_out = _held_groups(partition.by_stage, images.train, groups, share, seed, least)
     stages = [
-        [sorted(index for index in set(stage) if groups[index] not in held) for stage in client_stages]
+        [sorted(index for index in set(stage) if groups[index] not in held_out) for stage in client_stages]
         for client_stages in partition.by_stage
     ]
     calibration = tuple(
-        tuple(sorted(index for index in set(chain.from_iterable(client_stages)) if groups[index] in held))
+        tuple(sorted(index for index in set(chain.from_iterable(client_stages)) if groups[index] in held_out))
         for client_stages in partition.by_stage
     )
     if partition.stages is None:
@@ -160,27 +160,27 @@ def _held_groups(
     every = [cell for client in cells for stage in client for cell in stage]
     left = list(map(len, every))  # groups that stay in training, of each product in a stage of a client
     places = grouped((name, place) for place, cell in enumerate(every) for name in cell)
-    held, trained = set[str](), set[str]()
+    held_out, trained = set[str](), set[str]()
     for client, stages in enumerate(cells):
         draw = numpy_generator(seed, "hold-out", client)
-        grown = max(share, min(0.5, least / max(1, sum(map(len, by_stage[client])))))
+        client_share = max(share, min(0.5, least / max(1, sum(map(len, by_stage[client])))))
         for stage in stages:
             whole = Counter(name for cell in stage for name, images in cell.items() for _ in images)
-            size, due = sum(number for name, number in whole.items() if name in held), 0.0
+            size, due = sum(number for name, number in whole.items() if name in held_out), 0.0
             for cell in stage:
-                due += grown * sum(map(len, cell.values()))
+                due += client_share * sum(map(len, cell.values()))
                 names = list(cell)
                 for name in (names[number] for number in draw.permutation(len(names))):
-                    if name in held or name in trained or any(left[place] < 2 for place in places[name]):
+                    if name in held_out or name in trained or any(left[place] < 2 for place in places[name]):
                         continue
                     if size + whole[name] / 2 > due:
                         break
-                    held.add(name)
+                    held_out.add(name)
                     size += whole[name]
                     for place in places[name]:
                         left[place] -= 1
-            trained.update(whole.keys() - held)
-    return held
+            trained.update(whole.keys() - held_out)
+    return held_out
 
 
 def _by_product(

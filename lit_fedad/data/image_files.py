@@ -160,12 +160,12 @@ def _masks_beside(images: Sequence[Path], folder: Path) -> set[Path]:
     }
     places = {path.with_suffix("") for path in images}
     names = {path.stem for path in images if path not in apart}
-    found = set()
+    masks = set()
     for path in images:
         name = masked_name(path.stem)
         if (name and path.parent / name in places) or (path in apart and (name or path.stem) in names):
-            found.add(path)
-    return found
+            masks.add(path)
+    return masks
 
 
 def images_in(folder: Path, left_out: LeftOut | None = None, masks: bool = False) -> list[Path]:

@@ -148,9 +148,10 @@ def _paths(
             " add them, or remove their rows"
         )
     listed_files = {_file(image, names, table) for image in listed}
-    if bare := [path for path in files if path not in listed_files]:
+    if unlisted := [path for path in files if path not in listed_files]:
         warnings.warn(
-            f"{table}: {len(bare)} of {len(files)} images have no labelled row and are left out, first {bare[0]}",
+            f"{table}: {len(unlisted)} of {len(files)} images have no labelled row and are left out, first"
+            f" {unlisted[0]}",
             stacklevel=3,
         )
     ids: dict[Path, str] = {}

@@ -78,15 +78,15 @@ class Partition:
 
     def deals(self, other: "Partition") -> bool:
         """Tells whether another partition deals the same images, of which clients may keep some for calibration."""
-        kept = other.calibration or ((),) * len(other.clients)
+        calibration = other.calibration or ((),) * len(other.clients)
         if len(self.clients) != len(other.clients) or self.reserved != other.reserved:
             return False
-        held = all(map(frozenset.issuperset, map(frozenset, self.clients), kept))
-        left = [
-            [tuple(index for index in stage if index not in own) for stage in stages]
-            for own, stages in zip(map(frozenset, kept), self.by_stage, strict=True)
+        holds_them = all(map(frozenset.issuperset, map(frozenset, self.clients), calibration))
+        training = [
+            [tuple(index for index in stage if index not in kept) for stage in stages]
+            for kept, stages in zip(map(frozenset, calibration), self.by_stage, strict=True)
         ]
-        return held and left == list(map(list, other.by_stage))
+        return holds_them and training == list(map(list, other.by_stage))
 
     def counts(self, image_set: Images) -> np.ndarray:
         """Counts the training images of every client and category.

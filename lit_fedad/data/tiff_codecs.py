@@ -42,12 +42,12 @@ def check_pieces(file: IO[bytes]) -> None:
     Raises:
         ValueError: It has more.
     """
-    found = [0]
+    pieces = [0]
     with suppress(Exception):  # damage has many kinds: Pillow refuses it in one line
         pages = islice(_directories(file), _MOST_PAGES + 1)
-        found.extend(max(len(tags.get(tag, ())) for tag in _PIECES) for tags in pages)
+        pieces.extend(max(len(tags.get(tag, ())) for tag in _PIECES) for tags in pages)
     file.seek(0)
-    if max(found) > _MOST_PIECES or len(found) > _MOST_PAGES + 1:
+    if max(pieces) > _MOST_PIECES or len(pieces) > _MOST_PAGES + 1:
         raise ValueError(
             f"has more than {_MOST_PAGES} pages, or a page in more than {_MOST_PIECES} pieces; save it anew"
         )

@@ -260,8 +260,8 @@ def vision(
             warnings.warn(f"{tested}: no normal test image; sort some into {tested / 'good'}", stacklevel=2)
         folder = masks / f"{product}-{annotations_key(tested / _ANNOTATIONS)}"
         for image in annotated:
-            own = image.path.relative_to(tested)  # of one name there may be images in several folders
-            mask = folder / own.parent / f"{own.name}.png"
+            relative = image.path.relative_to(tested)  # of one name there may be images in several folders
+            mask = folder / relative.parent / f"{relative.name}.png"
             drawings[mask] = image
             test.append(Sample(image.path, product, image.defect, mask))
         test += [Sample(path, product) for path in good]

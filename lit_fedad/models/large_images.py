@@ -134,7 +134,7 @@ class _Pieces(nn.Module):
     """
 
     inside: Tensor
-    found: Tensor
+    places: Tensor
     share: Tensor
 
     def __init__(self, length: int, piece: int, starts: Sequence[int]) -> None:
@@ -146,11 +146,11 @@ class _Pieces(nn.Module):
         # The pieces at every position by their share of it; where others have more pieces, the last have none.
         share, order = (edge / edge.sum(0)).sort(dim=0, descending=True, stable=True)
         most = int(covers.sum(0).max())
-        found = order * piece + within.gather(0, order).clamp(0, piece - 1)
+        places = order * piece + within.gather(0, order).clamp(0, piece - 1)
         self.register_buffer(
             "inside", torch.cat([start + torch.arange(piece) for start in starts]), persistent=False
         )
-        self.register_buffer("found", found[:most], persistent=False)
+        self.register_buffer("places", places[:most], persistent=False)
         self.register_buffer("share", share[:most], persistent=False)
 
     def cut(self, values: Tensor, dim: int) -> Tensor:
@@ -164,8 +164,8 @@ class _Pieces(nn.Module):
         return reduce(
             torch.add,
             (
-                flat.index_select(dim, found) * share.view(shape)
-                for found, share in zip(self.found, self.share, strict=True)
+                flat.index_select(dim, places) * share.view(shape)
+                for places, share in zip(self.places, self.share, strict=True)
             ),
         )
 
