@@ -122,12 +122,7 @@ class DominantClass:
         # Contaminants have no number among the normal classes.
         number = np.array([column.get(sample.category, -1) for sample in image_set.train])
         hidden = rng.permutation(np.flatnonzero(number < 0))
-        if len(hidden) < self.clients * contaminants:
-            raise UserError(
-                f"partition: {self.clients} client(s) with {contaminants} contaminants need"
-                f" {self.clients * contaminants}, {image_set.name} has {len(hidden)}; give"
-                " partition.contamination=0, or data with more contaminants"
-            )
+        _refuse_few(hidden, self.clients * contaminants, "contaminants", image_set)
         indices_of = [
             [hidden[client * contaminants : (client + 1) * contaminants]] for client in range(self.clients)
         ]
@@ -135,11 +130,7 @@ class DominantClass:
         for k, name in enumerate(classes):
             holders = indices_of[k :: len(classes)]
             pile = rng.permutation(np.flatnonzero(number == k))
-            if len(pile) < len(holders) * dominant:
-                raise UserError(
-                    f"partition: {len(holders)} client(s) with {dominant} images of class '{name}' need"
-                    f" {len(holders) * dominant}, {image_set.name} has {len(pile)}; lower size, dominant or clients"
-                )
+            _refuse_few(pile, len(holders) * dominant, f"images of class '{name}'", image_set)
             for i, images in enumerate(holders):
                 images.append(pile[i * dominant : (i + 1) * dominant])
             left.append(pile[len(holders) * dominant :])
@@ -147,14 +138,21 @@ class DominantClass:
         for client, images in enumerate(indices_of):
             k = client % len(classes)
             chosen = rng.permutation(np.flatnonzero(number[rest] != k))[:others]
-            if len(chosen) < others:
-                raise UserError(
-                    f"partition: client {client} needs {others} images of other classes than '{classes[k]}',"
-                    f" {len(chosen)} are left in {image_set.name}; lower size or clients, or raise dominant"
-                )
+            _refuse_few(
+                chosen, others, f"images that are not of class '{classes[k]}' for client {client}", image_set
+            )
             images.append(rest[chosen])
             rest = np.delete(rest, chosen)
         return Partition.of_clients(np.concatenate(images) for images in indices_of)
+
+
+def _refuse_few(pile: np.ndarray, needed: int, what: str, image_set: Images) -> None:
+    """Refuses a pile of images that is smaller than clients need it."""
+    if len(pile) < needed:
+        raise UserError(
+            f"partition needs {needed} {what}, {image_set.name} has {len(pile)} left; change partition.size, clients,"
+            " dominant or contamination"
+        )
 
 
 @dataclass(frozen=True)

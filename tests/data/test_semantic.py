@@ -174,7 +174,7 @@ def test_without_contaminants_the_rest_grows():
     assert counts[:, :10].diagonal().tolist() == [900] * 10
     assert counts.sum(axis=1).tolist() == [1000] * 10
     with pytest.raises(
-        UserError, match=r"10 contaminants need 100, toy has 0; give partition.contamination=0"
+        UserError, match=r"needs 100 contaminants, toy has 0 left; change partition\.size, .*contamination"
     ):
         DominantClass()(images, 0)
 
@@ -226,7 +226,7 @@ def test_sets_of_files_have_dominant_products():
     images = ImageSet("files", train, ())
     deal = DominantClass(clients=3, size=10, dominant=0.8, contamination=0)
     assert deal(images, 0).counts(images).tolist() == [[8, 2], [2, 8], [8, 2]]
-    with pytest.raises(UserError, match="files has 0; give partition.contamination=0"):
+    with pytest.raises(UserError, match="needs 3 contaminants, files has 0 left"):
         DominantClass(clients=3, size=100)(images, 0)
 
 
@@ -235,12 +235,12 @@ def test_sets_of_files_have_dominant_products():
     [
         (
             DominantClass(3, 12, 0.9, 0),
-            r"2 client\(s\) with 11 images of class 'c0' need 22, toy has 20; lower",
+            "needs 22 images of class 'c0', toy has 20 left",
         ),
-        (DominantClass(2, 20, 0.9, 0.1), r"2 client\(s\) with 2 contaminants need 4, toy has 3"),
+        (DominantClass(2, 20, 0.9, 0.1), "needs 4 contaminants, toy has 3"),
         (
             DominantClass(1, 30, 0.1, 0),
-            "client 0 needs 27 images of other classes than 'c0', 20 are left in toy",
+            "needs 27 images that are not of class 'c0' for client 0, toy has 20 left",
         ),
     ],
 )
