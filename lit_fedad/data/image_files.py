@@ -200,53 +200,41 @@ def _hidden(name: str) -> bool:
 
 def _files(folder: Path, left_out: LeftOut) -> Iterator[Path]:
     """All files, links last: a link to a file or folder that is taken counts as the second."""
+    root = os.path.realpath(folder)
     taken: set[str] = set()
-    links: list[Path] = []
-    for place, files, linked in _folders(folder, left_out):
-        taken.update(f"{place}{os.sep}{path.name}" for path in files)
-        links += linked
-        yield from files
-    for path in links:
-        real = os.path.realpath(path)
-        if not Path(real).is_file():
-            left_out.add("links to nothing, to a pipe or in a circle", [path])
-        elif real in taken:
-            left_out.add("links to files that are taken already", [path])
+    folders, linked_folders, links = [folder], list[Path](), list[Path]()
+    while waiting := folders or linked_folders or links:
+        current = waiting.pop()
+        real = os.path.realpath(current)
+        if real in taken or (taken and f"{root}{os.sep}".startswith(f"{real}{os.sep}")):
+            left_out.add("links to what is taken already, or that lead back", [current])
+        elif Path(real).is_file():
+            taken.add(real)
+            yield current
+        elif not Path(real).is_dir():
+            left_out.add("links to nothing, to a pipe or in a circle", [current])
         else:
             taken.add(real)
-            yield path
-
-
-def _folders(folder: Path, left_out: LeftOut) -> Iterator[tuple[str, list[Path], list[Path]]]:
-    """All folders, links last: real place, files, and links to no folder."""
-    visited: set[str] = set()
-    root = os.path.realpath(folder)
-    folders, linked_folders = [folder], list[Path]()
-    while folders or linked_folders:
-        current = folders.pop() if folders else linked_folders.pop()
-        place = os.path.realpath(current)
-        if place in visited or (visited and f"{root}{os.sep}".startswith(f"{place}{os.sep}")):
-            left_out.add("links to folders that are taken already, or lead back", [current])
-            continue
-        visited.add(place)
-        try:
-            inside = list(os.scandir(current))
-        except OSError:
-            left_out.add("folders that cannot be opened", [current])
-            continue
-        files, links = list[Path](), list[Path]()
-        for entry in inside:
-            if not _hidden(entry.name):
+            for entry in _entries_of(current, left_out):
                 path = current / entry.name
                 if entry.is_symlink():
                     (linked_folders if path.is_dir() else links).append(path)
                 elif entry.is_dir():
                     folders.append(path)
                 elif entry.is_file():
-                    files.append(path)
+                    taken.add(f"{real}{os.sep}{entry.name}")
+                    yield path
                 else:
                     left_out.add("pipes or devices", [path])
-        yield place, files, links
+
+
+def _entries_of(folder: Path, left_out: LeftOut) -> list[os.DirEntry[str]]:
+    """What lies in a folder, without what is hidden."""
+    try:
+        return [entry for entry in os.scandir(folder) if not _hidden(entry.name)]
+    except OSError:
+        left_out.add("folders that cannot be opened", [folder])
+        return []
 
 
 def _sniffed(path: Path) -> str | None:
