@@ -12,6 +12,7 @@ from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition, Schedule, indices_by_category
+from lit_fedad.data.subset import require_known
 
 
 def long_tail(sizes: Sequence[int], imbalance: float) -> list[int]:
@@ -213,10 +214,7 @@ class ProductsInTurn:
         if not order:
             raise UserError("partition order=[]: name at least one category, or give null for all")
         for position, category in enumerate(order):
-            if category not in by_category:
-                raise UserError(
-                    f"partition order: no category '{category}'; the known ones are {', '.join(by_category)}"
-                )
+            require_known(category, by_category, f"partition.order: no category '{category}'")
             if category in order[:position]:
                 raise UserError(f"partition order: category '{category}' is named twice; remove one")
             if len(by_category[category]) < self.clients:

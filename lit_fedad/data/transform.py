@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
-from lit_fedad.core.bounds import RANGES, pair, within
+from lit_fedad.core.bounds import RANGES, at_least, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.data.input_files import check_pixels
@@ -64,11 +64,7 @@ class ImageTransform:
             raise UserError(
                 f"image.resize={self.resize} is for square crops, not for image.size=[{height},{width}]; leave it out"
             )
-        if self.resize is not None and self.resize < height:
-            raise UserError(
-                f"transform resize={self.resize} is below size={self.size}, the side of the crop;"
-                " raise resize, or leave it out"
-            )
+        at_least("image", height, resize=self.resize)  # the side of the crop
         if self.channels not in (1, 3):
             raise UserError(f"transform channels={self.channels}: give 3, or 1 for grey images")
         within("image", *RANGES["image.page"], page=self.page)

@@ -301,7 +301,7 @@ def test_different_seeds_differ():
             lambda: ProductsInTurn(clients=21),
             "21 clients but 20 training images of category 'c'; lower partition.clients",
         ),
-        (lambda: ProductsInTurn(order=["b", "x"]), "no category 'x'; the known ones are a, b, c"),
+        (lambda: ProductsInTurn(order=["b", "x"]), "partition.order: no category 'x'; the nearest is"),
         (lambda: ProductsInTurn(order=["b", "a", "b"]), "category 'b' is named twice"),
         (lambda: ProductsInTurn(order=[]), "name at least one category"),
     ],

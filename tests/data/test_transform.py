@@ -179,7 +179,7 @@ def test_fingerprint_tells_every_field_apart():
     ("fields", "message"),
     [
         ({"size": 0}, "size=0"),
-        ({"size": 224, "fit": "crop", "resize": 200}, "resize=200 is below size=224"),
+        ({"size": 224, "fit": "crop", "resize": 200}, "image.resize=200 must be at least 224"),
         ({"size": 8, "mean": (0.5, 0.5)}, "one number or 3 each"),
         ({"size": 8, "channels": 1}, "one number each"),
         ({"size": 8, "channels": 2}, "channels=2: give 3, or 1"),
