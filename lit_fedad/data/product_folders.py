@@ -5,6 +5,7 @@ Which folders hold what stands in the set's configuration (``conf/data``). Where
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
@@ -56,18 +57,13 @@ def product_folders(
     skipped = LeftOut()
     for product in choose_products(products, names, root):
         folder = root / product
-        learnt += [Sample(path, product) for path in images_in(_present(folder, train), skipped)]
-        tested += [Sample(path, product) for path in images_in(_present(folder, normal), skipped)]
-        defects = {
-            defect: forms
-            for defect, forms in anomalous.items()
-            if any((folder / form).is_dir() for form in forms)
-        }
-        if not defects:
-            forms_listed = " or ".join(form for forms in anomalous.values() for form in forms)
-            raise UserError(f"{folder}: no {forms_listed}; unpack the download again")
-        for defect, forms in defects.items():
-            defect_folder = _present(folder, forms)
+        learnt += [Sample(path, product) for path in images_in(_first(folder, *train), skipped)]
+        tested += [Sample(path, product) for path in images_in(_first(folder, *normal), skipped)]
+        _first(folder, *chain.from_iterable(anomalous.values()))  # of one defect at least
+        for defect, forms in anomalous.items():
+            if not any((folder / form).is_dir() for form in forms):
+                continue
+            defect_folder = _first(folder, *forms)
             paths = images_in(defect_folder, skipped)
             place = folder / masks[defect] if defect in masks else None
             if place is None or not place.is_dir():
@@ -76,22 +72,15 @@ def product_folders(
                 marks = zip(paths, find_masks(place, paths, skipped, defect_folder), strict=True)
                 tested += [Sample(path, product, defect, mask) for path, mask in marks]
             else:
-                areas = _found(folder / saturation)
-                tested += [Sample(path, product, defect, _found(place / path.stem), areas) for path in paths]
+                areas = _first(folder, saturation)
+                tested += [Sample(path, product, defect, _first(place, path.stem), areas) for path in paths]
     skipped.warn(root)
     return ImageSet(name, tuple(learnt), tuple(tested))
 
 
-def _found(path: Path) -> Path:
-    """A file or folder that the set must have."""
-    if not path.exists():
-        raise UserError(f"{path}: is not there; unpack the download again")
-    return path
-
-
-def _present(folder: Path, forms: Sequence[str]) -> Path:
-    """The first form that the product has."""
+def _first(folder: Path, *forms: str) -> Path:
+    """The first file or folder of these names, of which the set must have one."""
     for form in forms:
-        if (folder / form).is_dir():
+        if (folder / form).exists():
             return folder / form
     raise UserError(f"{folder}: no {' or '.join(forms)}; unpack the download again")

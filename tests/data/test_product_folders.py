@@ -118,9 +118,9 @@ def test_masks_of_loco_are_folders_with_areas_of_saturation(tmp_path):
     (problem,) = [problem.message for problem in check(images)]
     assert "001.png: a region's mask is grey, with 0 and one value more" in problem
     (tmp_path / "screw_bag/defects_config.json").unlink()
-    refused("screw_bag/defects_config.json: is not there", read, "mvtec_loco", tmp_path)
+    refused("screw_bag: no defects_config.json; unpack", read, "mvtec_loco", tmp_path)
     shutil.rmtree(logical.mask)
-    refused("logical_anomalies/001: is not there", read, "mvtec_loco", tmp_path)
+    refused("logical_anomalies: no 001; unpack", read, "mvtec_loco", tmp_path)
 
 
 def test_numbers_are_products_too(tmp_path):
