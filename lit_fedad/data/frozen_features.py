@@ -140,11 +140,10 @@ def _read_pooled(file: Path, number: int, views: int) -> FrozenFeatures | None:
     try:
         entries = load_file(file)
         features = FrozenFeatures(entries["plain"], entries.get("views"))
-    except (SafetensorError, OSError, KeyError) as error:
+        drawn = features.views.shape[1] if features.views is not None else 0
+        if len(features.plain) != number or drawn != views or not features.plain.isfinite().all():
+            raise ValueError("of another form")
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         warnings.warn(f"{file}: damaged ({error}); features are computed again", stacklevel=2)
-        return None
-    drawn = features.views.shape[1] if features.views is not None else 0
-    if len(features.plain) != number or drawn != views or not features.plain.isfinite().all():
-        warnings.warn(f"{file}: damaged (of another form); features are computed again", stacklevel=2)
         return None
     return features

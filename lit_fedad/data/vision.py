@@ -242,7 +242,6 @@ def vision(
     names = sorted(path.parents[1].name for path in root.glob(f"*/train/{_ANNOTATIONS}"))
     if not names:
         raise UserError(f"{root}: no folder <set>/train/{_ANNOTATIONS}; give the folder that holds the sets")
-    masks = Path(mask_folder).expanduser() if mask_folder else mask_cache()
     train: list[Sample] = []
     test: list[Sample] = []
     drawings: dict[Path, AnnotatedImage] = {}
@@ -258,7 +257,7 @@ def vision(
         annotated, good = _images(tested)
         if not good:
             warnings.warn(f"{tested}: no normal test image; sort some into {tested / 'good'}", stacklevel=2)
-        folder = masks / f"{product}-{annotations_key(tested / _ANNOTATIONS)}"
+        folder = _mask_folder(mask_folder, product, tested / _ANNOTATIONS)
         for image in annotated:
             relative = image.path.relative_to(tested)  # of one name there may be images in several folders
             mask = folder / relative.parent / f"{relative.name}.png"
@@ -280,14 +279,11 @@ def _images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
     return [image for image in images if image.annotations], normal
 
 
-def mask_cache() -> Path:
-    """Returns the folder that masks are drawn into."""
-    return user_cache() / "masks"
-
-
-def annotations_key(file: Path) -> str:
-    """Hashes an annotation file: other annotations, other masks."""
-    return hashlib.sha256(f"{_VERSION}".encode() + file.read_bytes()).hexdigest()[:12]
+def _mask_folder(given: str | Path | None, product: str, annotations: Path) -> Path:
+    """The folder of the masks of a product: other annotations, other masks."""
+    folder = Path(given).expanduser() if given else user_cache() / "masks"
+    key = hashlib.sha256(f"{_VERSION}".encode() + annotations.read_bytes()).hexdigest()[:12]
+    return folder / f"{product}-{key}"
 
 
 def write_masks(drawings: dict[Path, AnnotatedImage]) -> None:
@@ -343,13 +339,12 @@ def coco(
     """
     root = Path(root).expanduser()
     product = name or root.absolute().name
-    cache = Path(mask_folder).expanduser() if mask_folder else mask_cache()
     normal: dict[Path, Sample] = {}
     anomalous: dict[Path, Sample] = {}
     drawings: dict[Path, AnnotatedImage] = {}
     for file in [root / one for one in ([annotations] if isinstance(annotations, str) else annotations)]:
         listed = read_coco(file, root / images if images is not None else image_folder(file, root))
-        masks = cache / f"{product}-{annotations_key(file)}"
+        masks = _mask_folder(mask_folder, product, file)
         for number, one in enumerate(listed):
             if one.path in normal or one.path in anomalous:
                 raise UserError(f"{file}: lists {one.path} again; remove one of its entries")
