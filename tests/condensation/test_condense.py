@@ -175,28 +175,6 @@ def test_the_start_stays_and_comes_back_where_there_is_no_step():
     assert not found.requires_grad
 
 
-def test_the_generator_alone_decides():
-    def distance(batch, images):
-        return (batch.images.mean(0) - images.mean(0)).square().sum()
-
-    first, second, other = (condense({"steps": 3}, distance, seed=seed)[0] for seed in (0, 0, 1))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, other)
-
-
-def test_weights_that_are_frozen_collect_no_gradient():
-    encoder = Encoder()
-    state = {name: entry.clone() for name, entry in encoder.state_dict().items()}
-
-    def distance(batch, images):
-        target, statistics = record(encoder, batch.images, batch.times)
-        return class_mmd(target, apply(encoder, images, statistics), batch.times, batch.sizes, COUNTS)
-
-    condense({"steps": 2, "batch": 2}, distance)
-    assert all(p.grad is None for p in encoder.parameters())
-    torch.testing.assert_close({**encoder.state_dict()}, state, rtol=0, atol=0)
-
-
 def test_images_stay_float32_in_mixed_precision():
     fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     encoder, seen = Encoder().float(), []

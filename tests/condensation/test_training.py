@@ -92,28 +92,6 @@ def test_a_scaled_loss_takes_the_steps_of_a_plain_one():
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
 
 
-def test_report_of_a_model_that_stands_still_is_its_loss_and_accuracy():
-    model, report = train({"learning_rate": STILL, "epochs": 2})
-    logits = model(2 * images() - 1).detach()
-    assert report["server_loss"] == pytest.approx(float(F.cross_entropy(logits, labels())), rel=1e-5)
-    assert report["server_accuracy"] == pytest.approx(float((logits.argmax(1) == labels()).float().mean()))
-
-
-def test_every_image_is_seen_once_an_epoch_in_an_order_of_its_own():
-    model, seen = make(), []
-
-    def features(batch):
-        seen.append(batch.flatten(1)[:, 0])
-        return model[0](batch)
-
-    train({"epochs": 3, "learning_rate": STILL}, model, features=features)
-    assert [len(batch) for batch in seen] == [2, 2, 1] * 3
-    epochs = torch.cat(seen).view(3, 5)
-    own = (2 * images() - 1).flatten(1)[:, 0]
-    assert all(torch.equal(epoch.sort().values, own.sort().values) for epoch in epochs)
-    assert not torch.equal(epochs[0], epochs[1])
-
-
 def test_a_last_batch_of_one_image_is_learnt_but_not_contrasted():
     module = Constant()
     module.norm = nn.BatchNorm1d(4)  # which refuses a batch of one
@@ -202,14 +180,6 @@ def test_the_model_trains_in_training_mode_and_is_left_in_evaluation():
     train({"epochs": 2}, model, n=6)
     assert not any(module.training for module in model.modules())
     assert int(model[0][2].num_batches_tracked) == 6
-
-
-def test_the_generator_alone_decides():
-    first, second, other = (
-        train({"epochs": 2, "augment": True}, seed=seed)[0][1].weight for seed in (0, 0, 1)
-    )
-    assert torch.equal(first, second)
-    assert not torch.equal(first, other)
 
 
 def test_a_loss_that_is_not_finite_is_named_in_one_line():

@@ -103,12 +103,6 @@ def test_rescaling_by_a_slope_alone_moves_the_window(tmp_path):
     assert shown(path) == [[0, 64, 191], [255, 255, 255]]
 
 
-def test_the_transform_reads_it_as_any_image(tmp_path):
-    raw = ImageTransform(4).raw(write(tmp_path / "A.DCM", np.full((8, 8), 4095, np.uint16)))
-    assert raw.shape == (4, 4, 3)
-    assert bool((raw == 255).all())
-
-
 def test_other_files_are_one_line(tmp_path):
     def refused(match, path):
         with refusal(match):

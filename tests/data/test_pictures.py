@@ -126,7 +126,7 @@ def test_twelve_bits_that_the_file_declares_are_the_whole_range(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (tiff(np.stack([GREY] * 2), photometric="minisblack"), "several pages or frames"),
+        (tiff(np.stack([GREY] * 2), photometric="minisblack"), "choose one in training, by image.page"),
         (tiff(np.stack([COLOUR] * 2), photometric="rgb"), "several pages or frames"),
         (pillow(GREY, "PNG", save_all=True, append_images=[Image.fromarray(255 - GREY)]), "several pages or frames"),
         (pillow(GREY, "GIF", save_all=True, append_images=[Image.fromarray(255 - GREY)]), "several pages or frames"),
@@ -183,14 +183,6 @@ def test_a_page_is_chosen_at_every_door_with_its_mask(tmp_path, form):
     for file, page in ((path, 2), (mask, 1)):
         with pytest.raises(UserError, match=f"{file.name}: .*has no page {page}; image.page counts from 0"):
             read_picture(file, page)
-
-
-def test_a_page_is_to_be_chosen_in_training_for_a_trained_run_takes_no_other(tmp_path):
-    (tmp_path / "a.tif").write_bytes(PAGES["TIFF"])
-    with pytest.raises(
-        UserError, match=r"save each as a file of its own, or choose one in training, by image\.page"
-    ):
-        read_picture(tmp_path / "a.tif")
 
 
 def test_the_larger_page_behind_a_small_one_is_refused_before_it_is_decoded():

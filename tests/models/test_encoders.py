@@ -72,10 +72,6 @@ def test_kept_features_take_the_place_of_images():
     torch.testing.assert_close(found(found.features(pixels())), found(pixels()))
 
 
-def test_other_sizes_are_scaled():
-    assert encoder(size=16)(pixels(side=40)).shape == (3, encoder().num_features)
-
-
 def test_grey_images_are_seen_in_three_equal_channels():
     grey = pixels()[:, :1]
     found = encoder(mean=[0.4], std=[0.2])
