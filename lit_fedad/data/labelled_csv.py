@@ -141,13 +141,14 @@ def _paths(
     """The file of every image in the table; what the table does not list is left out."""
     files = images_in(folder)
     names = file_names(files, root, folder)
-    paths = {image: path for image in images if (path := _file(image, names, table)) is not None}
+    file_of = {image: _file(image, names, table) for image in listed}
+    paths = {image: path for image in images if (path := file_of[image]) is not None}
     if missing := [image for image in images if image not in paths]:
         raise UserError(
             f"{table}: no image '{missing[0]}' in {folder} ({len(missing)} of {len(images)} missing);"
             " add them, or remove their rows"
         )
-    listed_files = {_file(image, names, table) for image in listed}
+    listed_files = set(file_of.values())
     if unlisted := [path for path in files if path not in listed_files]:
         warnings.warn(
             f"{table}: {len(unlisted)} of {len(files)} images have no labelled row and are left out, first"

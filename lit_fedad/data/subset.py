@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,14 +37,13 @@ def resplit(images: ImageSet, seed: int | None) -> ImageSet:
         return images
     every = (*images.train, *images.test)
     pools = grouped((sample.category, sample) for sample in every if not sample.label)
-    sizes = {product: sum(sample.category == product for sample in images.train) for product in pools}
-    drawn: dict[str, tuple[list[Sample], list[Sample]]] = {}
+    training: dict[str, Iterator[Sample]] = {}
+    testing: dict[str, Iterator[Sample]] = {}
     for product, pool in pools.items():
+        size = sum(sample.category == product for sample in images.train)
         chosen = numpy_generator(seed, "split", product).permutation(len(pool))
-        parts = sorted(chosen[: sizes[product]]), sorted(chosen[sizes[product] :])
-        drawn[product] = [pool[place] for place in parts[0]], [pool[place] for place in parts[1]]
-    training = {product: iter(train) for product, (train, _) in drawn.items()}
-    testing = {product: iter(test) for product, (_, test) in drawn.items()}
+        training[product] = iter([pool[place] for place in sorted(chosen[:size])])
+        testing[product] = iter([pool[place] for place in sorted(chosen[size:])])
     return ImageSet(
         images.name,
         tuple(next(training[sample.category]) for sample in images.train),
