@@ -272,10 +272,6 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
     """
     root = Path(root).expanduser()
     index = root / "data.json"
-    if not index.is_file():
-        raise UserError(
-            f"{index}: no such file; give the folder of one set, with data.json and images inside"
-        )
     split = read_json(index)
     try:
         parts = [split["train"]["0"], split["test"]["0"], split["test"]["1"]]
