@@ -5,10 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
 from torch.utils.data import DataLoader
 
-from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
@@ -144,29 +142,6 @@ def test_at_alpha_1_every_client_is_on_its_own(federate, make_classifier, make_p
 # -------------------------------------------------------------------------------------------- what is personal
 
 
-def test_bytes_are_fedavgs_and_neither_v_nor_alpha_crosses(apfl, points_by_hand, tap):
-    played = apfl(points_by_hand, channel=tap)
-    size = len(save({"layer.weight": torch.zeros(2, 2).double(), "layer.bias": torch.zeros(2).double()}))
-    for report in played.history[-3:]:
-        assert report.bytes_up == report.bytes_down == {0: size, 1: size}
-    assert tap.names == {"layer.weight", "layer.bias"}
-    for client, sent in tap.uploads(ROUNDS).items():
-        assert not torch.equal(
-            sent["layer.weight"], played.pool.get(client)["personal_entries"]["layer.weight"]
-        )
-
-
-def test_an_absent_client_keeps_its_own(apfl, hand, points_by_hand, exactly):
-    client = {"alpha": 0.4}
-    short, long = (apfl(points_by_hand, rounds=rounds, fraction=0.5, client=client) for rounds in (1, 2))
-    (present,), (later,) = (report.participants for report in long.history[-2:])
-    assert present != later
-    exactly(long.pool.get(present), short.pool.get(present))
-    assert not np.array_equal(hand.theta(short.pool.get(present)["personal_entries"]), hand.start)
-    exactly(hand.theta(short.pool.get(later)["personal_entries"]), hand.start)
-    exactly(short.pool.get(later)["alpha"], torch.tensor(0.4))
-
-
 def test_alpha_that_is_not_learnt_stays(apfl, points_by_hand):
     played = apfl(points_by_hand, client={"alpha": 0.25, "adaptive": False})
     assert [played.pool.get(client)["alpha"] for client in (0, 1)] == [0.25, 0.25]
@@ -188,23 +163,3 @@ def test_the_frozen_backbone_exists_once(make_task, make_classifier):
         assert client.personal.backbone is task.backbone
         shared = {id(p) for p in task.parameters() if p.requires_grad}
         assert shared.isdisjoint(id(p) for p in client.personal.parameters())
-
-
-def test_the_bank_that_scores_was_made_with_the_mixture(federate, make_task, make_loader, exactly):
-    # A bank that holds every patch: what it must be is simply the features.
-    data = {c: make_loader(3, c) for c in range(2)}
-    parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
-    played = federate(APFLClient, task=make_task(**parts), data=data)
-    shared = played.server.weights
-    for client, loader in data.items():
-        own, task = played.pool.get(client), make_task(**parts)
-        a, v = own["alpha"], own["personal_entries"]
-
-        @torch.no_grad()
-        def bank(weights, task=task, loader=loader):
-            task.load_state_dict(weights, strict=False)
-            return torch.cat([task(batch).flatten(0, 1) for batch in loader])
-
-        scores = played.history[-1].metrics[client]["memory"]
-        exactly(scores, bank({name: a * v[name] + (1 - a) * w for name, w in shared.items()}))
-        assert not torch.equal(scores, bank(shared))

@@ -228,53 +228,27 @@ def test_running_statistics_stay_with_the_client(federate, make_classifier, make
     exactly(played.history[-1].metrics[0]["downsample.1.running_mean"], one)
 
 
-@pytest.fixture
-def apple_on_banks(federate, make_task, make_loader):
-    """Plays APPLE on banks that hold every patch: what such a bank must be is simply the features."""
+def test_the_bank_it_trains_against_was_made_with_the_mixture(federate, make_task, make_loader, exactly):
+    """A bank that holds every patch is the features."""
     parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
-    client = {"rounds": ROUNDS, "relation_learning_rate": 0.01}
-    data = {c: make_loader(3, c) for c in range(2)}
-
-    @torch.no_grad()
-    def bank(client, weights):
-        task = make_task(**parts)
-        task.load_state_dict(weights, strict=False)
-        return torch.cat([task(batch).flatten(0, 1) for batch in data[client]])
-
-    def play(**settings):
-        task = make_task(**parts)
-        return federate(AppleClient, AppleServer, task=task, data=data, client=client, **settings)
-
-    return play, bank
-
-
-def test_the_bank_that_scores_was_made_with_the_mixture(apple_on_banks, exactly):
-    play, bank = apple_on_banks
-    played = play()
-    cores = {name: entry for name, entry in played.server.known.items() if name.startswith("head.")}
-    for client in (0, 1):
-        relations = played.pool.get(client)["relations"]
-        scores = played.history[-1].metrics[client]["memory"]
-        mixture = {name: torch.tensordot(relations, entry, dims=1) for name, entry in cores.items()}
-        exactly(scores, bank(client, mixture))
-        assert not torch.equal(scores, bank(client, {name: entry[client] for name, entry in cores.items()}))
-
-
-def test_the_bank_it_trains_against_was_made_with_the_mixture(apple_on_banks, exactly):
-    play, bank = apple_on_banks
-    states = {}
+    settings = {"client": {"rounds": ROUNDS, "relation_learning_rate": 0.01}, "evaluate_every": ROUNDS}
+    data, states = {c: make_loader(3, c) for c in range(2)}, {}
 
     def keep(federation, report):
         clients = [federation.pool.get(client) for client in (0, 1)]
         states[report.round] = copy.deepcopy((federation.server.known, clients))
 
-    play(after_round=keep, evaluate_every=ROUNDS)
+    federate(AppleClient, AppleServer, task=make_task(**parts), data=data, after_round=keep, **settings)
     (known, before), (_, after) = states[1], states[2]
     for client in (0, 1):
         relations = before[client]["relations"]
         heads = {name: entry for name, entry in known.items() if name.startswith("head.")}
+        task = make_task(**parts)
         mixture = {name: torch.tensordot(relations, entry, dims=1) for name, entry in heads.items()}
-        exactly(after[client]["own_entries"]["memory"], bank(client, mixture))
+        task.load_state_dict(mixture, strict=False)
+        with torch.no_grad():
+            features = torch.cat([task(batch).flatten(0, 1) for batch in data[client]])
+        exactly(after[client]["own_entries"]["memory"], features)
 
 
 def test_mixed_precision_rounds_no_weight_of_the_mixture(make_linear):

@@ -9,7 +9,6 @@ from safetensors.torch import save
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.dbe import MEAN, DBEClient
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.tasks.autoencoder import Autoencoder
@@ -157,15 +156,6 @@ def test_means_cross_once_and_biases_never(dbe, points_by_hand, tap):
         assert report.bytes_down == dict.fromkeys((0, 1), len(save({**weights, **mean})))
 
 
-def test_an_absent_client_keeps_its_own(dbe, points_by_hand, exactly):
-    short, long = (dbe(points_by_hand, rounds=rounds, fraction=0.5) for rounds in (1, 2))
-    (present,), (later,) = (report.participants for report in long.history[-2:])
-    assert present != later
-    exactly(long.pool.get(present), short.pool.get(present))
-    assert short.pool.get(present)["own_entries"]["offset"].all()
-    exactly(short.pool.get(later)["own_entries"]["offset"], torch.zeros(2))
-
-
 def test_predicts_with_its_own_bias(dbe, hand, points_by_hand):
     batch = {"x": torch.ones(1, 2).double(), "y": torch.zeros(1, 2).double()}
     played = dbe(
@@ -203,18 +193,3 @@ def test_the_bias_shifts_the_features_of_every_task(make_task, kind):
         before = task(batch)
         client.offset += torch.arange(task.num_features)
         torch.testing.assert_close(task(batch), before + torch.arange(task.num_features))
-
-
-def test_the_bank_that_scores_was_made_with_the_clients_bias(federate, make_task, make_loader, exactly):
-    # A bank that holds every patch: what it must be is simply the features.
-    data = {c: make_loader(3, c) for c in range(2)}
-    parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
-    played = federate(DBEClient, FedAvgServer, task=make_task(**parts), data=data)
-    for client, loader in data.items():
-        bias = played.pool.get(client)["own_entries"]["offset"]
-        assert bias.all()
-        task = make_task(**parts)
-        task.load_state_dict(played.server.weights, strict=False)
-        with torch.no_grad():
-            bank = torch.cat([task(batch).flatten(0, 1) + bias for batch in loader])
-        exactly(played.history[-1].metrics[client]["memory"], bank)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from lit_fedad.contracts import Context
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
@@ -180,25 +179,6 @@ def test_a_bank_that_slips_into_a_message_is_refused(federate, make_task, make_l
 # ------------------------------------------------------------------------ banks follow the weights
 
 
-@pytest.mark.parametrize(("method", "rounds"), [(FedAvgClient, 1), (FedAvgClient, 3), (LocalClient, 3)])
-def test_the_bank_that_scores_is_made_with_the_weights_that_score(
-    federate, make_task, make_loader, method, rounds
-):
-    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    played = federate(method, task=make_task(), data=data, rounds=rounds)
-    for client, loader in data.items():
-        for report in played.history[1:]:
-            predicts = report.metrics[client]
-            task = make_task().eval()
-            weights = {name: entry for name, entry in predicts.items() if name.startswith("head.")}
-            task.load_state_dict(weights, strict=False)
-            task.refresh(loader, Context(0, 0, client), first=True)
-            assert torch.equal(predicts["memory"], task.memory)
-            assert torch.equal(predicts["radii"], task.radii)
-        assert played.server.weights or method is LocalClient
-        assert all(torch.equal(predicts[name], entry) for name, entry in played.server.weights.items())
-
-
 def test_nothing_of_old_weights_remains_in_the_bank_of_a_client_that_was_absent(
     federate, make_task, make_loader
 ):
@@ -225,15 +205,6 @@ def test_nothing_of_old_weights_remains_in_the_bank_of_a_client_that_was_absent(
             torch.testing.assert_close(scores["memory"][0].double(), mean, rtol=1e-4, atol=1e-5)
             radius = (features - mean).square().sum(1).mean().sqrt()
             torch.testing.assert_close(scores["radii"][0].double(), radius, rtol=1e-4, atol=1e-5)
-
-
-def test_the_first_bank_is_made_with_the_initial_weights(federate, make_task, make_loader):
-    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    first = federate(FedAvgClient, task=make_task(), data=data, rounds=1).history[0]
-    for client, loader in data.items():
-        task = make_task().eval()
-        task.refresh(loader, Context(0, 0, client), first=True)
-        assert torch.equal(first.metrics[client]["memory"], task.memory)
 
 
 def test_no_bank_is_renewed_before_weights_change(federate, make_task, make_loader, monkeypatch):
@@ -277,14 +248,6 @@ def test_a_client_trains_against_the_bank_that_it_was_scored_with(federate, make
     assert len(banks) == 6
     for round, client, memory in banks:
         assert torch.equal(memory, played.history[round - 1].metrics[client]["memory"])
-
-
-def test_scoring_again_changes_nothing(federate, make_task, make_loader, exactly):
-    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    played = federate(FedAvgClient, task=make_task(), data=data)
-    before = [played.pool.get(client) for client in data]
-    exactly(played.evaluate(3), played.history[-1].metrics)
-    exactly([played.pool.get(client) for client in data], before)
 
 
 def test_an_absent_client_keeps_its_bank(federate, make_task, make_loader):

@@ -83,27 +83,6 @@ def test_every_client_is_scored_with_its_own(fedbn, make_classifier, make_points
     assert differing == NORM
 
 
-def test_an_absent_client_keeps_its_layers(fedbn, make_classifier, make_points, exactly):
-    data = {client: make_points(4, seed=client) for client in range(3)}
-    kept: dict[int, list] = {}
-
-    def keep(federation, report):
-        kept[report.round] = [federation.pool.get(client)["own_entries"] for client in data]
-
-    played = fedbn(make_classifier(), data, rounds=4, fraction=0.34, after_round=keep)
-    for report in played.history[1:]:
-        for client in set(data) - set(report.participants):
-            exactly(kept[report.round][client], kept[report.round - 1][client])
-
-
-def test_a_client_that_never_took_part_has_the_initial_layers(fedbn, make_classifier, make_points):
-    data = {client: make_points(4, seed=client) for client in range(3)}
-    played = fedbn(make_classifier(), data, rounds=1, fraction=0.34)
-    initial = make_classifier().state_dict()
-    for client in set(data) - set(played.history[0].participants):
-        assert all(torch.equal(played.history[0].metrics[client][name], initial[name]) for name in NORM)
-
-
 def test_without_normalisation_it_is_fedavg_bit_for_bit(federate, fedbn, make_task, make_loader, exactly):
     data = {0: make_loader(5), 1: make_loader(3, seed=1)}
     average = federate(FedAvgClient, task=make_task(), data=data, rounds=2)

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
 
 from lit_fedad.condensation.kernels import mmd
 from lit_fedad.contracts import Update
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedphp import FedPHPClient
 
@@ -162,22 +160,6 @@ def test_without_inheritance_the_personal_model_is_what_the_client_sent(
 # -------------------------------------------------------------------------------------------- what is personal
 
 
-def test_bytes_are_fedavgs(fedphp, points_by_hand):
-    size = len(save({"layer.weight": torch.zeros(2, 2).double(), "layer.bias": torch.zeros(2).double()}))
-    for report in fedphp(points_by_hand).history[-3:]:
-        assert report.bytes_up == report.bytes_down == {0: size, 1: size}
-        assert report.elements_up == {0: 6, 1: 6}
-
-
-def test_an_absent_client_keeps_its_own(fedphp, hand, points_by_hand, exactly):
-    short, long = (fedphp(points_by_hand, rounds=rounds, fraction=0.5) for rounds in (1, 2))
-    (present,), (later,) = (report.participants for report in long.history[-2:])
-    assert present != later
-    exactly(long.pool.get(present), short.pool.get(present))
-    assert not np.array_equal(hand.theta(short.pool.get(present)["inherited"]), hand.start)
-    exactly(hand.theta(short.pool.get(later)["inherited"]), hand.start)
-
-
 def test_predicts_with_the_inherited_model(play, exactly):
     played = play()
     for client in (0, 1):
@@ -185,21 +167,3 @@ def test_predicts_with_the_inherited_model(play, exactly):
         predicts = played.history[-1].metrics[client]
         exactly({name: predicts[name] for name in inherited}, inherited)
         assert any(not torch.equal(predicts[name], w) for name, w in played.server.weights.items())
-
-
-def test_the_bank_that_scores_was_made_with_the_inherited_model(federate, make_task, make_loader, exactly):
-    # A bank that holds every patch: what it must be is simply the features.
-    data = {c: make_loader(3, c) for c in range(2)}
-    parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
-    played = federate(FedPHPClient, task=make_task(**parts), data=data, client={"rounds": ROUNDS})
-    for client, loader in data.items():
-        task = make_task(**parts)
-
-        @torch.no_grad()
-        def bank(weights, task=task, loader=loader):
-            task.load_state_dict(weights, strict=False)
-            return torch.cat([task(batch).flatten(0, 1) for batch in loader])
-
-        scores = played.history[-1].metrics[client]["memory"]
-        exactly(scores, bank(played.pool.get(client)["inherited"]))
-        assert not torch.equal(scores, bank(played.server.weights))

@@ -47,13 +47,6 @@ def test_without_weight_it_is_fedavg_bit_for_bit(federate, make_classifier, make
     exactly(prox.server.weights, average.server.weights)
 
 
-def test_without_weight_it_is_fedavg_on_memory_banks_too(federate, make_task, make_loader, exactly):
-    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    prox = federate(FedProxClient, task=make_task(), data=data, client={"mu": 0.0}, rounds=2)
-    average = federate(FedAvgClient, task=make_task(), data=data, rounds=2)
-    exactly(prox.history[-1].metrics, average.history[-1].metrics)
-
-
 def test_a_heavy_term_holds_clients_where_they_were(federate, make_linear, points_by_hand, hand):
     """With ``mu eta = 1``, a second step starts by going all the way back: only the last gradient is left."""
     played = federate(
@@ -63,10 +56,3 @@ def test_a_heavy_term_holds_clients_where_they_were(federate, make_linear, point
     first = hand.start - 0.1 * hand.gradient(hand.start, x1, y1)
     expected = hand.start - 0.1 * hand.gradient(first, x2, y2)
     np.testing.assert_allclose(hand.theta(played.server.weights), expected, rtol=1e-13)
-
-
-def test_as_many_bytes_as_fedavg(federate, make_classifier, make_points):
-    data = {0: make_points(6), 1: make_points(4, seed=1)}
-    prox = federate(FedProxClient, task=make_classifier(), data=data, rounds=1).history[0]
-    average = federate(FedAvgClient, task=make_classifier(), data=data, rounds=1).history[0]
-    assert (prox.bytes_up, prox.bytes_down) == (average.bytes_up, average.bytes_down)

@@ -191,15 +191,6 @@ def test_heads_never_cross(fedrep, points_by_hand, tap):
     assert not torch.equal(one, other)
 
 
-def test_an_absent_client_keeps_its_head(fedrep, points_by_hand, exactly):
-    short, long = (fedrep(points_by_hand, rounds=rounds, fraction=0.5) for rounds in (1, 2))
-    (present,), (later,) = (report.participants for report in long.history[-2:])
-    assert present != later
-    exactly(long.pool.get(present), short.pool.get(present))
-    assert not np.array_equal(side_by_side(short.pool.get(present)["own_entries"], "head"), HEAD)
-    exactly(side_by_side(short.pool.get(later)["own_entries"], "head"), HEAD)
-
-
 def test_predicts_with_its_own_head_on_the_shared_representation(play, exactly):
     played = play()
     for client in (0, 1):

@@ -101,14 +101,6 @@ def test_features_are_standardised_by_the_clients_own_data(federate, make_task, 
         torch.testing.assert_close(own["scale"], patches.std(0, correction=0) + 1e-5)
 
 
-def test_an_absent_client_stands_still(federate, make_classifier, make_points, exactly):
-    data = {client: make_points(4, seed=client) for client in range(3)}
-    played = federate(LocalClient, task=make_classifier(), data=data, rounds=4, fraction=0.34)
-    for client, loader in data.items():
-        rounds = sum(client in report.participants for report in played.history)
-        exactly(played.history[-1].metrics[client], plain_training(make_classifier(), loader, epochs=rounds))
-
-
 def test_every_client_is_scored_with_its_own_model(make_linear, make_classifier, make_task):
     assert not any(
         LocalClient(make()).predictors.shared for make in (make_linear, make_classifier, make_task)

@@ -146,13 +146,6 @@ def test_without_weight_it_is_fedavg_on_the_tasks_weights(
     exactly(weights, average.server.weights)
 
 
-def test_without_weight_it_is_fedavg_on_memory_banks_too(federate, moon, make_task, make_loader, exactly):
-    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    unweighted = moon(make_task(), data, client={"mu": 0.0}, rounds=2)
-    average = federate(FedAvgClient, task=make_task(), data=data, rounds=2)
-    exactly(unweighted.history[-1].metrics, average.history[-1].metrics)
-
-
 def test_where_nothing_is_to_move_away_from_it_is_fedavg(federate, moon, make_linear, make_points, hand):
     """In round 1 the last weights are those received; with one client, always: log 2, without a gradient."""
     alone, pair = {0: make_points(5)}, {0: make_points(5), 1: make_points(4, seed=1)}

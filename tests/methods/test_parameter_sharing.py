@@ -5,6 +5,7 @@ import torch
 from helpers.methods import outcome, restarted
 
 from lit_fedad.contracts.state import state_of
+from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.apple import AppleClient, AppleServer
 from lit_fedad.methods.dbe import DBEClient
@@ -74,6 +75,34 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, make_classifier, make_
         return play(make_classifier(), data, fraction=0.67, shuffle=True, **more)
 
     exactly(outcome(restarted(run, 2, 3)), outcome(run()))
+
+
+@pytest.mark.parametrize("play", AVERAGING, indirect=True)
+def test_a_client_that_takes_no_part_keeps_its_own(play, make_classifier, make_points, exactly):
+    """One of two clients a round: the first keeps what it has, the other what it began with."""
+    data = {client: make_points(4 + 2 * client, seed=client) for client in range(2)}
+    one, two = (play(make_classifier(), data, rounds=rounds, fraction=0.5) for rounds in (1, 2))
+    (present,), (later,) = (report.participants for report in two.history[-2:])
+    assert present != later
+    exactly(two.pool.get(present), one.pool.get(present))
+    exactly(one.pool.get(later), one.pool.initial)
+
+
+# ------------------------------------------------------------------------------- banks follow the weights
+
+
+@pytest.mark.parametrize("play", HEADLESS, indirect=True)
+def test_the_bank_that_scores_was_made_with_the_model_that_scores(play, make_task, make_loader, exactly):
+    """A bank that holds every patch is the features; DBE's bias moves them."""
+    data = {client: make_loader(3, client) for client in range(2)}
+    parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
+    for report in play(make_task(**parts), data).history:
+        for client, predicts in (report.metrics or {}).items():
+            task = make_task(**parts)
+            task.load_state_dict({n: e for n, e in predicts.items() if n.startswith("head.")}, strict=False)
+            with torch.no_grad():
+                features = torch.cat([task(batch).flatten(0, 1) for batch in data[client]])
+            exactly(predicts["memory"], features + predicts.get("offset", 0))
 
 
 # --------------------------------------------------------------------------------- measuring is looking
@@ -152,6 +181,14 @@ def test_nothing_from_local_data_or_the_frozen_backbone_crosses(play, make_task,
     play(task, {0: make_loader(5), 1: make_loader(3, seed=1)}, channel=tap, rounds=1)
     assert not tap.names.intersection(task.local_buffers)
     assert not [name for name in tap.names if "backbone" in name]
+
+
+@pytest.mark.parametrize("play", ["fedprox", "feddyn", "ditto", "pfedme", "apfl", "fedphp"], indirect=True)
+def test_as_many_bytes_as_fedavg(play, federate, make_classifier, make_points):
+    data = {0: make_points(4), 1: make_points(6, seed=1)}
+    ours = play(make_classifier(), data, rounds=1).history[-1]
+    average = federate(FedAvgClient, task=make_classifier(), data=data, rounds=1).history[-1]
+    assert (ours.bytes_up, ours.bytes_down) == (average.bytes_up, average.bytes_down)
 
 
 @pytest.mark.parametrize("play", ALIKE, indirect=True)

@@ -129,22 +129,6 @@ def test_the_common_control_is_the_mean_of_all_clients_own(scaffold, make_linear
     np.testing.assert_allclose(hand.theta(control_of(played.server)), mean * 4 / 5, rtol=1e-12)
 
 
-def test_an_absent_client_keeps_its_control(scaffold, make_linear, make_points, exactly):
-    data = {client: make_points(2, seed=client) for client in range(3)}
-    controls: dict = {0: [{n: torch.zeros_like(p) for n, p in make_linear().named_parameters()}] * 3}
-
-    def keep(federation, report):
-        controls[report.round] = [federation.pool.get(client)["own"] for client in data]
-
-    played = scaffold(make_linear(), data, rounds=4, fraction=0.34, after_round=keep)
-    for report in played.history:
-        (present,) = report.participants
-        for client in set(data) - {present}:
-            exactly(controls[report.round][client], controls[report.round - 1][client])
-        with pytest.raises(AssertionError):
-            exactly(controls[report.round][present], controls[report.round - 1][present])
-
-
 @pytest.mark.slow
 def test_controls_take_the_drift_out(federate, scaffold, make_linear, hand):
     """Clients that disagree, many steps a round: FedAvg stops beside the optimum of the mean loss, SCAFFOLD on it."""
