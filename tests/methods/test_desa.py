@@ -167,10 +167,3 @@ def test_networks_are_drawn_anew_and_the_task_is_untouched():
 def test_other_numbers_of_anchors_are_refused(labels, samples, why):
     with pytest.raises(UserError, match=why):
         SendAnchors().validate(server_of(), 0, Update(upload(labels), samples))
-
-
-def test_frozen_features_are_refused():
-    from helpers.frozen import frozen_encoder
-
-    with pytest.raises(UserError, match="features=train"):
-        DESAClient(make(frozen_encoder), **SMALL)

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.feddm import loader, make
-from helpers.methods import restarted
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.core.errors import UserError
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer, Ensemble, disagreement, diversity
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.client_bases import COUNTS
@@ -96,31 +94,7 @@ def test_different_models_move_it_and_the_moving_average_follows():
     assert set(server.diagnostics()) == {"generator_loss", "distillation_loss"}
 
 
-@pytest.mark.slow
-def test_interrupted_runs_end_as_uninterrupted_ones(federate, exactly):
-    def play(**more):
-        return federate(
-            DFRDClient, DFRDServer, task=make(), data=data_of(), server=SMALL, shuffle=True, rounds=2, **more
-        )
-
-    whole, parts = play(), restarted(play, 1)
-    exactly(parts.server.weights, whole.server.weights)
-    exactly(parts.server.average, whole.server.average)
-
-
 def test_weights_alone_come_down(federate):
     played = federate(DFRDClient, DFRDServer, task=make(), data=data_of(), server=SMALL, rounds=1)
     assert COUNTS not in played.client.broadcast_spec()
     assert set(played.client.upload_spec()) == {COUNTS, *played.server.weights}
-
-
-def test_counts_of_other_images_are_refused():
-    with pytest.raises(UserError, match="counts 7 images of its 6"):
-        server_of().validate(0, Update({COUNTS: torch.tensor([4, 2, 1])}, 6))
-
-
-def test_frozen_features_are_refused():
-    from helpers.frozen import frozen_encoder
-
-    with pytest.raises(UserError, match="features=train"):
-        DFRDClient(make(frozen_encoder))

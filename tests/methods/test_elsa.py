@@ -1,12 +1,9 @@
 """Federated ELSA: prototypes of all clients, resumed runs, and what it comes down to."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from helpers.frozen import NEW, frozen_encoder, images, scores_of
-from helpers.methods import restarted
 
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
@@ -88,16 +85,6 @@ def test_in_the_warm_up_one_client_is_fedavg(play, federate, exactly):
     ours = play(data, task(warmup=2))
     plain = federate(FedAvgClient, task=task(warmup=2), data=data, rounds=2, question=scores_of)
     exactly(ours.server.weights, plain.server.weights)
-
-
-@pytest.mark.slow
-def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
-    data = {client: images(3 + client, seed=client) for client in range(3)}
-    run = partial(play, data, fraction=0.67, shuffle=True, rounds=3)
-    whole, parts = run(), restarted(run, 2)
-    exactly(parts.server.weights, whole.server.weights)
-    exactly(parts.server.auxiliary[PROTOTYPES], whole.server.auxiliary[PROTOTYPES])
-    exactly(parts.history[-1].metrics, whole.history[-1].metrics)
 
 
 def test_counts_that_are_not_the_client_s_are_refused():

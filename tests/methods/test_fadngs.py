@@ -8,6 +8,7 @@ from helpers.refusals import refusal
 from safetensors.torch import save
 from torch import nn
 
+from lit_fedad.contracts import Context
 from lit_fedad.contracts.state import size_of, state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Byte, Channel, Plain
@@ -67,12 +68,7 @@ def training_letters(tap):
 
 @pytest.mark.parametrize(
     ("loss", "warmup"),
-    [
-        pytest.param(SimCLR(), 1, marks=pytest.mark.slow),
-        pytest.param(SimCLR(), 0, marks=pytest.mark.slow),
-        pytest.param(CRAD(), 1, marks=pytest.mark.slow),
-        (CRAD(), 0),
-    ],
+    [(SimCLR(), 1), (SimCLR(), 0), (CRAD(), 1), (CRAD(), 0)],
 )
 @pytest.mark.slow
 def test_without_shared_densities_and_distillation_it_is_fedavg(
@@ -199,7 +195,7 @@ class Watched(FADngsClient):
         Watched.adapted += 1
 
 
-@pytest.mark.parametrize("buffers", ["mean", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("buffers", ["mean", "local"])
 @pytest.mark.slow
 def test_embeddings_are_never_used_under_other_weights(play, make_contrastive, make_images, buffers):
     """Training and evaluation, of clients that took part in the round before and of others."""
@@ -288,6 +284,17 @@ def test_without_any_density_the_run_ends_in_one_line(play, make_contrastive, ma
         play(make_contrastive(), {0: make_images(1), 1: make_images(1, seed=1)})
 
 
+def test_images_of_a_new_stage_are_judged_in_place_of_the_last_ones(make_contrastive, make_images):
+    client = FADngsClient(make_contrastive())
+    client.context = Context(seed=0, round=1, client=0)
+    first = ShareDensities().send(client, make_images())
+    client.task.densities.set(first[MEAN], first[COVARIANCE])
+    client.context = Context(seed=0, round=2, client=0, stage=1)
+    client.refresh(make_images(seed=1))
+    assert client.task._anomalous.tolist()
+    assert min(client.task._anomalous) >= 100  # positions of the new images
+
+
 # ------------------------------------------------------------------------------------------- distillation
 
 
@@ -338,7 +345,7 @@ def test_without_statistics_of_the_server_there_is_no_distillation(play, make_co
 # ----------------------------------------------------------------------------------- going on, and looking on
 
 
-@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(
     play, make_contrastive, make_images, exactly, monkeypatch, shared
@@ -363,7 +370,7 @@ def test_interrupted_runs_end_as_uninterrupted_ones(
     exactly(outcome(run(folder="parts")), outcome(run()))
 
 
-@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.slow
 def test_evaluation_leaves_no_trace(play, make_contrastive, make_images, exactly, shared):
     data = {client: make_images(5 + client, seed=client) for client in range(3)}

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers.refusals import refusal
 from safetensors.torch import save
 
 from lit_fedad.core.errors import UserError
@@ -131,11 +130,6 @@ def test_every_client_scores_with_the_bank(patchcore, make_loader, exactly):
     played = patchcore({c: make_loader(2, c) for c in range(2)}, slots=24)
     for client in (0, 1):
         exactly(played.history[-1].metrics[client]["memory"], played.server.bank["memory"])
-
-
-def test_a_task_without_a_bank_is_refused_in_one_line(make_classifier):
-    with refusal("MemoryBank, not with TinyClassifier"):
-        FederatedPatchCoreClient(make_classifier())
 
 
 @pytest.mark.parametrize("settings", [{"standardise": True}, {"whiten": 0.1}, {"subspace": 0.9}])

@@ -131,13 +131,6 @@ def test_generator_and_discriminator_learn(federate):
     )
 
 
-def test_frozen_features_are_refused():
-    from helpers.frozen import frozen_encoder
-
-    with pytest.raises(UserError, match="features=train"):
-        FedGANClient(make(frozen_encoder), **SMALL)
-
-
 def test_a_width_that_cannot_be_halved_is_refused():
     for section in ("method.client", "method.server"):
         with pytest.raises(UserError, match=rf"^{section}\.width=2 must be at least 4$"):

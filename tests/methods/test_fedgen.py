@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.feddm import loader, make
-from helpers.methods import restarted
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
@@ -142,17 +141,6 @@ def test_the_generator_goes_down_and_counts_go_up(federate, tap):
     assert {name for name in down if name.startswith(GENERATOR)} == {
         f"{GENERATOR}{n}" for n in played.server.generator
     }
-
-
-@pytest.mark.slow
-def test_interrupted_runs_end_as_uninterrupted_ones(federate, exactly):
-    def play(**more):
-        settings = {"client": SMALL, "shuffle": True, "rounds": 2, **more}
-        return federate(FedGenClient, FedGenServer, task=make(), data=data_of(), **settings)
-
-    whole, parts = play(), restarted(play, 1)
-    exactly(parts.server.weights, whole.server.weights)
-    exactly(parts.server.generator, whole.server.generator)
 
 
 def test_counts_of_other_images_are_refused():

@@ -17,8 +17,16 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
+from lit_fedad.experiment.build import (
+    build_images,
+    build_model,
+    build_partition,
+    build_public,
+    build_server_labelled,
+)
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedic import Calibration, FEDICClient, FEDICServer
 from lit_fedad.tasks.classifier import Classifier
@@ -320,27 +328,32 @@ def test_public_images_of_another_size_are_refused():
         server_of(public=public_images()[..., :6, :6])
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"steps": -1},
-        {"labelled_batch": 0},
-        {"auxiliary_batch": 0},
-        {"learning_rate": 0.0},
-        {"temperature": 0.0},
-    ],
-)
-def test_settings_out_of_range_are_refused(setting):
-    [(name, value)] = setting.items()
-    with refusal(rf"{name}={value}\b"):
-        server_of(**setting)
-
-
 def test_a_learning_rate_that_diverges_is_named():
     with pytest.raises(UserError, match=r"lower method\.server\.learning_rate"):
         server_of(learning_rate=1e30).aggregate(updates_of(1, 2))
 
 
-def test_other_tasks_are_refused(make_linear):
-    with pytest.raises(UserError, match="works with task Classifier, not with Linear"):
-        FEDICClient(make_linear())
+# ---------------------------------------------------------------------------------------------- the configuration
+
+
+SMALL = ("method=fedic", "data.train_per_class=30", "data.test_per_class=1", "public.count=4")
+
+
+def test_the_configuration_takes_labelled_images_out_of_the_clients_pools():
+    config = compose(SMALL)
+    images = build_images(config)
+    partition = build_partition(config, images)
+    public, labelled = build_public(config, images), build_server_labelled(config, images, partition)
+    server = build_model(config, images.categories, public, labelled).server
+    server.register_clients({})
+    held = labelled.__getitems__(range(len(labelled)))
+    assert held["label"].bincount().tolist() == [20] * 10
+    assert held["image"].shape[1:] == public.shape[1:]
+    assert not set(partition.reserved) & {index for own in partition.clients for index in own}
+
+
+def test_a_partition_without_labelled_images_is_refused():
+    config = compose([*SMALL, "partition.server_labelled=0"])
+    images = build_images(config)
+    with pytest.raises(UserError, match=r"method fedic .* partition\.server_labelled="):
+        build_server_labelled(config, images, build_partition(config, images))

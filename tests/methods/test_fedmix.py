@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers.encoder import Encoder
 from helpers.feddm import loader, make
 from torch.nn import functional as F
 
@@ -103,11 +102,3 @@ def test_labels_that_are_no_shares_are_refused():
     message = {IMAGES: torch.zeros(1, 3, 8, 8), LABELS: torch.full((1, 3), 0.5)}
     with pytest.raises(UserError, match="do not sum to 1"):
         SendAverages().validate(FedMixServer(client_of()), 0, Update(message, 9))
-
-
-def test_frozen_features_are_refused():
-    from helpers.frozen import frozen_encoder
-
-    with pytest.raises(UserError, match="features=train"):
-        FedMixClient(make(frozen_encoder))
-    assert Encoder.num_features == 5

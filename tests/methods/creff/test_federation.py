@@ -3,12 +3,10 @@
 import pytest
 import torch
 from helpers.creff import QUICK, WIDTH, K, images, make
-from helpers.refusals import refusal
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.state import state_of
-from lit_fedad.core.errors import UserError
 from lit_fedad.methods.creff import (
     BIAS,
     CLASSES,
@@ -100,25 +98,3 @@ def test_identical_clients_are_as_one(creff, exactly):
 def test_the_matching_loss_is_reported(creff):
     for report in creff().history:
         assert 0 < report.scalars["matching_loss_after"] < report.scalars["matching_loss_before"]
-
-
-# ------------------------------------------------------------------------------------------------------- mistakes
-
-
-def test_a_client_that_draws_nothing_is_refused():
-    for option in ("draws", "batch"):
-        with refusal(rf"method\.client\..*{option}=0"):
-            CReFFClient(make(), **{option: 0})
-
-
-@pytest.mark.parametrize(
-    "option", ["features_per_class", "matching_steps", "retraining_epochs", "batch_size"]
-)
-def test_a_server_with_nothing_to_do_is_refused(option):
-    with refusal(rf"method\.server\..*{option}=0"):
-        CReFFServer(CReFFClient(make()), **{option: 0})
-
-
-def test_only_classifiers_will_do(make_linear):
-    with pytest.raises(UserError, match=r"works with task Classifier, not with Linear"):
-        CReFFClient(make_linear())

@@ -4,7 +4,7 @@ import math
 from functools import partial
 
 import pytest
-from helpers.feddm import WIDTH, client_of, loader, make, server_of, upload
+from helpers.feddm import WIDTH, loader, make, server_of, upload
 from helpers.refusals import refusal
 from torch import nn
 
@@ -12,7 +12,6 @@ from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.feddm import FedDMClient
 from lit_fedad.methods.parts.condensed_images import CLASSES, IMAGES
 from lit_fedad.models.convnets import ConvNet
 
@@ -72,22 +71,6 @@ def test_encoders_of_other_normalisations_are_welcome(feddm):
     assert math.isfinite(federation.history[0].scalars["loss"])
 
 
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ({"share": 1.5}, r"share=1\.5"),
-        ({"share": -0.1}, r"share=-0\.1"),
-        ({"minimum": -1}, "minimum=-1"),
-        ({"least": 0}, "least=0"),
-        ({"radius": -1.0}, r"radius=-1\.0"),
-        ({"share": 0.0, "minimum": 0}, "share=0 minimum=0 sends no image"),
-    ],
-)
-def test_settings_out_of_range_are_refused(setting, said):
-    with refusal(said):
-        client_of(**setting)
-
-
 class Bare(nn.Conv2d):
     """Images to five features, without a normalisation that would take back what grows."""
 
@@ -106,8 +89,3 @@ def test_learning_rates_that_diverge_are_named(feddm):
         feddm(task=make(Bare), client={"condensation": Condensation(4, batch=4, learning_rate=1e30)})
     with pytest.raises(UserError, match=r"server diverged; lower method\.server\.training\.learning_rate"):
         feddm(server={"training": CondensedTraining(4, 4, learning_rate=1e30)})
-
-
-def test_other_tasks_are_refused(make_linear):
-    with pytest.raises(UserError, match="works with task Classifier, not with Linear"):
-        FedDMClient(make_linear(), condensation=Condensation(1), init="real")

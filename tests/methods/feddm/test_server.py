@@ -47,11 +47,6 @@ def test_the_order_of_clients_does_not_change_what_is_trained_on():
     assert pieces(*first) == pieces(*second)
 
 
-def test_the_order_of_a_clients_images_does_not_matter(feddm, exactly):
-    still, shuffled = feddm(shuffle=False), feddm(shuffle=True)
-    exactly(state_of(shuffled.server), state_of(still.server))
-
-
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(feddm, exactly):
     whole = feddm(rounds=2)
     feddm(rounds=1, folder="halted")

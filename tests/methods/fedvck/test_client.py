@@ -64,11 +64,6 @@ def test_means_of_few_images_stay_with_the_client(fedvck, tap):
     torch.testing.assert_close(federation.server.prototypes[1], tap.uploads(1)[0][PROTOTYPES][1])
 
 
-def test_nothing_is_withheld_from_one_image_on(fedvck, tap):
-    fedvck(channel=tap, rounds=1, client={"prototype_images": 1})
-    assert (tap.uploads(1)[1][SIZES] > 0).all()
-
-
 def test_ranks_alone_say_who_is_confused_with_whom(fedvck, data, tap):
     fedvck(channel=tap, rounds=1, client={"ranks": True})
     weights = make().state_dict()

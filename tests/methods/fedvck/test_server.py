@@ -192,16 +192,3 @@ def test_prototypes_are_weighted_by_images():
     server.context = Context(0, 1)
     server.aggregate({0: one, 1: two})
     nearly(server.prototypes[1], (3 * one.message[PROTOTYPES][1] + two.message[PROTOTYPES][0]) / 4)
-
-
-def test_equal_knowledge_is_at_distance_zero():
-    server, same = server_of(), {0: upload([0, 0, 1, 1]), 1: upload([1, 2], 1)}
-    server.context = Context(0, 1)
-    server.aggregate(same)
-    assert "knowledge_mmd" not in server.diagnostics()
-    server.context = Context(0, 2)
-    server.aggregate(same)
-    assert server.diagnostics()["knowledge_mmd"] == pytest.approx(0, abs=1e-9)
-    server.context = Context(0, 3)
-    server.aggregate({0: upload([0, 0, 1, 1], 5)})
-    assert server.diagnostics()["knowledge_mmd"] > 1e-3
