@@ -6,7 +6,7 @@ The rules share one protocol. ``PositionReduce`` is FedDyMem's own: slot k is po
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -201,7 +201,7 @@ class SlotReduce(MemoryReduce):
         steps: Lloyd steps of round 0.
 
     Raises:
-        UserError: If there are no such weights, or no patch would be kept.
+        UserError: If no patch would be kept.
 
     Example:
         >>> reduce = SlotReduce()
@@ -221,8 +221,6 @@ class SlotReduce(MemoryReduce):
         max_patches: int = 200_000,
         steps: int = 10,
     ) -> None:
-        if weights not in get_args(Weights):
-            raise UserError(f"task.reduce.weights={weights}: give {', '.join(get_args(Weights))}")
         if max_patches < 1:
             raise UserError(f"max_patches={max_patches} keeps no patch: choose at least the number of slots")
         self.weights, self.average = weights, average
