@@ -30,14 +30,10 @@ class InstanceQueues:
         embeddings: Unit vectors of all public images under every teacher [C, P, D].
         size: Embeddings per queue Q.
         generator: Draws the initial directions.
-
-    Raises:
-        UserError: If the queues do not fit into memory.
     """
 
     def __init__(self, embeddings: Tensor, size: int, generator: torch.Generator) -> None:
         teachers, _, width = embeddings.shape
-        self.check(teachers, size, width, embeddings.device)
         self._random = torch.empty(teachers, size, width, dtype=embeddings.dtype, device=embeddings.device)
         for keys in self._random:
             keys.copy_(F.normalize(torch.randn(size, width, generator=generator), dim=1))
@@ -54,7 +50,7 @@ class InstanceQueues:
         needed = 4 * teachers * size * width
         on_cpu = device.type == "cpu"
         free = psutil.virtual_memory().available if on_cpu else torch.cuda.mem_get_info(device)[0]
-        if size < 1 or needed > free:
+        if needed > free:
             raise UserError(
                 f"distillation.queue={size}: the queues of {teachers} teachers take {needed / 2**20:,.0f} MiB and"
                 f" {free / 2**20:,.0f} MiB are free; give a queue of 1 to {max(free // (8 * teachers * width), 1):,}"
@@ -259,7 +255,7 @@ class EnsembleDistillation:
             The student's weights, and scalars to track.
 
         Raises:
-            UserError: If training diverges, or the queues do not fit into memory.
+            UserError: If training diverges.
         """
         device = fabric.device if fabric else torch.device("cpu")
         task.to(device)

@@ -12,7 +12,6 @@ from helpers.draws import rows, units
 from helpers.refusals import refusal
 from torch import nn
 
-from lit_fedad.core.errors import UserError
 from lit_fedad.methods.parts.ensemble_distillation import (
     InstanceQueues,
     attend,
@@ -120,12 +119,9 @@ def test_the_oldest_entries_leave_first(batches, again):
 
 def test_a_queue_that_does_not_fit_names_one_that_does(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
-    embeddings = units(3, 2, 8).float()
     with refusal(r"distillation\.queue=10000: .* give a queue of 1 to 520$"):
-        InstanceQueues(embeddings, 10_000, torch.Generator())
-    InstanceQueues(embeddings, 520, torch.Generator())
-    with pytest.raises(UserError, match=r"distillation\.queue=0"):
-        InstanceQueues(embeddings, 0, torch.Generator())
+        InstanceQueues.check(3, 10_000, 8, torch.device("cpu"))
+    InstanceQueues.check(3, 520, 8, torch.device("cpu"))
 
 
 def test_teachers_weigh_as_much_as_they_correlate_with_their_mean():
