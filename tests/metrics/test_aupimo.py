@@ -72,17 +72,6 @@ def test_overlap_between_rates_lies_on_a_line_over_their_logarithm():
     assert float(aupimo(normal, image)) == pytest.approx(area / math.log(10), rel=1e-9)
 
 
-def test_perfect_and_blind_maps():
-    masks = torch.zeros(4, 250, 250, dtype=torch.bool)
-    masks[2:, :20] = True
-    perfect = AnomalyMetrics()
-    perfect.update(masks.float().amax((1, 2)), masks.any(2).any(1), masks + 1.0, masks)
-    assert float(perfect.compute()["aupimo"]) == 1
-    blind = AnomalyMetrics()
-    blind.update(masks.float().amax((1, 2)), masks.any(2).any(1), 2.0 - masks.float(), masks)
-    assert float(blind.compute()["aupimo"]) == 0
-
-
 def test_is_undefined_where_a_pixel_is_more_than_the_smallest_rate():
     histogram = torch.tensor([99_999, 0]), torch.tensor([0, 1])
     assert aupimo(*histogram).isnan()

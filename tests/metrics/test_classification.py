@@ -1,4 +1,4 @@
-"""Classification metrics against scikit-learn and by hand."""
+"""Classification metrics, and accuracies of predictions that look at no image, against scikit-learn and by hand."""
 
 import math
 from copy import deepcopy
@@ -9,8 +9,9 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.metrics.classification import ClassificationMetrics
+from lit_fedad.metrics.classification import CONSTANTS, ClassificationMetrics, constant_accuracies
 from lit_fedad.metrics.federated import summarise
+from lit_fedad.report.closing import CONSTANT_LABELS
 
 
 def drawn(seed: int, images: int = 300, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,3 +167,26 @@ def test_shares_of_other_classes_are_refused():
 def test_nan_is_refused():
     with pytest.raises(UserError, match="diverged"):
         ClassificationMetrics(2).update(torch.tensor([[0.0, math.nan]]), torch.tensor([0]))
+
+
+def test_constant_predictions_against_counting_image_by_image():
+    counts = torch.tensor([[4, 1, 0], [0, 2, 7], [3, 3, 3]])
+    tests = [[0, 0, 1, 2], [1, 2, 2], [0, 1, 1, 2, 2, 2]]  # labels of each client's test images
+    weights = torch.stack([torch.tensor(labels).bincount(minlength=3) for labels in tests])
+    found = constant_accuracies(counts, weights)
+    assert tuple(found) == CONSTANTS == tuple(CONSTANT_LABELS)
+
+    def accuracy(guesses):
+        return sum(sum(k == g for k in own) / len(own) for own, g in zip(tests, guesses, strict=True)) / 3
+
+    assert found["client_largest"] == pytest.approx(accuracy([0, 2, 0]))  # of equal classes the first
+    assert found["global_largest"] == pytest.approx(accuracy([2, 2, 2]))  # 7, 6 and 10 images in all
+    random = [(2 / 4 + 1 / 4) / 2, (1 / 3 + 2 / 3) / 2, 1 / 3]
+    assert found["random"] == pytest.approx(sum(random) / 3)
+
+
+def test_constant_predictions_leave_out_clients_without_training_or_test_images():
+    counts, weights = torch.tensor([[5, 1], [0, 0], [1, 5]]), torch.tensor([[1, 1], [1, 1], [0, 0]])
+    assert constant_accuracies(counts, weights)["client_largest"] == 0.5
+    nobody = constant_accuracies(torch.zeros(2, 3), torch.ones(2, 3))
+    assert all(math.isnan(value) for value in nobody.values())

@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts, needed_images, rounded_up, wilson_interval
-from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
 COARSE = torch.arange(1, 40).float()  # whole numbers: each in a bin of its own
 
@@ -119,18 +119,6 @@ def test_counts_add_up_over_clients_in_any_order():
         assert torch.equal(union.bins, whole.bins)
         assert torch.equal(union.counts, whole.counts)
     assert ScoreCounts.union([]).total == 0
-
-
-@pytest.mark.parametrize("bins", [DEFAULT_BINS, LogBins(3, -4, 4)])
-def test_a_bin_ends_at_its_largest_score(bins):
-    scores = torch.cat([drawn(500, 0) - 1, torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e30, -1e30])])
-    index = bins.index(scores)
-    upper = bins.upper(index)
-    assert (upper >= scores).all()
-    assert torch.equal(bins.index(upper), index)
-    inner = upper.isfinite()
-    next_larger = torch.nextafter(upper, torch.tensor(torch.inf))[inner]
-    assert torch.equal(bins.index(next_larger), index[inner] + 1)
 
 
 def test_the_most_specific_scores_that_suffice_decide():

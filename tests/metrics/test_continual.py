@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.continual import ContinualAccuracy, forgetting, summarise_clients
 
 # One class a stage, so that a stage's accuracy is the recall of its class: easy to work by hand.
@@ -167,16 +166,6 @@ def test_visits_merge_into_the_history():
     assert plain(merged.compute()) == plain(history(weights).compute())
 
 
-def test_pickled_metrics_go_on():
-    weights = torch.tensor([[3.0, 1, 0, 0], [0, 0, 1, 1]])
-    metrics = ContinualAccuracy(weights, known_only=True)
-    metrics.update(*drawn(0), 0)
-    copy = pickle.loads(pickle.dumps(metrics))
-    copy.update(*drawn(1), 1)
-    assert plain(copy.compute()) == plain(history(weights, known_only=True).compute())
-    assert not metrics.total[1].any()
-
-
 def test_metrics_of_different_clients_do_not_merge():
     metrics = history(torch.ones(2, 4))
     for other in (
@@ -199,10 +188,6 @@ def test_weights_are_a_copy():
     ("logits", "labels", "stage"),
     [
         (torch.zeros(2, 4), torch.tensor([0, 1]), 0),
-        (torch.zeros(3, 3), torch.tensor([0, 1]), 0),
-        (torch.zeros(2, 3), torch.tensor([[0], [1]]), 0),
-        (torch.zeros(2, 3), torch.tensor([0, 3]), 0),
-        (torch.zeros(2, 3), torch.tensor([-1, 0]), 0),
         (torch.zeros(2, 3), torch.tensor([0, 1]), 2),
         (torch.zeros(2, 3), torch.tensor([0, 1]), -1),
     ],
@@ -217,11 +202,6 @@ def test_what_does_not_fit_is_refused(logits, labels, stage):
 def test_weights_of_one_stage_alone_are_refused():
     with pytest.raises(ValueError, match=r"weights \(3,\)"):
         ContinualAccuracy(torch.ones(3))
-
-
-def test_nan_is_refused():
-    with pytest.raises(UserError, match="diverged"):
-        ContinualAccuracy(torch.ones(1, 2)).update(torch.tensor([[0.0, math.nan]]), torch.tensor([0]), 0)
 
 
 def test_summary_over_clients():
@@ -267,22 +247,3 @@ def test_forgetting_by_hand():
     # What was not measured before counts nowhere, nor what is undefined.
     assert forgetting({1: [0.9, 0.6], 3: [0.7, 0.5, 0.4, 1.0]}) == pytest.approx((0.2 + 0.1) / 2)
     assert forgetting({0: [math.nan], 1: [math.nan, 0.6], 2: [math.nan, 0.5, 1.0]}) == pytest.approx(0.1)
-
-
-TWO_PROCESSES = """
-from lit_fedad.metrics.continual import ContinualAccuracy
-
-metrics = ContinualAccuracy(torch.eye(2))
-guesses = [[0, 0, 0, 1], [1, 0, 1, 1]][rank]
-metrics.update(torch.eye(2)[guesses], torch.tensor([0, 0, 1, 1]), stage=rank)
-values = [metrics.compute_local(), metrics.compute()]
-print(json.dumps([{name: float(value) for name, value in part.items()} for part in values]))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_with_a_stage_each(in_two_processes):
-    local, gathered = zip(*in_two_processes(TWO_PROCESSES), strict=True)
-    assert gathered[0] == gathered[1] == {"accuracy": 0.75, "incremental_accuracy": 0.875, "forgetting": 0.5}
-    assert [of_rank["accuracy"] for of_rank in local] == [1.0, 0.75]
-    assert math.isnan(local[1]["forgetting"])

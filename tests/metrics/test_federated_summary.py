@@ -121,11 +121,6 @@ def test_no_client_is_refused():
         summarise({})
 
 
-def test_clients_of_different_settings_are_refused():
-    with pytest.raises(ValueError, match="settings"):
-        summarise({0: AnomalyMetrics(), 1: AnomalyMetrics(limit=0.1)})
-
-
 def test_images_of_a_shared_model_are_pooled_once():
     metrics = AnomalyMetrics()
     masks = torch.zeros(2, 256, 256)

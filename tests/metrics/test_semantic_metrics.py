@@ -72,19 +72,6 @@ def test_one_set_is_that_of_sklearn_and_numpy(counts, decimals):
         assert values == pytest.approx(reference(scores, sets, 33.0), abs=1e-12, nan_ok=True)
 
 
-def test_equal_numbers_need_no_weights_and_follow_numpy_s_percentiles_on_raw_scores():
-    for seed in range(20):
-        scores, sets = drawn(seed, 20 + seed, 20 + seed, decimals=seed % 3)
-        raw, labels = scores.numpy(), sets.numpy() == 1
-        candidates = [np.percentile(raw, q) for q in range(45, 56)]
-        best = max(candidates, key=lambda c: ((raw > c) == labels).mean())  # the first of equals
-        true_positives = (labels & (raw > best)).sum()
-        values = values_of(metrics_of(scores, sets))
-        assert values["fe"] == ((raw > best) & ~labels).sum() / (raw > best).sum()
-        assert values["me"] == (labels.sum() - true_positives) / labels.sum()
-        assert values["aupr"] == pytest.approx(average_precision_score(labels, raw), abs=1e-12)
-
-
 def test_several_sets_are_each_against_all_normal_images_and_their_mean():
     scores, sets = drawn(1, 60, 40, 25)
     values = values_of(metrics_of(scores, sets, threshold=34.0))
