@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.stream import Timetable
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator, Scored
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, Judged
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages, Rate
 from lit_fedad.evaluation.state_messages import IMAGE_BINS, MOST_IMAGES
@@ -138,3 +141,38 @@ def test_anomalies_of_no_product_are_counted_apart():
     question = DecisionsQuery(list(limits), limits, images, lambda _: torch.tensor([1.0, 3.0, 1.0, 5.0, 1.5]))
     found = crossed(question, question(None, 0))
     assert found == {"cat": Rate(1, 0), "dog": Rate(1, 1), None: Rate(0, 0, 3, 2)}
+
+
+def scored(scores, labels, maps=None, masks=None):
+    metrics = AnomalyMetrics(pixel=maps is not None)
+    pixels = {} if maps is None else {"anomaly_maps": maps, "masks": masks}
+    metrics.update(torch.tensor(scores), torch.tensor(labels), **pixels)
+    return metrics
+
+
+def stages_crossed(states, stages):
+    timetable = Timetable([stages], stages)
+    question = AnomalyStreamEvaluator({}, timetable, [np.ones((stages, 1))], common=False)
+    return crossed(question, Judged(states[0], [], {}, states)).stages
+
+
+def test_each_stage_arrives_as_it_was_and_stages_to_come_are_empty():
+    draw = torch.Generator().manual_seed(0)
+    maps, masks = torch.rand(2, 8, 8, generator=draw), torch.zeros(2, 8, 8, dtype=torch.bool)
+    masks[1, :3, :3] = True
+    first, second = scored([0.5, 2.0], [0, 1], maps, masks), scored([3.0, 1.0], [0, 1], maps * 2, masks)
+    *found, third = stages_crossed([first, second], stages=3)
+    for own, there in zip(found, (first, second), strict=True):
+        scores = torch.cat(there.image_scores)
+        expected = IMAGE_BINS.upper(IMAGE_BINS.index(scores).long()).sort().values
+        assert torch.equal(torch.cat(own.image_scores).sort().values, expected)
+        assert float(own.compute_local()["i_auroc"]) == float(there.compute_local()["i_auroc"])
+        for name in ("normal", "anomalous", "region", "normal_images", "image"):
+            assert torch.equal(getattr(own, name), getattr(there, name))
+    assert not len(torch.cat(third.image_scores))
+
+
+def test_without_masks_only_image_scores_cross():
+    (one, two) = stages_crossed([scored([1.0, 4.0], [0, 1]), scored([4.0, 1.0], [0, 1])], stages=2)
+    assert not one.pixel
+    assert [float(own.compute_local()["i_auroc"]) for own in (one, two)] == [1.0, 0.0]

@@ -10,7 +10,6 @@ from lit_fedad.contracts import Client as AnyClient
 from lit_fedad.contracts import Prediction, Predictors, Task
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.predict import ImageScorer, image_scores
 from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest, semantic_names
 from lit_fedad.metrics.conformal import ScoreCounts
@@ -184,37 +183,3 @@ def test_scoring_draws_no_random_numbers(evaluator):
     before = torch.get_rng_state()
     evaluator().score(Client(), 0)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-class Localiser:
-    """Scores an image by its mean, and each pixel by its mean over the channels where maps are wanted."""
-
-    def __init__(self, maps):
-        self.maps = maps
-
-    def predict_step(self, batch):
-        values = batch["image"].mean(1)
-        return Prediction(values.mean((1, 2)), values if self.maps else None)
-
-
-@pytest.mark.parametrize("masks", [True, False])
-@pytest.mark.parametrize("maps", [True, False])
-def test_pixels_are_measured_where_there_are_masks_and_maps(masks, maps):
-    images = pictures(12, 3).float() / 255
-    labels = torch.arange(12) % 2
-    mask = (images[:, 0] > 0.5).byte() * labels[:, None, None].byte()
-    batches = [
-        {
-            "image": images[i : i + 5],
-            "label": labels[i : i + 5],
-            "mask": mask[i : i + 5],
-            "index": torch.arange(12)[i : i + 5],
-        }
-        for i in (0, 5, 10)
-    ]
-    evaluator = AnomalyEvaluator(batches, ["nut"] * 12, masks, Fabric(accelerator="cpu", devices=1))
-    found = evaluator.summarise({0: evaluator.score(Localiser(maps), 0)})
-    assert ("p_auroc" in found) == ("pro" in found) == (masks and maps)
-    assert found["i_auroc"]["mean"] == pytest.approx(roc_auc_score(labels, images.mean((1, 2, 3))))
-    for values in found.values():
-        assert values["per_product"] == pytest.approx({"nut": values["mean"]}, nan_ok=True)

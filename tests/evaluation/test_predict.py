@@ -1,5 +1,6 @@
-"""Images that many clients of one network score are embedded once, and score as they would one by one."""
+"""Images that many clients of one network score are embedded once, and few of their maps are kept."""
 
+import numpy as np
 import pytest
 import torch
 from helpers.refusals import refusal
@@ -9,7 +10,8 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Prediction, Predictors, Task
 from lit_fedad.evaluation import predict
-from lit_fedad.evaluation.predict import ImageScorer, image_scores, predict_batch
+from lit_fedad.evaluation.predict import Cases, ImageScorer, Predicted, image_scores, predict_batch
+from lit_fedad.report.heatmaps import pick_cases
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 IMAGES = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
@@ -122,3 +124,18 @@ def test_a_prediction_of_another_form_is_refused_with_the_task_named(task, predi
     task.predict = lambda features, batch: prediction
     with refusal(f"task Nearest predicts an {said}"):
         predict_batch(Client(task), {"image": IMAGES[:3]}, FABRIC)
+
+
+def test_the_maps_of_all_images_that_are_drawn_are_kept_and_few_others():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        number, each = rng.integers(1, 30), int(rng.integers(1, 6))
+        labels = rng.integers(0, 2, number).tolist()
+        scores = torch.from_numpy(rng.integers(0, 4, number)).float()  # many are equal
+        cases, predicted = Cases(labels, each, {0: 1}), Predicted.empty(number)
+        for index in torch.arange(number).split(4):
+            predicted.scores[index] = scores[index]
+            cases.add(predicted, index, index[:, None, None].float())
+        assert predicted.maps.keys() >= set(pick_cases(scores, labels, each, each))
+        assert len(predicted.maps) <= 4 * each
+        assert {index: int(kept) for index, kept in predicted.maps.items()} == {i: i for i in predicted.maps}
