@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive import Contrastive
-from lit_fedad.tasks.contrastive_losses import CRAD, CRADCode, Reconstruction, SimCLR
+from lit_fedad.tasks.contrastive_losses import CRAD, CSI, CRADCode, CrossEntropy, Reconstruction, SimCLR
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
@@ -229,19 +229,15 @@ def test_without_a_loss_of_its_own_the_warm_up_goes_on():
         torch.testing.assert_close(found, 0.5 / 0.07 * SimCLR(0.5)(z, view)["loss"])
 
 
-def test_without_a_warm_up_the_loss_counts_from_the_first_round():
-    task = make(warmup=0)
-    task.round = 1
-    assert not task.warming_up
-
-
 def test_a_step_on_one_image():
     task = make()
     task.training_step(whole(make_loader(1)))["loss"].backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in task.parameters())
 
 
-@pytest.mark.parametrize("loss", [CRAD(), CRADCode(), SimCLR(), Reconstruction(decoder, 8, 4)])
+@pytest.mark.parametrize(
+    "loss", [CRAD(), CRADCode(), SimCLR(), CSI(), CrossEntropy(2, 4), Reconstruction(decoder, 8, 4)]
+)
 def test_a_step_in_mixed_precision_is_near_one_in_single_precision(loss):
     task, batch = make(loss=loss), whole(make_loader(8))
     losses = []
@@ -293,11 +289,6 @@ def test_learns_under_a_plain_trainer():
     assert loss() < before
     scores = torch.cat([prediction.image_score for prediction in plain_trainer().predict(task, loader)])
     assert scores.isfinite().all()
-
-
-def test_cached_features_are_refused():
-    with refusal(r"set cache\.enabled=false"):
-        make()({"features": torch.rand(2, 6)})
 
 
 @pytest.mark.parametrize(

@@ -40,15 +40,6 @@ def test_patch_scores_are_cosine_distances_to_the_nearest_slot(task, make_loader
     torch.testing.assert_close(prediction.image_score, maps.flatten(1).amax(1), rtol=1e-4, atol=1e-6)
 
 
-def test_lengths_of_slots_say_nothing(task, make_loader):
-    batch = next(iter(make_loader()))
-    with torch.no_grad():
-        one = task.predict_step(batch)
-        task.load_memory(task.memory * torch.linspace(0.1, 9, 16)[:, None])
-        other = task.predict_step(batch)
-    torch.testing.assert_close(one.anomaly_map, other.anomaly_map, rtol=1e-4, atol=1e-6)
-
-
 def test_the_loss_and_its_threshold_are_of_cosine_distances(make_task, make_loader):
     task = make_task(head=None, distance="cosine", loss=HingeLoss("median", neighbours=2))
     task.refresh(make_loader(), HERE, first=True)

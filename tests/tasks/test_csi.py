@@ -89,16 +89,6 @@ def test_score_by_hand():
     assert found.item() == pytest.approx(-expected / 4, rel=1e-5)
 
 
-def test_the_nearest_image_decides_cosine_times_norm():
-    """Of a bank image itself, cosine is 1 and what remains is its norm over the mean norm, and its certainty."""
-    task = make()
-    task.refresh(loader(image(1, 2, 3, 4)), CONTEXT, first=True)
-    scores = [
-        task.predict_step({"image": factor * image(1, 2, 3, 4)[None]}).image_score.item() for factor in (1, 3)
-    ]
-    assert scores == pytest.approx([-2.0, -6.0], rel=1e-5)
-
-
 def test_loss_by_hand():
     task = make()
     batch = {"image": torch.rand(3, 3, 4, 4), "index": torch.arange(3)}
@@ -191,17 +181,3 @@ def test_learning_rate_rises_and_falls():
     for task.round in (1, 3, 5, 9, 13):
         rates.append(task.configure_optimizers().param_groups[0]["lr"])
     assert rates == pytest.approx([0.2, 2 * 0.55, 2.0, 1 + math.cos(math.pi / 2), 0.0])
-
-
-def test_training_tells_rotations_apart():
-    """Pictures that are bright above: the classifier learns where that comes to lie, from a uniform guess, log 4."""
-    task = make(encoder=Corners(), learning_rate=100.0, ramp=0)
-    draw = torch.Generator().manual_seed(3)
-    images = image(0.9, 0.9, 0.1, 0.1) + 0.05 * torch.rand(8, 3, 4, 4, generator=draw)
-    optimizer = task.configure_optimizers()
-    for _ in range(20):
-        optimizer.zero_grad()
-        outputs = task.training_step({"image": images, "index": torch.arange(8)})
-        outputs["loss"].backward()
-        optimizer.step()
-    assert outputs["rotation"].item() < 0.7 * math.log(4)

@@ -6,7 +6,6 @@ import torch
 from helpers.tiny_pyramid import TinyPyramid
 
 from lit_fedad.contracts import Context
-from lit_fedad.core.errors import UserError
 from lit_fedad.tasks.efficient_ad import EfficientAD
 
 
@@ -98,9 +97,3 @@ def test_a_first_step_is_adams_on_student_and_autoencoder():
         gradient = weight.grad + 0.1 * before[name]
         expected = -1e-3 * gradient / (gradient.abs() + 1e-8)
         torch.testing.assert_close(weight.detach() - before[name], expected, rtol=1e-2, atol=1e-6)
-
-
-def test_cached_features_alone_are_refused():
-    task = make()
-    with pytest.raises(UserError, match=r"needs images.* set cache\.enabled=false"):
-        task.predict_step({"pyramid": task.backbone(images()["image"])})

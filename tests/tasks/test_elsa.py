@@ -83,24 +83,6 @@ def test_crops_after_the_warm_up_have_one_area(monkeypatch):
     np.testing.assert_allclose(np.array(areas[2]) / 32**2, 0.54, atol=0.04)
 
 
-def test_fine_tuning_draws_projections_to_prototypes():
-    task = make(finetuning_rate=0.05, warmup=0)
-    task.prototypes, task.round = unit(1).expand(8, 3).clone(), 1
-    batch = {
-        "image": torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(4)),
-        "index": torch.arange(8),
-    }
-    optimizer, losses = task.configure_optimizers(), []
-    for _ in range(25):
-        optimizer.zero_grad()
-        losses.append(task.training_step(batch)["loss"])
-        losses[-1].backward()
-        optimizer.step()
-    # The least that 1 / E can be: all cosines 1.
-    assert losses[-1].item() == pytest.approx(1 / (np.log(8) + 2), rel=0.03)
-    assert losses[0] > 1.05 * losses[-1]
-
-
 def test_prototypes_are_renewed_under_the_current_weights():
     task = make()
     data = DataLoader([{"image": one} for one in images(8)], batch_size=3)

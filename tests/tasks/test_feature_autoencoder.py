@@ -89,24 +89,6 @@ def test_a_step_looks_at_some_patches_and_trains_all_but_the_backbone(grid):
     assert held == {id(dict(task.named_parameters())[name]) for name in trained}
 
 
-def test_normal_images_are_learnt_and_others_stand_out():
-    """Features of normal images vary in one direction, which one number tells; another direction is none of it."""
-    task = make(grid=1, bottleneck=1, hidden=16, learning_rate=1e-2).train()
-    draw = torch.Generator().manual_seed(3)
-    line, other = F.normalize(torch.randn(2, 8, generator=draw), dim=1)
-    normal = task.mean + torch.randn(64, 1, generator=draw) * line * task.scale
-    optimizer = task.configure_optimizers()
-    for _ in range(200):
-        optimizer.zero_grad()
-        task.training_step({"image": normal})["loss"].backward()
-        optimizer.step()
-    task.eval()
-    with torch.no_grad():
-        scores = task.predict_step({"image": normal}).image_score
-        strange = task.predict_step({"image": normal + 3 * other * task.scale}).image_score
-    assert strange.min() > scores.max()
-
-
 @pytest.mark.parametrize("setting", ["hidden", "bottleneck", "patches_per_image"])
 def test_numbers_below_one_are_refused(setting):
     with pytest.raises(UserError, match=f"task.{setting}=0"):

@@ -95,21 +95,6 @@ def test_weights_begin_as_the_authors():
     assert float(weights.std()) == pytest.approx(0.88, abs=0.02)
 
 
-@pytest.mark.slow
-def test_training_moves_normal_images_inside():
-    task = make(encoder=frozen_encoder(), learning_rate=1e-2, fourier=50, alpha=10.0, nu=0.2)
-    images = {"image": torch.randn(16, 3, 16, 16)}
-    optimizer = task.configure_optimizers()
-    for _ in range(150):
-        optimizer.zero_grad()
-        task.training_step(images)["loss"].backward()
-        optimizer.step()
-    with torch.no_grad():
-        inside = (task.predict_step(images).image_score < 1e-3).float().mean()
-    assert inside >= 1 - 2 * task.nu
-    assert task.rho > 0
-
-
 @pytest.mark.parametrize("settings", [{"nu": 0}, {"nu": 1.5}, {"sigma": 0}, {"alpha": -1}, {"fourier": 0}])
 def test_numbers_out_of_range_are_refused(settings):
     with pytest.raises(UserError, match=f"task.{next(iter(settings))}="):
