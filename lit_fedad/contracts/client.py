@@ -14,6 +14,7 @@ from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.randomness import Context
 from lit_fedad.contracts.schedule import cosine_decay
 from lit_fedad.contracts.task import Prediction, Task
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError, not_there
 
 
@@ -77,8 +78,7 @@ class Client(Discloses, L.LightningModule):
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()
         self.check_task(type(task))
-        if local_epochs < 1:
-            raise UserError(f"local_epochs={local_epochs} must be at least 1")
+        at_least("method.client", 1, local_epochs=local_epochs)
         self.task = task
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import add_by_slot, kmeans
 from lit_fedad.memory.knn import nearest, neighbour_distances, working_dtype
@@ -216,8 +217,7 @@ class SlotReduce(MemoryReduce):
         max_patches: int = 200_000,
         steps: int = 10,
     ) -> None:
-        if max_patches < 1:
-            raise UserError(f"max_patches={max_patches} keeps no patch: choose at least the number of slots")
+        at_least("task.reduce", 1, max_patches=max_patches)
         self.weights, self.average = weights, average
         self.max_patches, self.steps = max_patches, steps
 

@@ -17,7 +17,6 @@ from scipy import stats
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import numpy_generator
-from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
@@ -82,14 +81,9 @@ class DriftTest:
         calibration: Scores of the calibration images.
         run_length: Mean number of images between false alarms, at least.
         seed: Seed of the random ranks among equal scores: those of one bin.
-
-    Raises:
-        UserError: If the run length is below 1.
     """
 
     def __init__(self, calibration: ScoreCounts, run_length: float = 10_000, seed: int = 0) -> None:
-        if not run_length >= 1:
-            raise UserError(f"run_length={run_length} must be at least 1")
         self.run_length = run_length
         self._seen: list[int] = calibration.bins.repeat_interleave(calibration.counts).tolist()
         self._top = int(_TOP * len(self._seen))

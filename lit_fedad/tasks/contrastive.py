@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.schedule import cosine_decay
-from lit_fedad.core.bounds import at_least
+from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
 from lit_fedad.models.encoders import FrozenEncoder
@@ -74,11 +74,9 @@ class Contrastive(Representation):
         super().__init__(encoder, **representation)
         loss = loss or warmup_loss
         frozen = isinstance(encoder, FrozenEncoder)
-        if clusters < 1 or not 0 <= shrinkage <= 1 or not 0 < normal_share <= 1:
-            raise UserError(
-                f"task clusters={clusters}, shrinkage={shrinkage}, normal_share={normal_share}:"
-                " clusters >= 1, shrinkage in [0, 1], normal_share above 0 and at most 1"
-            )
+        at_least("task", 1, clusters=clusters)
+        above("task", 0, normal_share=normal_share)
+        within("task", 0, 1, shrinkage=shrinkage, normal_share=normal_share)
         at_least(
             "task", 0, warmup=warmup, learning_rate=learning_rate, final_learning_rate=final_learning_rate
         )

@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.core.bounds import at_least
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.models.convnets import contrast_normalised
 from lit_fedad.models.encoders import FrozenEncoder
 
@@ -150,8 +149,8 @@ class DeepSVDD(Bottleneck):
         **bottleneck: Any,
     ) -> None:
         super().__init__(encoder, **bottleneck)
-        if not 0 < nu <= 1 or not 0 <= drop <= 1:
-            raise UserError(f"task.nu={nu}, task.drop={drop}: give shares of one, nu above 0")
+        above("task", 0, nu=nu)
+        within("task", 0, 1, nu=nu, drop=drop)
         at_least("task", 0, rounds=rounds, radius_rounds=radius_rounds, margin=margin)
         self.soft, self.nu, self.radius_rounds = objective == "soft-boundary", nu, radius_rounds
         self.margin, self.drop, self.rounds = margin, drop, rounds

@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import stats
 
-from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.metrics.drift import DriftTest, Stability, uniformity
 
@@ -130,11 +129,6 @@ def test_equal_seeds_rank_alike_and_others_do_not():
     )
     assert first == second
     assert first != other
-
-
-def test_a_run_length_below_one_is_refused():
-    with pytest.raises(UserError, match=r"run_length=0.5 must be at least 1"):
-        calibrated([1.0], run_length=0.5)
 
 
 def test_uniformity_is_the_largest_step_between_the_distributions():
