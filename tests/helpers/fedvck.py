@@ -13,7 +13,6 @@ from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Update
 from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient, FedVCKServer
 from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
-from lit_fedad.models.convnets import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
 K, WIDTH = 4, Encoder.num_features
@@ -75,23 +74,6 @@ def server_of(**settings) -> FedVCKServer:
     server = FedVCKServer(FedVCKClient(make(), **CLIENT), **{**SERVER, **settings})
     server.fabric = FABRIC
     return server
-
-
-def held_apart():
-    """Data of K clients, of which each holds mostly one class, a task that learns them, and its accuracy on others."""
-    held = {client: loader([client] * 12 + [(client + 1) % K] * 3, client, side=16) for client in range(K)}
-    tested = torch.tensor([0, 1, 2, 3] * 15)
-    images = torch.stack([row["image"] for row in loader(tested.tolist(), 99, side=16).dataset])
-
-    def accuracy(client, number):
-        with torch.no_grad():
-            said = client.task.predict_step({"image": images}).logits.argmax(1)
-        return float((said == tested).float().mean())
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        task = Classifier(ConvNet(16, channels=16), K)
-    return {"data": held, "task": task, "question": accuracy}
 
 
 def piles_of(data, classes):

@@ -163,15 +163,6 @@ def test_running_statistics_are_averaged_without_weights(scaffold, make_classifi
 # --------------------------------------------------------------------------------------- reductions
 
 
-def test_the_first_round_of_equal_clients_is_fedavg_bit_for_bit(
-    federate, scaffold, make_linear, make_points, exactly
-):
-    data = {client: make_points(5, seed=client) for client in range(3)}
-    controlled = scaffold(make_linear(), data, rounds=1)
-    average = federate(FedAvgClient, task=make_linear(), data=data, rounds=1)
-    exactly(controlled.server.weights, average.server.weights)
-
-
 def test_with_controls_held_at_zero_it_is_fedavg_bit_for_bit(federate, make_linear, make_points, exactly):
     class Uncontrolled(ScaffoldClient):
         def on_train_end(self):
@@ -187,16 +178,6 @@ def test_with_controls_held_at_zero_it_is_fedavg_bit_for_bit(federate, make_line
     exactly(held.server.weights, average.server.weights)
 
 
-def test_one_client_is_gradient_descent(federate, scaffold, make_linear, make_points, hand):
-    """Its control is the common one, so that nothing is corrected."""
-    data = {0: make_points(5)}
-    controlled = scaffold(make_linear(), data)
-    average = federate(FedAvgClient, task=make_linear(), data=data)
-    np.testing.assert_allclose(
-        hand.theta(controlled.server.weights), hand.theta(average.server.weights), rtol=1e-12
-    )
-
-
 # ------------------------------------------------------------------------------------- what crosses
 
 
@@ -208,26 +189,6 @@ def test_twice_the_numbers_of_fedavg_both_ways(federate, scaffold, make_linear, 
     for report in scaffold(make_linear(), data).history:
         assert report.elements_up == {c: 2 * count for c, count in average.elements_up.items()}
         assert report.bytes_up == report.bytes_down == {0: size, 1: size}
-
-
-def test_twice_the_bytes_of_fedavg_on_memory_banks(federate, scaffold, make_task, make_loader, tap):
-    """Up to the names: a message lists each tensor's in its header."""
-    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    _, average = federate(FedAvgClient, task=make_task(), data=data, rounds=1).history
-    _, report = scaffold(make_task(), data, rounds=1, channel=tap).history
-    parameters = [entry for name, entry in make_task().named_parameters() if name.startswith("head.")]
-    values = 4 * sum(entry.numel() for entry in parameters)
-    names = 40 * len(parameters)
-    for twice, once in ((report.bytes_up, average.bytes_up), (report.bytes_down, average.bytes_down)):
-        assert 2 * values < twice[0] == twice[1]
-        assert abs(twice[0] - 2 * once[0]) < names
-    assert not tap.names.intersection(make_task().local_buffers)
-
-
-def test_nothing_crosses_while_clients_prepare(scaffold, make_task, make_loader):
-    prepare = scaffold(make_task(), {0: make_loader(5), 1: make_loader(3, seed=1)}, rounds=1).history[0]
-    assert prepare.exchange == "prepare"
-    assert prepare.bytes_up == prepare.bytes_down == {0: 0, 1: 0}
 
 
 def test_only_what_trains_has_a_control(scaffold, make_classifier, make_points):

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from helpers.creff import QUICK, WIDTH, K, images, make
+from helpers.creff import QUICK, WIDTH, K, make
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.creff import (
     BIAS,
     CLASSES,
@@ -73,28 +72,3 @@ def test_what_crosses(creff, tap):
                 save({**played.server.weights, WEIGHT: torch.zeros(K, WIDTH), BIAS: torch.zeros(K)})
             )
     assert tap.names == {*played.server.weights, GRADIENTS, CLASSES, WEIGHT, BIAS}
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(creff, exactly):
-    whole = creff(rounds=3, fraction=0.5)
-    creff(rounds=1, fraction=0.5, folder="halves")
-    resumed = creff(rounds=3, fraction=0.5, folder="halves")
-    exactly(state_of(resumed.server), state_of(whole.server))
-    exactly(resumed.history[-1].metrics, whole.history[-1].metrics)
-    assert [r.scalars for r in resumed.history] == [r.scalars for r in whole.history]
-
-
-def test_identical_clients_are_as_one(creff, exactly):
-    """With one image a class, the order of draws is nothing."""
-    one = images([0, 1, 3])
-    single, several = (
-        creff(task=make(augment=False), data=dict.fromkeys(range(count), one), shuffle=False)
-        for count in (1, 4)
-    )
-    exactly(state_of(several.server), state_of(single.server))
-    assert several.server.seen.tolist() == [True, True, False, True]
-
-
-def test_the_matching_loss_is_reported(creff):
-    for report in creff().history:
-        assert 0 < report.scalars["matching_loss_after"] < report.scalars["matching_loss_before"]

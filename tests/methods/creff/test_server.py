@@ -16,7 +16,6 @@ from lit_fedad.methods.creff import (
     WEIGHT,
     CReFFClient,
     CReFFServer,
-    cross_entropy_gradient,
     match,
     matching_loss,
     train_classifier,
@@ -66,26 +65,6 @@ def test_matching_is_sgd_class_by_class():
     assert torch.equal(features, rows(3, 6, WIDTH, seed=1))
 
 
-@pytest.mark.slow
-def test_matching_brings_gradients_near_those_of_other_features():
-    classifier, classes = rows(K, WIDTH + 1), torch.arange(K)
-    real = rows(K, 30, WIDTH, seed=1) + 2 * rows(K, 1, WIDTH, seed=2)
-    wanted = cross_entropy_gradient(classifier, real, F.one_hot(classes, K)[:, None])
-    _, before, after = match(rows(K, 20, WIDTH, seed=3), classes, wanted, classifier, 300, 0.5)
-    assert before > K
-    assert after < before / 10
-
-
-def test_features_whose_gradients_match_stay_where_they_are():
-    classifier, classes = rows(K, WIDTH + 1).float(), torch.arange(K)
-    features = rows(K, 20, WIDTH, seed=1).float()
-    wanted = 3 * cross_entropy_gradient(classifier, features, F.one_hot(classes, K)[:, None])
-    found, before, after = match(features, classes, wanted, classifier, 20, 0.1)
-    assert before == pytest.approx(0, abs=1e-5)
-    assert after == pytest.approx(0, abs=1e-5)
-    nearly(found, features, atol=1e-4)
-
-
 # ------------------------------------------------------------------------------------------------- the classifier
 
 
@@ -107,14 +86,6 @@ def test_retraining_is_plain_sgd():
     nearly(weight, layer.weight.detach())
     nearly(bias, layer.bias.detach())
     assert not torch.equal(weight, start.weight)
-
-
-def test_separable_features_are_classified():
-    labels = torch.arange(K).repeat_interleave(20)
-    features = 4 * torch.eye(K, WIDTH)[labels] + rows(len(labels), WIDTH).float() / 4
-    torch.manual_seed(0)
-    weight, bias = train_classifier(nn.Linear(WIDTH, K), features, labels, 100, 0.05, 16)
-    assert torch.equal(F.linear(features, weight, bias).argmax(1), labels)
 
 
 def update(server, gradients, classes) -> Update:
@@ -171,21 +142,3 @@ def test_the_number_of_threads_does_not_matter(exactly):
         return state_of(server)
 
     exactly(learnt(2), learnt(1))
-
-
-@pytest.mark.slow
-def test_a_classifier_of_federated_features_classifies_real_ones():
-    """The base is fixed; no client holds all classes."""
-    server = CReFFServer(
-        CReFFClient(make()), features_per_class=20, retraining_epochs=30, retraining_rate=0.1
-    )
-    real = rows(K, 40, WIDTH, seed=1) / 2 + 2 * torch.eye(K, WIDTH)[:, None]
-    hands = {0: [0, 1, 2], 1: [0, 2, 3], 2: [3]}
-    for round in range(1, 6):
-        server.context = Context(0, round)
-        gradients = cross_entropy_gradient(
-            side_by_side(server.auxiliary).double(), real, F.one_hot(torch.arange(K), K)[:, None]
-        )
-        server.aggregate({c: update(server, gradients[own], own) for c, own in hands.items()})
-    predicted = F.linear(real.float(), server.auxiliary[WEIGHT], server.auxiliary[BIAS]).argmax(-1)
-    assert (predicted == torch.arange(K)[:, None]).float().mean(1).min() > 0.9

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers.feddm import FABRIC, K, loader, make, mean, pieces, server_of, std, upload
+from helpers.feddm import FABRIC, K, make, mean, pieces, server_of, std, upload
 
 from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.condensation.training import CondensedTraining
@@ -45,31 +45,6 @@ def test_the_order_of_clients_does_not_change_what_is_trained_on():
     first, second = joined(updates), joined(dict(reversed(updates.items())))
     assert len(pieces(*first)) == 8
     assert pieces(*first) == pieces(*second)
-
-
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(feddm, exactly):
-    whole = feddm(rounds=2)
-    feddm(rounds=1, folder="halted")
-    resumed = feddm(rounds=2, folder="halted")
-    exactly(state_of(resumed.server), state_of(whole.server))
-    assert [report.scalars for report in resumed.history] == [report.scalars for report in whole.history]
-    assert {"knowledge_mmd", "knowledge_mmd_random"} <= whole.history[1].scalars.keys()
-
-
-def test_classes_that_clients_hold_apart_are_learnt(feddm):
-    held = {client: loader([client] * 12, client) for client in range(K)}
-
-    def accuracy(client, number):
-        with torch.no_grad():
-            batch = {"image": torch.stack([row["image"] for row in loader([0, 1, 2] * 20, 99).dataset])}
-            said = client.task.predict_step(batch).logits.argmax(1)
-        return float((said == torch.tensor([0, 1, 2] * 20)).float().mean())
-
-    settings = {
-        "client": {"minimum": 8},
-        "server": {"training": CondensedTraining(20, 8, 0.1, augment=False)},
-    }
-    assert feddm(**settings, data=held, question=accuracy).history[-1].metrics[0] > 0.9
 
 
 def test_knowledge_that_stays_is_at_distance_zero_and_other_knowledge_is_not():

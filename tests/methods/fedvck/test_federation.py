@@ -1,11 +1,8 @@
-"""FedVCK as a whole: FedDM without its parts, resumed runs, the adversary's view, and learning."""
+"""FedVCK as a whole: FedDM without its parts, and the adversary's view."""
 
-import pytest
-from helpers.fedvck import CLIENT, FABRIC, SERVER, held_apart, make, mean, server_of, std, upload
+from helpers.fedvck import CLIENT, FABRIC, SERVER, make, mean, std
 
 from lit_fedad.audits.statistics import adversary_view
-from lit_fedad.condensation.condense import Condensation
-from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer
@@ -41,33 +38,6 @@ def test_without_its_parts_it_is_feddm_without_disturbance(fedvck, federate, dat
         exactly({name: sent[number][name] for name in message}, message)
 
 
-def test_without_contrast_and_memory_the_server_is_feddm_s(exactly):
-    ours, theirs = (
-        server_of(contrast=0.0, rounds_kept=1),
-        FedDMServer(FedDMClient(make(), **CLIENT), SERVER["training"]),
-    )
-    theirs.fabric = FABRIC
-    for round in (1, 2, 3):
-        updates = {0: upload([0, 0, 1], round), 1: upload([1, 2, 3], 10 + round)}
-        for server in (ours, theirs):
-            server.context = Context(0, round)
-            server.aggregate(updates)
-        exactly(ours.weights, theirs.weights)
-        assert ours.diagnostics() == theirs.diagnostics()
-
-
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(fedvck, exactly):
-    """With images of earlier rounds, prototypes, and the weights that each client received last."""
-    whole = fedvck(rounds=3, fraction=0.5)
-    fedvck(rounds=2, fraction=0.5, folder="halted")
-    resumed = fedvck(rounds=3, fraction=0.5, folder="halted")
-    exactly(state_of(resumed.server), state_of(whole.server))
-    assert sorted(resumed.server.knowledge) == [1, 2, 3]
-    for client in (0, 1):
-        exactly(resumed.pool.get(client), whole.pool.get(client))
-    exactly(*([report.scalars for report in played.history] for played in (resumed, whole)))
-
-
 def test_the_order_of_a_clients_images_does_not_matter(fedvck, exactly):
     still, shuffled = fedvck(shuffle=False), fedvck(shuffle=True)
     exactly(state_of(shuffled.server), state_of(still.server))
@@ -97,11 +67,3 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
     heard, quiet = fedvck(channel=tap, after_round=listen, rounds=2), fedvck(rounds=2)
     exactly(state_of(heard.server), state_of(quiet.server))
     assert [report.scalars for report in heard.history] == [report.scalars for report in quiet.history]
-
-
-@pytest.mark.slow
-def test_classes_that_clients_hold_apart_are_learnt_from_noise(fedvck):
-    client = {"condensation": Condensation(12, 5.0, batch=8, augment=False), "minimum": 4}
-    server = {"training": CondensedTraining(10, 16, 0.02, augment=False)}
-    played = fedvck(client, server, **held_apart())
-    assert played.history[-1].metrics[0] > 0.5

@@ -136,14 +136,6 @@ def test_a_server_by_hand(fedvck, tap, with_own):
     assert federation.history[1].scalars["server_loss"] == pytest.approx(by_hand, rel=1e-3)
 
 
-@pytest.mark.slow
-def test_the_first_round_has_no_contrast(fedvck, exactly):
-    plain, strong = ({"contrast": contrast} for contrast in (0.0, 5.0))
-    exactly(fedvck(server=plain, rounds=1).server.weights, fedvck(server=strong, rounds=1).server.weights)
-    one, two = (fedvck(server=server).server.weights["encoder.mix.weight"] for server in (plain, strong))
-    assert (one - two).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize(("kept", "rounds"), [(None, [1, 2, 3]), (2, [2, 3]), (1, [3]), (9, [1, 2, 3])])
 def test_images_of_the_latest_rounds_are_trained_on(fedvck, tap, exactly, kept, rounds):
     seen = []

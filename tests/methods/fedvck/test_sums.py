@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.fedvck import FABRIC, MEAN, STD, K, held_apart, loader, logits_of, make
+from helpers.fedvck import FABRIC, MEAN, STD, K, loader, logits_of, make
 from helpers.refusals import refusal
 from torch.utils.data import ConcatDataset, DataLoader
 
@@ -176,15 +176,6 @@ def test_images_of_earlier_rounds_are_kept(play):
     assert sorted(play({"rounds_kept": 2}, rounds=3).server.knowledge) == [2, 3]
 
 
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(play, exactly):
-    whole = play(rounds=3, fraction=0.5)
-    play(rounds=2, fraction=0.5, folder="halted")
-    resumed = play(rounds=3, fraction=0.5, folder="halted")
-    exactly(state_of(resumed.server), state_of(whole.server))
-    for client in (0, 1):
-        exactly(resumed.pool.get(client), whole.pool.get(client))
-
-
 def test_a_secure_sum_and_a_noised_one_with_room_to_spare_give_what_single_messages_give(play, data):
     three = {**data, 2: loader([0, 3, 0, 3, 2], 2)}
     plain = play(rounds=1, data=three).server
@@ -211,18 +202,6 @@ def test_an_observer_of_an_upload_trains_on_images_condensed_to_it(play, tap, ex
 
     heard, quiet = play(channel=tap, after_round=listen), play()
     exactly(state_of(heard.server), state_of(quiet.server))
-
-
-@pytest.mark.slow
-def test_classes_that_clients_hold_apart_are_learnt_from_sums(play):
-    server = {
-        "training": CondensedTraining(10, 16, 0.02, augment=False),
-        "descent": Descent(40, 200.0),
-        "size": 16,
-        "images": 6,
-    }
-    played = play(server, **held_apart(), rounds=3)
-    assert played.history[-1].metrics[0] > 0.5
 
 
 @pytest.mark.parametrize(
