@@ -1,4 +1,4 @@
-"""DFRD: its losses by hand, FedAvg without distillation, equal models that do not change, and resumption."""
+"""DFRD: its losses by hand, FedAvg without distillation, and equal models that do not change."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Federated ELSA: prototypes of all clients, resumed runs, and what it comes down to."""
+"""Federated ELSA: prototypes of all clients, and what it comes down to."""
 
 import numpy as np
 import pytest

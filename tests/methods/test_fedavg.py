@@ -250,20 +250,6 @@ def test_a_client_trains_against_the_bank_that_it_was_scored_with(federate, make
         assert torch.equal(memory, played.history[round - 1].metrics[client]["memory"])
 
 
-def test_an_absent_client_keeps_its_bank(federate, make_task, make_loader):
-    data = {client: make_loader(4, seed=client) for client in range(3)}
-    banks: dict[int, list] = {}
-
-    def keep(federation, report):
-        banks[report.round] = [federation.pool.get(client)["own_entries"]["memory"] for client in data]
-
-    played = federate(FedAvgClient, task=make_task(), data=data, fraction=0.34, rounds=4, after_round=keep)
-    for report in played.history[1:4]:  # after the last round, the bank that predicts from now on is kept
-        assert len(report.participants) == 1
-        for client in set(data) - set(report.participants):
-            assert torch.equal(banks[report.round][client], banks[report.round - 1][client])
-
-
 # ---------------------------------------------------------------------------------- who predicts alike
 
 

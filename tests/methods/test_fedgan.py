@@ -123,14 +123,6 @@ def test_the_gan_hides_no_change_of_the_model_that_is_too_long():
     assert [number for number, _ in remarks] == [1]
 
 
-def test_generator_and_discriminator_learn(federate):
-    played = federate(FedGANClient, FedAvgServer, task=make(), data=data_of(), client=SMALL, rounds=1)
-    first = client_of()
-    assert not torch.equal(
-        played.server.weights["GAN/generator.embedding.weight"], first.generator.embedding.weight
-    )
-
-
 def test_a_width_that_cannot_be_halved_is_refused():
     for section in ("method.client", "method.server"):
         with pytest.raises(UserError, match=rf"^{section}\.width=2 must be at least 4$"):

@@ -81,16 +81,6 @@ def test_averages_cross_once_and_everyone_has_them_all(federate, tap):
     assert min(down.values()) > 2 * 4 * (3 * 8 * 8 + 3)
 
 
-def test_mixing_changes_the_weights(federate):
-    plain = federate(FedAvgClient, task=make(), data=data_of(), rounds=1)
-    mixed = federate(
-        FedMixClient, FedMixServer, task=make(), data=data_of(), rounds=1, client={"weight": 0.3}
-    )
-    assert not torch.equal(
-        plain.server.weights["classifier.weight"], mixed.server.weights["classifier.weight"]
-    )
-
-
 @pytest.mark.parametrize(("rows", "why"), [(2, "2 averages"), (0, "0 averages")])
 def test_too_many_averages_are_refused(rows, why):
     message = {IMAGES: torch.zeros(rows, 3, 8, 8), LABELS: torch.full((rows, 3), 1 / 3)}

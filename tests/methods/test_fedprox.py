@@ -45,14 +45,3 @@ def test_without_weight_it_is_fedavg_bit_for_bit(federate, make_classifier, make
     prox = federate(FedProxClient, task=make_classifier(), data=data, client={"mu": 0.0, "local_epochs": 2})
     average = federate(FedAvgClient, task=make_classifier(), data=data, client={"local_epochs": 2})
     exactly(prox.server.weights, average.server.weights)
-
-
-def test_a_heavy_term_holds_clients_where_they_were(federate, make_linear, points_by_hand, hand):
-    """With ``mu eta = 1``, a second step starts by going all the way back: only the last gradient is left."""
-    played = federate(
-        FedProxClient, task=make_linear(), data={0: points_by_hand[0]}, rounds=1, client={"mu": 10.0}
-    )
-    (x1, y1), (x2, y2) = hand.batches(points_by_hand[0])
-    first = hand.start - 0.1 * hand.gradient(hand.start, x1, y1)
-    expected = hand.start - 0.1 * hand.gradient(first, x2, y2)
-    np.testing.assert_allclose(hand.theta(played.server.weights), expected, rtol=1e-13)

@@ -178,20 +178,6 @@ def test_relations_act_once_there_is_something_to_relate_to(play, exactly):
     exactly(weights(play(lam=1.0, until=2)), weights(play(lam=None, until=2)))
 
 
-def test_identical_clients_are_one(federate, exactly):
-    loader = make_loader([0, 1, 1, 2, 0])
-    settings = {"client": EPOCHS, "question": lambda client, number: None}
-    one, three = (
-        federate(GLDPClient, GLDPServer, task=make_task(), data=dict.fromkeys(range(n), loader), **settings)
-        for n in (1, 3)
-    )
-    exactly(one.server.weights, three.server.weights)
-    exactly(one.server.auxiliary, three.server.auxiliary)
-    for client in range(3):
-        exactly(three.pool.get(client)["own_entries"], one.pool.get(0)["own_entries"])
-        exactly(plain(three.pool.get(client)["current"]), plain(one.pool.get(0)["current"]))
-
-
 def test_one_client_s_base_is_its_own_and_its_prototypes_are_the_global_ones(federate, exactly):
     loader, beta = make_loader([0, 1, 1, 2, 0]), 0.25
     sent = []

@@ -146,20 +146,6 @@ def test_without_weight_it_is_fedavg_on_the_tasks_weights(
     exactly(weights, average.server.weights)
 
 
-def test_where_nothing_is_to_move_away_from_it_is_fedavg(federate, moon, make_linear, make_points, hand):
-    """In round 1 the last weights are those received; with one client, always: log 2, without a gradient."""
-    alone, pair = {0: make_points(5)}, {0: make_points(5), 1: make_points(4, seed=1)}
-    for data, rounds in ((pair, 1), (alone, 3)):
-        played = moon(make_linear(), data, rounds=rounds)
-        for report in played.history:
-            assert report.scalars["contrast"] == pytest.approx(np.log(2), rel=1e-12)
-        average = federate(FedAvgClient, task=make_linear(), data=data, rounds=rounds)
-        # The two halves of the gradient cancel up to the last bits, in which they are summed.
-        np.testing.assert_allclose(
-            hand.theta(played.server.weights), hand.theta(average.server.weights), rtol=1e-12
-        )
-
-
 # --------------------------------------------------------------------------------------- properties
 
 
