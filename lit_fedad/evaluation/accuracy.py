@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from functools import cached_property
 
 import torch
@@ -67,7 +66,7 @@ class AccuracyEvaluator(Evaluator):
     def score(self, client: Client, number: int) -> ClassificationMetrics:
         """Computes the metric state of one client."""
         assert self.loader is not None
-        metrics = ClassificationMetrics(self.counts.shape[1], self.counts[number])
+        metrics = ClassificationMetrics(self.counts.shape[1])
         for batch in self.loader:
             prediction = predict_batch(client, batch, self.fabric)
             assert prediction.logits is not None
@@ -76,10 +75,6 @@ class AccuracyEvaluator(Evaluator):
 
     def predicted(self, answer: ClassificationMetrics) -> None:
         """Returns nothing: no classified image is drawn."""
-
-    def spread(self, state: ClassificationMetrics, clients: list[int]) -> dict[int, ClassificationMetrics]:
-        """Returns the same predictions for every client."""
-        return {client: deepcopy(state) for client in clients}
 
     discloses = (counted("numbers of test images by class and predicted class"),)
 
@@ -95,7 +90,7 @@ class AccuracyEvaluator(Evaluator):
         }
 
     def unpack(self, message: Message) -> ClassificationMetrics:
-        """Builds the metric state, without the client's own class frequencies.
+        """Builds the metric state.
 
         Raises:
             UserError: If more images are right than there are, or than were called so.
@@ -130,6 +125,4 @@ class AccuracyEvaluator(Evaluator):
 
     def summarise(self, states: dict[int, ClassificationMetrics]) -> dict[str, Summary]:
         """Computes the mean, worst, pooled and per-client values of each metric, at each client's frequencies."""
-        for client, state in states.items():
-            state.class_shares = self.counts[client].double() / self.counts[client].sum()
-        return summarise(states)
+        return summarise({client: state.at_shares(self.counts[client]) for client, state in states.items()})

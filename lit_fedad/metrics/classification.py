@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -53,19 +54,16 @@ class ClassificationMetrics(MergeableMetric):
 
     Args:
         classes: Number of classes K.
-        class_shares: How frequent each class is in the client's training data [K]: shares or counts; None for the
-            frequencies in the test set. Metrics of different shares may be merged: the merged one has None.
 
     Attributes:
-        class_shares: As shares, float64 [K]. It is no state: `reset` leaves it.
-
-    Raises:
-        ValueError: If there is not one share a class.
+        class_shares: Share of each class in the client's training data, float64 [K] (`at_shares`); None for the
+            frequencies in the test set. It is no state: `reset` leaves it, and metrics of different shares may be
+            merged, to one without.
 
     Example:
-        >>> metrics = ClassificationMetrics(2, class_shares=torch.tensor([9, 1]))
+        >>> metrics = ClassificationMetrics(2)
         >>> metrics.update(torch.eye(2)[[0, 0, 0, 0]], torch.tensor([0, 0, 1, 1]))
-        >>> {name: float(value) for name, value in metrics.compute().items()}
+        >>> {name: float(value) for name, value in metrics.at_shares(torch.tensor([9, 1])).compute().items()}
         {'accuracy': 0.5, 'balanced_accuracy': 0.5, 'own_accuracy': 0.9, 'predicted_classes': 1.0}
     """
 
@@ -73,12 +71,10 @@ class ClassificationMetrics(MergeableMetric):
     total: Tensor
     predicted: Tensor
 
-    def __init__(self, classes: int, class_shares: Tensor | None = None) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__(classes)
-        if class_shares is not None and class_shares.shape != (classes,):
-            raise ValueError(f"class_shares {tuple(class_shares.shape)} must be [{classes}]")
         self.classes = classes
-        self.class_shares = None if class_shares is None else class_shares.double() / class_shares.sum()
+        self.class_shares: Tensor | None = None
         for name in ("correct", "total", "predicted"):
             self.add_state(name, default=torch.zeros(classes, dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -98,6 +94,12 @@ class ClassificationMetrics(MergeableMetric):
         self.correct = self.correct + self._counts(labels[guesses == labels])
         self.total = self.total + self._counts(labels)
         self.predicted = self.predicted + self._counts(guesses)
+
+    def at_shares(self, counts: Tensor) -> ClassificationMetrics:
+        """Copies the metric, with classes as frequent as in a client's training data: counts or shares [K]."""
+        other = deepcopy(self)
+        other.class_shares = counts.double() / counts.sum()
+        return other
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Adds the state of another metric, see `MergeableMetric`; ``class_shares`` that differ become None."""
