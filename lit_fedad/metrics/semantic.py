@@ -95,27 +95,21 @@ class SemanticMetrics(MergeableMetric):
     FE and the threshold do not depend on the ratio (see `balanced`). AUROC and ME never do.
 
     FE and ME are given at two thresholds: the percentile of the test scores with the highest accuracy, which
-    uses the test labels (see `percentile_threshold`), and a client's own, which does not.
+    uses the test labels (see `percentile_threshold`), and a client's own, which does not (`at_threshold`).
 
-    The state is three float32 numbers an image: score, set, and decision at the threshold.
+    The state is three float32 numbers an image: score, set, and decision at the client's threshold, NaN without one.
 
     Args:
         anomalies: Names of the sets of anomalies.
-        threshold: The client's label-free threshold, such as a quantile of its training scores: images that
-            score higher are predicted anomalous. None if there is none.
-
-    Attributes:
-        threshold: For the images that `update` adds; merged images keep the decisions of their own
-            client. It is no state: metrics of different thresholds may be merged, and `reset` leaves it.
 
     Raises:
         ValueError: If there is no set of anomalies.
         UserError: If the name of a set makes two values share a name.
 
     Example:
-        >>> metrics = SemanticMetrics(("cat",), threshold=5.5)
+        >>> metrics = SemanticMetrics(("cat",))
         >>> metrics.update(torch.tensor([1.0, 2.0, 5.0, 3.0, 6.0, 7.0]), torch.tensor([0, 0, 0, 1, 1, 1]))
-        >>> {name: round(float(value), 2) for name, value in metrics.compute().items()}
+        >>> {name: round(float(value), 2) for name, value in metrics.at_threshold(5.5).compute().items()}
         {'auroc': 0.89, 'aupr': 0.92, 'fe': 0.33, 'me': 0.33, 'fe_calibrated': 0.0, 'me_calibrated': 0.33}
     """
 
@@ -123,7 +117,7 @@ class SemanticMetrics(MergeableMetric):
     sets: list[Tensor]
     decisions: list[Tensor]
 
-    def __init__(self, anomalies: tuple[str, ...], threshold: float | None = None) -> None:
+    def __init__(self, anomalies: tuple[str, ...]) -> None:
         super().__init__(anomalies)
         if not anomalies:
             raise ValueError("anomalies must name at least one set")
@@ -131,7 +125,6 @@ class SemanticMetrics(MergeableMetric):
         if len(set(names)) < len(names):
             raise UserError(f"sets of anomalies {anomalies} give two values one name: rename one of the sets")
         self.anomalies = anomalies
-        self.threshold = threshold
         self.lower_is_better = frozenset(name for name in names if name.startswith(("fe", "me")))
         for state in ("scores", "sets", "decisions"):
             self.add_state(state, default=[], dist_reduce_fx="cat")
@@ -153,13 +146,13 @@ class SemanticMetrics(MergeableMetric):
         own = kept(as_scores(scores), self.device)
         self.scores.append(own)
         self.sets.append(kept(sets, self.device))
-        self.decisions.append(_decisions(own, self.threshold))
+        self.decisions.append(torch.full_like(own, torch.nan))
 
     def at_threshold(self, threshold: float) -> "SemanticMetrics":
-        """Copies the metric at another label-free threshold, as of a client that shares the model."""
+        """Copies the metric with decisions at a client's label-free threshold: higher scores are anomalous."""
         other = deepcopy(self)
-        other.threshold = threshold
-        other.decisions = [_decisions(scores, threshold) for scores in self.scores]
+        # In double precision: torch would round the threshold to float32.
+        other.decisions = [(scores.double() > threshold).float() for scores in self.scores]
         return other
 
     def compute_local(self) -> dict[str, Tensor]:
@@ -203,10 +196,3 @@ class SemanticMetrics(MergeableMetric):
             train_errors = detection_errors(*decided, threshold=0)
         areas = {"auroc": auroc(*counts), "aupr": average_precision(*weighted)}
         return areas | dict(zip(_ERRORS, errors + train_errors, strict=True))
-
-
-def _decisions(scores: Tensor, threshold: float | None) -> Tensor:
-    """1 where a score is predicted anomalous, else 0, and NaN without a threshold; float32 [n]."""
-    if threshold is None:
-        return torch.full_like(scores, torch.nan)
-    return (scores.double() > threshold).float()  # torch would round the threshold to float32

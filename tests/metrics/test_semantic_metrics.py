@@ -28,9 +28,9 @@ def drawn(seed: int, *counts: int, decimals: int | None = None) -> tuple[torch.T
 
 
 def metrics_of(scores, sets, threshold=None, anomalies=None) -> SemanticMetrics:
-    metrics = SemanticMetrics(anomalies or NAMES[: max(1, int(sets.max()))], threshold)
+    metrics = SemanticMetrics(anomalies or NAMES[: max(1, int(sets.max()))])
     metrics.update(scores, sets)
-    return metrics
+    return metrics if threshold is None else metrics.at_threshold(threshold)
 
 
 def values_of(metrics: SemanticMetrics) -> dict[str, float]:
@@ -155,7 +155,7 @@ def test_without_a_threshold_only_the_label_free_errors_are_undefined():
 
 @pytest.mark.parametrize("counts", [(), (5,), (0, 5)])
 def test_without_normal_images_or_anomalies_all_is_undefined(counts):
-    metrics = SemanticMetrics(("cat",), 30.0)
+    metrics = SemanticMetrics(("cat",))
     if counts:
         metrics.update(*drawn(0, *counts))
     assert list(values_of(metrics)) == VALUES
@@ -177,7 +177,7 @@ def test_merged_clients_are_the_pooled_images_in_any_order():
     parts = [drawn(seed, 15 + seed, 12, 9) for seed in range(3)]
     pooled = metrics_of(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)), 33.0)
     for order in permutations(parts):
-        merged = SemanticMetrics(NAMES, 33.0)
+        merged = SemanticMetrics(NAMES)
         for part in order:
             merged.merge_state(metrics_of(*part, 33.0))
             merged.compute()  # must not be remembered
@@ -188,7 +188,7 @@ def test_merged_clients_keep_their_own_decisions():
     scores, sets = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 1, 1])
     low, high = metrics_of(scores, sets, 0.0), metrics_of(scores, sets, 3.0)
     for first, second in ((low, high), (high, low)):
-        merged = SemanticMetrics(("cat",), 99.0)
+        merged = SemanticMetrics(("cat",))
         merged.merge_state(first)
         merged.merge_state(second.metric_state)
         values = values_of(merged)
@@ -199,24 +199,23 @@ def test_merged_clients_keep_their_own_decisions():
 
 def test_another_threshold_over_the_same_scores():
     scores, sets = drawn(4, 30, 20, 25)
-    metrics = metrics_of(scores[:50], sets[:50], 31.0, NAMES)
-    metrics.update(scores[50:], sets[50:])
+    metrics = metrics_of(scores, sets, 31.0)
     before = values_of(metrics)
     other = metrics.at_threshold(35.0)
-    assert other.threshold == 35.0
     assert values_of(other) == values_of(metrics_of(scores, sets, 35.0))
     assert values_of(other)["me_calibrated"] > before["me_calibrated"]
     other.update(torch.tensor([99.0]), torch.tensor([0]))
     assert values_of(metrics) == before
 
 
-def test_reset_forgets_images_and_keeps_the_threshold():
+def test_reset_forgets_images_and_decisions():
     metrics = metrics_of(*drawn(0, 30, 20, 10), 33.0)
     expected = values_of(metrics)
+    assert values_of(pickle.loads(pickle.dumps(metrics))) == expected
     metrics.reset()
     assert all(math.isnan(value) for value in values_of(metrics).values())
     metrics.update(*drawn(0, 30, 20, 10))
-    assert values_of(metrics) == expected == values_of(pickle.loads(pickle.dumps(metrics)))
+    assert values_of(metrics.at_threshold(33.0)) == expected
 
 
 def test_summary_of_a_federation():
