@@ -26,12 +26,11 @@ _LEAST = 1e-10
 """Least variance that features are whitened by: those of a single patch, or all alike, have none."""
 
 
-def check_share(section: str, **shares: Share | None) -> None:
+def check_share(**shares: Share | None) -> None:
     """Checks shares of variance.
 
     Args:
-        section: Section of the configuration that has the keys, for the message.
-        **shares: Shares by key; None for no subspace.
+        **shares: Shares by key of ``task``; None for no subspace.
 
     Raises:
         UserError: If one is neither in (0, 1] nor `LIKELIHOOD`.
@@ -39,10 +38,10 @@ def check_share(section: str, **shares: Share | None) -> None:
     for key, share in shares.items():
         if isinstance(share, str):
             if share != LIKELIHOOD:
-                raise UserError(f"{section}.{key}='{share}' must be a number or '{LIKELIHOOD}'")
+                raise UserError(f"task.{key}='{share}' must be a number or '{LIKELIHOOD}'")
         else:
-            above(section, 0, **{key: share})
-            within(section, 0, 1, **{key: share})
+            above("task", 0, **{key: share})
+            within("task", 0, 1, **{key: share})
 
 
 def folds_of(share: Share | None) -> int:

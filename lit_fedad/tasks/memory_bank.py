@@ -111,7 +111,7 @@ class MemoryBank(SubspaceTask):
             self.mean.fill_(torch.nan)
         at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, bank_weight=bank_weight)
-        check_share("task", subspace=subspace)
+        check_share(subspace=subspace)
         if maps == "subspace" and subspace is None:
             raise UserError("task.maps=subspace: give bank, or task.subspace as a share of variance")
         self.slots = slots or grid * grid

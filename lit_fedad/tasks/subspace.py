@@ -61,7 +61,7 @@ class Subspace(SubspaceTask):
         **patches: Any,
     ) -> None:
         super().__init__(backbone, **patches)
-        check_share("task", share=share)
+        check_share(share=share)
         at_least("task", 0, clusters=clusters)
         self.share, self.clusters, self.image_score = share, clusters, image_score
         self.products = tuple(products or ())

@@ -148,11 +148,11 @@ def test_the_typical_norm_is_that_of_the_features(rows, whiten):
 @pytest.mark.parametrize("share", [0, -1, 1.5, "most"])
 def test_other_shares_are_refused(share):
     with pytest.raises(UserError, match="task.share"):
-        check_share("task", share=share)
+        check_share(share=share)
 
 
 def test_only_the_likelihood_needs_two_sets_of_images():
-    check_share("task", share="likelihood", other=None)
+    check_share(share="likelihood", other=None)
     assert (folds_of("likelihood"), folds_of(0.9), folds_of(None)) == (2, 1, 1)
 
 
