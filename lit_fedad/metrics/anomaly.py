@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from lit_fedad.metrics.base import MergeableMetric, check_same_shape, concatenated, kept
-from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins, as_scores, distinct_bins
-from lit_fedad.metrics.functional.curves import aupimo, auroc, average_precision, check_limit, f1_max, pro
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS, as_scores, distinct_bins
+from lit_fedad.metrics.functional.curves import aupimo, auroc, average_precision, f1_max, pro
 from lit_fedad.metrics.functional.histograms import (
     component_sizes,
     image_histograms,
@@ -24,15 +24,14 @@ PIXELS = ("normal", "anomalous", "region", "normal_images", "image")
 class AnomalyMetrics(MergeableMetric):
     """I-AUROC, AUPR and F1-max of image scores; P-AUROC, PRO, average precision and AUPIMO of anomaly maps.
 
-    Image scores are few and kept as they are. Pixels go into five histograms of fixed size (4.6 MB in all at
-    the default resolution) that hold no image, mask or single score, and that add up over clients; all values
+    Image scores are few and kept as they are. Pixels go into five histograms of fixed size (4.6 MB in all)
+    that hold no image, mask or single score, and that add up over clients; all values
     share them, so a pixel is binned once. All values are micro: over all images and pixels seen, normal
     images included. Of regions that saturate (MVTec LOCO) a sixth histogram gives sPRO.
 
     Args:
         pixel: Whether to score anomaly maps, for which masks are needed.
         limit: Largest false positive rate of ``pro``, in (0, 1].
-        bins: Resolution of the histograms.
         spro_limit: Largest false positive rate of ``spro``, in (0, 1], for regions that saturate; None leaves it out.
 
     Raises:
@@ -61,20 +60,21 @@ class AnomalyMetrics(MergeableMetric):
         self,
         pixel: bool = True,
         limit: float = 0.3,
-        bins: LogBins = DEFAULT_BINS,
         spro_limit: float | None = None,
     ) -> None:
-        super().__init__(pixel, limit, bins, spro_limit)
-        check_limit(limit)
-        if spro_limit is not None:
-            check_limit(spro_limit)
-            if not pixel:
-                raise ValueError("spro needs the histograms of pixels")
-        self.pixel, self.limit, self.bins, self.spro_limit = pixel, limit, bins, spro_limit
+        super().__init__(pixel, limit, spro_limit)
+        for rate in (limit, spro_limit):
+            if rate is not None and not 0 < rate <= 1:
+                raise ValueError(f"the FPR limit of PRO must lie in (0, 1], got {rate}")
+        if spro_limit is not None and not pixel:
+            raise ValueError("spro needs the histograms of pixels")
+        self.pixel, self.limit, self.spro_limit = pixel, limit, spro_limit
         for name in ("image_scores", "image_labels"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
         for name in (*(PIXELS if pixel else ()), *(() if spro_limit is None else ("saturated",))):
-            self.add_state(name, default=torch.zeros(bins.count, dtype=torch.int64), dist_reduce_fx="sum")
+            self.add_state(
+                name, default=torch.zeros(DEFAULT_BINS.count, dtype=torch.int64), dist_reduce_fx="sum"
+            )
 
     def update(
         self,
@@ -146,7 +146,7 @@ class AnomalyMetrics(MergeableMetric):
         return values
 
     def _update_pixels(self, maps: Tensor, sizes: Tensor) -> None:
-        index, count = self.bins.index(maps), self.bins.count
+        index, count = DEFAULT_BINS.index(maps), DEFAULT_BINS.count
         found = *pixel_histograms(index, sizes, count), *image_histograms(index, image_sizes(sizes), count)
         for name, histogram in zip(PIXELS, found, strict=True):
             setattr(self, name, getattr(self, name) + histogram.to(self.device))
@@ -155,7 +155,7 @@ class AnomalyMetrics(MergeableMetric):
         if regions is None or [region.shape[1:] for region in regions] != [image.shape for image in maps]:
             raise ValueError("spro needs regions [regions, H, W] of every image")
         for image, areas in zip(maps, regions, strict=True):
-            found = saturated_histogram(self.bins.index(image), areas, self.bins.count)
+            found = saturated_histogram(DEFAULT_BINS.index(image), areas, DEFAULT_BINS.count)
             self.saturated = self.saturated + found.to(self.device)
 
 

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.anomaly import AnomalyMetrics
-from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -174,7 +174,7 @@ def test_a_refused_batch_leaves_no_trace():
     assert of(metrics) == expected
 
 
-@pytest.mark.parametrize("other", [{"pixel": False}, {"limit": 0.1}, {"bins": LogBins(mantissa_bits=8)}])
+@pytest.mark.parametrize("other", [{"pixel": False}, {"limit": 0.1}, {"spro_limit": 0.1}])
 def test_other_settings_do_not_merge(other):
     with pytest.raises(ValueError, match="settings"):
         AnomalyMetrics().merge_state(AnomalyMetrics(**other))

@@ -64,14 +64,10 @@ def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
     Returns:
         1 for a perfect map, limit / 2 for a constant map and, on average, for a random one.
 
-    Raises:
-        ValueError: If the limit lies outside (0, 1].
-
     Example:
         >>> pro(torch.tensor([5, 5, 0]), torch.tensor([0, 1, 1]), limit=0.25)
         tensor(0.6250, dtype=torch.float64)
     """
-    check_limit(limit)
     if not normal.sum() or not region.sum():
         return _undefined(normal)
     fpr, overlap = _rate_from_the_top(normal), _rate_from_the_top(region)
@@ -126,16 +122,6 @@ def aupimo(normal: Tensor, image: Tensor, bounds: tuple[float, float] = (1e-5, 1
     x = torch.cat([fpr.new_tensor([low]), fpr[inside], fpr.new_tensor([high])]).log()
     y = torch.cat([ends[0][None], overlap[inside], ends[1][None]])
     return torch.trapezoid(y, x) / (x[-1] - x[0])
-
-
-def check_limit(limit: float) -> None:
-    """Checks that an integration limit of PRO is a false positive rate.
-
-    Raises:
-        ValueError: If the limit lies outside (0, 1].
-    """
-    if not 0 < limit <= 1:
-        raise ValueError(f"the FPR limit of PRO must lie in (0, 1], got {limit}")
 
 
 def _at(fpr: Tensor, overlap: Tensor, bound: float) -> Tensor:
