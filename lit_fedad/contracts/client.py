@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts.disclosure import Discloses, Disclosures
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.randomness import Context
-from lit_fedad.contracts.schedule import cosine_decay
-from lit_fedad.contracts.task import Prediction, Task
+from lit_fedad.contracts.task import Prediction, Task, cosine_decay
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError, not_there
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.contracts.schedule import cosine_decay
+from lit_fedad.contracts.task import cosine_decay
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.density import Densities, DensitySet, estimate_densities

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.contracts.schedule import cosine_decay
+from lit_fedad.contracts.task import cosine_decay
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import crop_resize, draw_boxes
