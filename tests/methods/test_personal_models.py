@@ -1,4 +1,6 @@
-"""Methods that train a personal model beside the shared one: it trains as that of a client on its own would."""
+"""Methods that train a personal model beside the shared one: Ditto and pFedMe by hand, and what holds for all."""
+
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,10 +16,72 @@ from lit_fedad.methods.fedphp import FedPHPClient
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.methods.pfedme import PFedMeClient
 
+STEP = 0.1
 APART = {
     "ditto": (DittoClient, {"lam": 0.0}),
     "apfl": (APFLClient, {"alpha": 1.0, "adaptive": False}),
 }
+
+
+def ditto_by_hand(hand, data, participants, lam=0.6):
+    """Li et al., Algorithm 1, averaged by images, with as many personal as shared steps: w, and each client's v."""
+    w, personal = hand.start, dict.fromkeys(data, hand.start)
+    for picked in participants:
+        total, images = np.zeros_like(w), sum(len(data[client].dataset) for client in picked)
+        for client in picked:
+            y, v = w, personal[client]
+            for points, targets in hand.batches(data[client]):
+                y = y - STEP * hand.gradient(y, points, targets)
+                v = v - STEP * (hand.gradient(v, points, targets) + lam * (v - w))
+            total, personal[client] = total + len(data[client].dataset) / images * y, v
+        w = total
+    return w, personal
+
+
+def pfedme_by_hand(hand, data, participants, lam=3.0, eta=0.05, beta=1.5):
+    """Dinh et al., Algorithm 1, with three gradient steps for theta, from the theta of the batch before."""
+    w, personal = hand.start, {}
+    for picked in participants:
+        total, images = np.zeros_like(w), sum(len(data[client].dataset) for client in picked)
+        for client in picked:
+            own = theta = w
+            for points, targets in hand.batches(data[client]):
+                for _ in range(3):
+                    theta = theta - STEP * (hand.gradient(theta, points, targets) + lam * (theta - own))
+                own = own - eta * lam * (own - theta)
+            total, personal[client] = total + len(data[client].dataset) / images * own, theta
+        w = (1 - beta) * w + beta * total
+    return w, personal
+
+
+@pytest.mark.parametrize(
+    ("kind", "client", "server", "by_hand"),
+    [
+        (DittoClient, {"lam": 0.6}, {}, ditto_by_hand),
+        (
+            PFedMeClient,
+            {"lam": 3.0, "inner_steps": 3, "learning_rate": 0.05},
+            {"server_optimizer": partial(torch.optim.SGD, lr=1.5)},
+            pfedme_by_hand,
+        ),
+    ],
+)
+def test_rounds_by_hand_with_half_of_the_clients(
+    federate, make_linear, make_points, hand, kind, client, server, by_hand
+):
+    data = {number: make_points(2 + number, seed=number) for number in range(4)}
+    settings = {"client": client, "server": server, "rounds": 4, "fraction": 0.5}
+    played = federate(kind, task=make_linear(), data=data, **settings)
+    participants = [report.participants for report in played.history]
+    assert all(len(picked) == 2 for picked in participants)
+    w, personal = by_hand(hand, data, participants)
+    np.testing.assert_allclose(hand.theta(played.server.weights), w, rtol=1e-12)
+    for number in data:  # a client that has not taken part predicts with the shared model
+        answer, v = hand.theta(played.history[-1].metrics[number]), personal.get(number, w)
+        np.testing.assert_allclose(answer, v, rtol=1e-12)
+        if kind is DittoClient:
+            own = hand.theta(played.pool.get(number)["personal_entries"])
+            np.testing.assert_allclose(own, v, rtol=1e-12)
 
 
 @pytest.fixture(params=APART)
