@@ -124,7 +124,7 @@ class FederatedBankClient(FedDyMemClient):
         """Returns the client's patches summed by slot, those of earlier stages too, and new moments."""
         self.past, new = carried(self.sent, self.past, stage := self.context.stage)
         past = Reduced(*(self.past[name] for name in Reduced._fields)) if self.past else None
-        anchors, images = self.anchors(self.task.memory), loader if new else ()
+        anchors, images = anchors_of(self, self.task.memory), loader if new else ()
         reduced = self.task.reduce_memory(images, self.context, anchors, past=past)
         if self.task.reduce.adds_up:
             stages = torch.tensor(max(stage + 1, int(self.past.get("stages", 0))))
@@ -137,10 +137,6 @@ class FederatedBankClient(FedDyMemClient):
         """Declares sums by slot as means, and new moments where the task has a subspace."""
         moments = {} if self.task.subspace is None else self.moments_spec()
         return {**super().upload_spec(), **moments}
-
-    def anchors(self, memory: Tensor) -> Tensor:
-        """Returns the slots of the shared memory; of drawn ones, copies moved apart."""
-        return copies_apart(memory, self.context.common.generator("copies")) if self.drawn else memory
 
     def sent_at_first(self) -> list[str]:
         """Names the values of each slot that are sent with the first memory: beside a subspace no radius is of use."""
@@ -270,7 +266,7 @@ class FederatedBankServer(FedDyMemServer):
         Of drawn slots, full ones have copies in the place of others, which move apart in the next round.
         """
         messages = [update.message for update in updates.values()]
-        previous = self.anchors() if "memory" in self.known else None
+        previous = anchors_of(self, self.known["memory"]) if "memory" in self.known else None
         memory = self.merge(messages, previous)
         if previous is None:
             self.known = {"memory": memory, "radii": self._radii(messages, memory)}
@@ -286,11 +282,6 @@ class FederatedBankServer(FedDyMemServer):
             filled = split_fullest(self.slots_of["sum_counts"], enough)
             memory, radii = memory[filled], radii[filled]
         self.known = {"memory": memory, "radii": radii}
-
-    def anchors(self) -> Tensor:
-        """Returns the slots that clients have assigned their patches to; of drawn ones, copies moved apart."""
-        slots = self.known["memory"]
-        return copies_apart(slots, self.context.common.generator("copies")) if self.drawn else slots
 
     def _place_slots(self, updates: Mapping[int, Update], memory: Tensor, anchors: Tensor) -> Tensor:
         """Keeps the sums; returns the slot that stands in each place [slots]: the nearest for one of too few images."""
@@ -347,6 +338,11 @@ class FirstVectors(FirstMemory):
         if vectors != server.first_vectors:
             raise UserError(f"the client sent {vectors} vectors instead of {server.first_vectors}")
         server.validate(client_id, update)
+
+
+def anchors_of(side: FederatedBankClient | FederatedBankServer, memory: Tensor) -> Tensor:
+    """Returns the slots that patches are assigned to, equal on both sides: of a drawn memory, copies moved apart."""
+    return copies_apart(memory, side.context.common.generator("copies")) if side.drawn else memory
 
 
 def _slot_sums(messages: list[Message], memory: Tensor, anchors: Tensor) -> Message:
