@@ -1,6 +1,6 @@
 """State that a class declares by the names of its attributes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -43,6 +43,13 @@ def load_state(holder: object, state: Mapping[str, Any]) -> None:
             current.load_state_dict(value)
         else:
             setattr(holder, name, dict(value) if isinstance(value, dict) else value)
+
+
+def take_sizes(module: nn.Module, names: Iterable[str], state: Mapping[str, Tensor], prefix: str) -> None:
+    """Gives buffers the sizes that they have in a state of a module with that prefix, before it is loaded."""
+    for name in names:
+        if (entry := state.get(f"{prefix}{name}")) is not None:
+            setattr(module, name, torch.empty_like(entry, device=getattr(module, name).device))
 
 
 def mapped(state: Any, function: Callable[[Any], Any]) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.randomness import Context
+from lit_fedad.contracts.state import take_sizes
 from lit_fedad.core.errors import UserError, not_there
 
 
@@ -195,9 +196,7 @@ class Task(L.LightningModule):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Loads a state; `free_buffers` take the sizes that they have in it."""
-        for name in self.free_buffers:
-            if (entry := state_dict.get(f"{prefix}{name}")) is not None:
-                setattr(self, name, torch.empty_like(entry, device=getattr(self, name).device))
+        take_sizes(self, self.free_buffers, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 

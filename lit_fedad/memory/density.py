@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fedad.contracts.compute import full_precision
+from lit_fedad.contracts.state import take_sizes
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
@@ -180,10 +181,6 @@ class DensitySet(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         before = self.covariance
-        for name in ("mean", "covariance"):
-            if prefix + name in state_dict:
-                setattr(
-                    self, name, torch.empty_like(state_dict[prefix + name], device=getattr(self, name).device)
-                )
+        take_sizes(self, ("mean", "covariance"), state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._forget_whitening(before)
