@@ -103,16 +103,6 @@ def test_alpha_is_clipped(make_linear, alpha, slope, end):
 # ---------------------------------------------------------------------------------------------------- its limits
 
 
-@pytest.mark.parametrize("settings", [{"alpha": 0.0, "adaptive": False}, {"alpha": 0.5}, {"alpha": 1.0}])
-def test_shared_weights_follow_fedavg_whatever_the_mixture(
-    federate, make_classifier, make_points, exactly, settings
-):
-    data = {c: make_points(4 + 2 * c, c) for c in range(2)}
-    ours = federate(APFLClient, task=make_classifier(), data=data, shuffle=True, client=settings)
-    theirs = federate(FedAvgClient, task=make_classifier(), data=data, shuffle=True)
-    exactly(ours.server.weights, theirs.server.weights)
-
-
 def test_at_alpha_0_the_shared_model_predicts(apfl, federate, make_linear, points_by_hand, exactly):
     ours = apfl(points_by_hand, client={"alpha": 0.0, "adaptive": False})
     theirs = federate(FedAvgClient, task=make_linear(), data=points_by_hand)

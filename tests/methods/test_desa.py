@@ -1,4 +1,4 @@
-"""DeSA: its losses by hand, FedAvg at weights 0, anchors that are means over owners, and what crosses."""
+"""DeSA: its losses by hand, anchors that are means over owners, and what crosses."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from lit_fedad.methods.desa import (
     SendAnchors,
     supervised_contrast,
 )
-from lit_fedad.methods.fedavg import FedAvgClient
 
 SMALL = {"mean": MEAN, "std": STD, "anchors": 2, "least": 2, "condensation": Condensation(2, batch=4)}
 
@@ -95,16 +94,6 @@ def test_the_contrast_has_no_gradient_through_anchors():
     loss = supervised_contrast(torch.cat([features, held]), labels, 0.07)
     (task.objective(features, batch)["loss"] + loss).backward()
     torch.testing.assert_close(found, task.encoder.mix.weight.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_weights_0_are_fedavg_number_for_number(federate, exactly):
-    settings = {"shuffle": True, "rounds": 2}
-    weights = {"own": 0.0, "distillation": 0.0, "contrast": 0.0}
-    ours = federate(
-        DESAClient, DESAServer, task=make(), data=data_of(), client={**SMALL, **weights}, **settings
-    )
-    plain = federate(FedAvgClient, task=make(), data=data_of(), **settings)
-    exactly(ours.server.weights, plain.server.weights)
 
 
 def test_anchors_are_means_over_the_clients_that_own_the_class():

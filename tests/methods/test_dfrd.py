@@ -1,4 +1,4 @@
-"""DFRD: its losses by hand, FedAvg without distillation, and equal models that do not change."""
+"""DFRD: its losses by hand, and equal models that do not change."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ from helpers.feddm import loader, make
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer, Ensemble, disagreement, diversity
-from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.client_bases import COUNTS
 
 SMALL = {"image_size": 8, "latent": 4, "width": 4, "batch_size": 6, "steps": 2}
@@ -54,15 +53,6 @@ def test_the_ensemble_weights_models_by_their_share_of_the_label():
     torch.testing.assert_close(found, shares * first + (1 - shares) * second)
     assert ensemble.frequencies.tolist() == [4, 2, 5]
     assert all(torch.equal(kept[name], entry) for name, entry in task.state_dict().items())
-
-
-def test_without_steps_it_is_fedavg_number_for_number(federate, exactly):
-    settings = {"shuffle": True, "rounds": 2}
-    ours = federate(
-        DFRDClient, DFRDServer, task=make(), data=data_of(), server={**SMALL, "steps": 0}, **settings
-    )
-    plain = federate(FedAvgClient, task=make(), data=data_of(), **settings)
-    exactly(ours.server.weights, plain.server.weights)
 
 
 def test_equal_models_leave_their_average_alone():

@@ -1,4 +1,4 @@
-"""FedGAN: its networks' form and losses, FedAvg's model without generated images, and what crosses."""
+"""FedGAN: its networks' form and losses, and what crosses."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedgan import FedGANClient, balanced_labels
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator
 from lit_fedad.robust.weights import NormClipping
@@ -79,15 +79,6 @@ def test_a_batch_is_joined_by_as_many_generated_images_of_all_classes():
         expected = F.nll_loss(logits.log_softmax(1), torch.cat([batch["label"], asked])).item()
     assert found == pytest.approx(expected, rel=1e-5)
     assert asked.bincount().sort().values.tolist() == [1, 1, 2]
-
-
-def test_share_0_leaves_the_model_to_fedavg_number_for_number(federate, exactly):
-    settings = {"shuffle": True, "rounds": 2}
-    ours = federate(
-        FedGANClient, FedAvgServer, task=make(), data=data_of(), client={**SMALL, "share": 0.0}, **settings
-    )
-    plain = federate(FedAvgClient, task=make(), data=data_of(), **settings)
-    exactly({name: ours.server.weights[name] for name in plain.server.weights}, plain.server.weights)
 
 
 def test_all_three_networks_cross_in_both_directions(federate, tap):

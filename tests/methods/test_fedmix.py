@@ -1,4 +1,4 @@
-"""FedMix: its loss by hand with a gradient by differences, its averages, and FedAvg at weight 0."""
+"""FedMix: its loss by hand with a gradient by differences, and its averages."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.core.errors import UserError
-from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedmix import IMAGES, LABELS, FedMixClient, FedMixServer, SendAverages
 
 
@@ -43,15 +42,6 @@ def test_the_loss_by_hand():
     assert outputs["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
     outputs["loss"].backward()  # through the gradient, to the weights
     assert client.task.encoder.mix.weight.grad.abs().sum() > 0
-
-
-def test_weight_0_is_fedavg_number_for_number(federate, exactly):
-    settings = {"shuffle": True, "rounds": 2}
-    ours = federate(
-        FedMixClient, FedMixServer, task=make(), data=data_of(), client={"weight": 0.0}, **settings
-    )
-    plain = federate(FedAvgClient, task=make(), data=data_of(), **settings)
-    exactly(ours.server.weights, plain.server.weights)
 
 
 def test_averages_are_means_of_groups_that_hold_each_image_once():

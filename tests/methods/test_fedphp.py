@@ -7,7 +7,6 @@ import torch
 from lit_fedad.condensation.kernels import mmd
 from lit_fedad.contracts import Update
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedphp import FedPHPClient
 
 STEP, ROUNDS = 0.1, 3
@@ -134,14 +133,6 @@ def test_running_statistics_are_inherited_as_weights_are(
 
 
 # ---------------------------------------------------------------------------------------------------- its limits
-
-
-def test_without_the_discrepancy_the_server_is_fedavgs(federate, make_classifier, make_points, exactly):
-    data = {c: make_points(4 + 2 * c, c) for c in range(2)}
-    client = {"rounds": ROUNDS, "weight": 0.0}
-    ours = federate(FedPHPClient, task=make_classifier(), data=data, shuffle=True, client=client)
-    theirs = federate(FedAvgClient, task=make_classifier(), data=data, shuffle=True)
-    exactly(ours.server.weights, theirs.server.weights)
 
 
 def test_without_inheritance_the_personal_model_is_what_the_client_sent(

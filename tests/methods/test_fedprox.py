@@ -1,9 +1,8 @@
-"""FedProx: the proximal gradient by hand, and FedAvg where it has no weight."""
+"""FedProx: the proximal gradient by hand."""
 
 import numpy as np
 import pytest
 
-from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedprox import FedProxClient
 
 
@@ -38,10 +37,3 @@ def test_the_distance_is_squared_and_tracked(federate, make_linear, points_by_ha
     scalars = played.history[0].per_client
     assert scalars[0]["proximal"] == pytest.approx((0 + squared) / 2, rel=1e-12)
     assert scalars[1]["proximal"] == 0
-
-
-def test_without_weight_it_is_fedavg_bit_for_bit(federate, make_classifier, make_points, exactly):
-    data = {0: make_points(6), 1: make_points(4, seed=1)}
-    prox = federate(FedProxClient, task=make_classifier(), data=data, client={"mu": 0.0, "local_epochs": 2})
-    average = federate(FedAvgClient, task=make_classifier(), data=data, client={"local_epochs": 2})
-    exactly(prox.server.weights, average.server.weights)

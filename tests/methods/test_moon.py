@@ -1,4 +1,4 @@
-"""MOON: the contrast by hand, its gradient by differences, and FedAvg where it has no weight."""
+"""MOON: the contrast by hand, and its gradient by differences."""
 
 import numpy as np
 import pytest
@@ -131,19 +131,6 @@ def test_three_rounds_by_hand(moon, make_linear, points_by_hand, hand):
         [0.61010663042236705, 1.9561933703625352, -0.36803780828648552],
     ]
     np.testing.assert_allclose(theta, golden, rtol=1e-11)  # worked out in 60 digits
-
-
-# --------------------------------------------------------------------------------------- reductions
-
-
-def test_without_weight_it_is_fedavg_on_the_tasks_weights(
-    federate, moon, make_classifier, make_points, exactly
-):
-    data = {0: make_points(6), 1: make_points(4, seed=1)}
-    unweighted = moon(make_classifier(), data, client={"mu": 0.0, "projection": 4})
-    average = federate(FedAvgClient, task=make_classifier(), data=data)
-    weights = {name: unweighted.server.weights[name] for name in average.server.weights}
-    exactly(weights, average.server.weights)
 
 
 # --------------------------------------------------------------------------------------- properties
