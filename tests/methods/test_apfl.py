@@ -5,10 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from lit_fedad.methods.apfl import APFLClient
-from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
 
 STEP, RATE, ROUNDS = 0.1, 0.05, 3
@@ -63,35 +61,6 @@ def test_three_rounds_are_the_papers(apfl, hand, points_by_hand, clients, alpha,
         nearly(own["alpha"], alphas[client])
 
 
-@pytest.fixture
-def one_point():
-    """Loader of copies of x = (1, 2), y = 0, one a batch: |(x, 1)|^2 = 6, and features (-1.375, 3.75) at first."""
-
-    def make(copies):
-        row = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
-        return {0: DataLoader([row] * copies)}
-
-    return make
-
-
-def test_one_step_in_numbers(apfl, hand, one_point):
-    """w follows the gradient, v alpha = half of it; alpha's gradient is along v - w = 0, and its decay."""
-    played = apfl(one_point(1), rounds=1)
-    own = played.pool.get(0)
-    nearly(hand.theta(played.server.weights), [[0.6375, -0.725, 0.2625], [-0.125, 1.25, -0.875]])
-    nearly(hand.theta(own["personal_entries"]), [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]])
-    nearly(own["alpha"], 0.5 - RATE * 0.02 * 0.5)
-
-
-def test_the_second_step_moves_alpha(apfl, one_point):
-    """A step shrinks features f by 1 - 0.1 * 6 = 0.4, v's half a step by 0.7: without decay, the mixture's are 0.55 f.
-
-    v - w = 0.05 f x^T, hence <v - w, 0.55 f x^T> = 0.0275 |f|^2 * 6.
-    """
-    played = apfl(one_point(2), rounds=1, client={"alpha_decay": 0.0})
-    nearly(played.pool.get(0)["alpha"], 0.5 - RATE * 0.0275 * (1.375**2 + 3.75**2) * 6)
-
-
 @pytest.mark.parametrize(("alpha", "slope", "end"), [(0.05, 10.0, 0.0), (0.95, -10.0, 1.0)])
 def test_alpha_is_clipped(make_linear, alpha, slope, end):
     client = APFLClient(make_linear(), alpha=alpha, alpha_learning_rate=STEP)
@@ -101,12 +70,6 @@ def test_alpha_is_clipped(make_linear, alpha, slope, end):
 
 
 # ---------------------------------------------------------------------------------------------------- its limits
-
-
-def test_at_alpha_0_the_shared_model_predicts(apfl, federate, make_linear, points_by_hand, exactly):
-    ours = apfl(points_by_hand, client={"alpha": 0.0, "adaptive": False})
-    theirs = federate(FedAvgClient, task=make_linear(), data=points_by_hand)
-    exactly(ours.history[-1].metrics, theirs.history[-1].metrics)
 
 
 def test_at_alpha_0_running_statistics_are_still_local(federate, make_classifier, make_points):
@@ -130,11 +93,6 @@ def test_at_alpha_1_every_client_is_on_its_own(federate, make_classifier, make_p
 
 
 # -------------------------------------------------------------------------------------------- what is personal
-
-
-def test_alpha_that_is_not_learnt_stays(apfl, points_by_hand):
-    played = apfl(points_by_hand, client={"alpha": 0.25, "adaptive": False})
-    assert [played.pool.get(client)["alpha"] for client in (0, 1)] == [0.25, 0.25]
 
 
 def test_predicts_with_the_mixture(apfl, hand, points_by_hand):

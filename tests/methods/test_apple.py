@@ -13,7 +13,6 @@ from lit_fedad.contracts import Context
 from lit_fedad.federation.evaluator import Evaluator, LocalQuery
 from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.apple import CLIENTS, SHARES, AppleClient, AppleServer, invertible_mixture
-from lit_fedad.methods.local import LocalClient
 from lit_fedad.methods.parts.functional import trainable
 from lit_fedad.tasks.classifier import Classifier
 
@@ -112,16 +111,6 @@ def test_cores_begin_independently_as_draws_of_the_same_distribution(make_classi
 
 
 # ---------------------------------------------------------------------------------------------------- its limits
-
-
-def test_one_client_with_fixed_relations_is_on_its_own(federate, make_classifier, make_points, exactly):
-    data = {0: make_points(6)}
-    fixed, fresh = {"rounds": ROUNDS, "relation_learning_rate": 0.0}, {"keep_optimizer": False}
-    common = {"server": {"independent_init": False}, "shuffle": True}
-    ours = federate(AppleClient, AppleServer, task=make_classifier(), data=data, client=fixed, **common)
-    theirs = federate(LocalClient, task=make_classifier(), data=data, shuffle=True, client=fresh)
-    assert ours.pool.get(0)["relations"].tolist() == [1.0]
-    exactly(ours.history[-1].metrics, theirs.history[-1].metrics)
 
 
 def test_order_of_clients_does_not_matter(apple, make_points):

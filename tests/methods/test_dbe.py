@@ -122,15 +122,6 @@ def test_with_neither_regulariser_nor_bias_it_is_fedavg(federate, make_classifie
         exactly(predicts, theirs.history[-1].metrics[client])
 
 
-def test_without_the_regulariser_the_bias_is_still_free(dbe, federate, make_linear, points_by_hand):
-    ours = dbe(points_by_hand, client={"kappa": 0.0})
-    theirs = federate(FedAvgClient, task=make_linear(), data=points_by_hand)
-    one, other = (ours.pool.get(client)["own_entries"]["offset"] for client in (0, 1))
-    assert one.all()
-    assert not torch.equal(one, other)
-    assert not torch.equal(ours.server.weights["layer.bias"], theirs.server.weights["layer.bias"])
-
-
 # -------------------------------------------------------------------------------------------- what is personal
 
 

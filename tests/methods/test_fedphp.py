@@ -5,8 +5,6 @@ import pytest
 import torch
 
 from lit_fedad.condensation.kernels import mmd
-from lit_fedad.contracts import Update
-from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedphp import FedPHPClient
 
 STEP, ROUNDS = 0.1, 3
@@ -130,22 +128,6 @@ def test_running_statistics_are_inherited_as_weights_are(
     inherited, first, second = played.pool.get(0)["inherited"], tap.uploads(1)[0], tap.uploads(2)[0]
     for name in ("downsample.1.running_mean", "downsample.1.running_var", "downsample.1.weight"):
         exactly(inherited[name], torch.lerp(second[name], first[name], 0.25))
-
-
-# ---------------------------------------------------------------------------------------------------- its limits
-
-
-def test_without_inheritance_the_personal_model_is_what_the_client_sent(
-    federate, make_classifier, make_points, tap, exactly
-):
-    data = {c: make_points(4 + 2 * c, c) for c in range(2)}
-    client = {"rounds": ROUNDS, "mu": 0.0}
-    played = federate(FedPHPClient, task=make_classifier(), data=data, client=client, channel=tap)
-    sent = tap.uploads(ROUNDS)
-    assert not torch.equal(sent[0]["classifier.weight"], sent[1]["classifier.weight"])
-    for number in data:
-        exactly(played.pool.get(number)["inherited"], sent[number])
-    exactly(weighted_mean({0: Update(sent[0], 4), 1: Update(sent[1], 6)}), played.server.weights)
 
 
 # -------------------------------------------------------------------------------------------- what is personal
