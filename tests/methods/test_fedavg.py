@@ -207,19 +207,6 @@ def test_nothing_of_old_weights_remains_in_the_bank_of_a_client_that_was_absent(
             torch.testing.assert_close(scores["radii"][0].double(), radius, rtol=1e-4, atol=1e-5)
 
 
-def test_no_bank_is_renewed_before_weights_change(federate, make_task, make_loader, monkeypatch):
-    task, renewed = make_task(), []
-    refresh = task.refresh
-
-    def watched(loader, context, first=False):
-        renewed.extend([] if first else [(context.round, context.client)])
-        refresh(loader, context, first)
-
-    monkeypatch.setattr(task, "refresh", watched)
-    federate(FedAvgClient, task=task, data={0: make_loader(5), 1: make_loader(3, seed=1)}, rounds=1)
-    assert renewed == [(1, 0), (1, 1)]
-
-
 @pytest.mark.parametrize(("trains", "rounds"), [(True, [1, 2, 3]), (False, [3])])
 def test_a_bank_is_renewed_where_it_is_used(federate, make_task, make_loader, monkeypatch, trains, rounds):
     """Rounds 0 and 3 are scored: of a bank that training does not use, that of round 3 alone is renewed."""

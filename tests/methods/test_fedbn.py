@@ -75,14 +75,6 @@ def test_normalisation_layers_never_cross(fedbn, make_classifier, make_points, t
     assert set(played.pool.get(0)["own_entries"]) == NORM
 
 
-def test_every_client_is_scored_with_its_own(fedbn, make_classifier, make_points):
-    played = fedbn(make_classifier(), {0: make_points(6), 1: make_points(4, seed=1)})
-    assert not played.client.predictors.shared
-    one, other = played.history[-1].metrics.values()
-    differing = {name for name in one if not torch.equal(one[name], other[name])}
-    assert differing == NORM
-
-
 def test_without_normalisation_it_is_fedavg_bit_for_bit(federate, fedbn, make_task, make_loader, exactly):
     data = {0: make_loader(5), 1: make_loader(3, seed=1)}
     average = federate(FedAvgClient, task=make_task(), data=data, rounds=2)

@@ -101,12 +101,6 @@ def test_features_are_standardised_by_the_clients_own_data(federate, make_task, 
         torch.testing.assert_close(own["scale"], patches.std(0, correction=0) + 1e-5)
 
 
-def test_every_client_is_scored_with_its_own_model(make_linear, make_classifier, make_task):
-    assert not any(
-        LocalClient(make()).predictors.shared for make in (make_linear, make_classifier, make_task)
-    )
-
-
 @pytest.mark.parametrize("kind", [FeatureNeighbours, FeatureSVM])
 def test_what_a_detector_fits_stays_with_its_client(federate, kind):
     """Nothing is sent, and each client scores by its own images."""
