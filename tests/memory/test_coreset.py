@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.distance import cdist
 
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.memory.knn import nearest
@@ -68,12 +67,6 @@ def test_single_precision_covers_as_well_as_the_textbook():
     assert covering_radius(points, found) == pytest.approx(covering_radius(points, expected), rel=1e-3)
 
 
-def test_a_prefix_of_a_coreset_is_the_smaller_coreset():
-    points = clustered(2000, 8)
-    large = greedy_k_center(points, 500, generator=generator(), start=0)
-    assert torch.equal(large[:123], greedy_k_center(points, 123, generator=generator(), start=0))
-
-
 def test_more_places_than_points_select_every_point():
     points = torch.randn(5, 2)
     for size in (5, 9):
@@ -109,14 +102,6 @@ def test_a_projection_selects_greedily_in_fewer_dimensions():
     assert covering_radius(points, found) < 1.25 * covering_radius(points, exact)
     wide = greedy_k_center(points, 150, generator=generator(1), start=0, projection=200)
     assert torch.equal(wide, exact)  # nothing to gain: not projected
-
-
-def test_covering_radius_matches_scipy():
-    points = clustered(500, 6)
-    selected = torch.tensor([3, 77, 410])
-    expected = cdist(points, points[selected]).min(1).max()
-    assert covering_radius(points, selected) == pytest.approx(expected)
-    assert covering_radius(points, torch.arange(500)) == 0
 
 
 def test_bad_arguments_are_refused():

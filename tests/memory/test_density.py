@@ -73,13 +73,6 @@ def test_clustering_stops_after_five_steps(monkeypatch):
     assert len(found.mean) == 8
 
 
-def test_a_generator_draws_the_same_clusters_again():
-    first, again, other = (estimate_densities(rows(60, 4), 5, 0.1, generator(s)) for s in (0, 0, 1))
-    assert torch.equal(first.mean, again.mean)
-    assert torch.equal(first.covariance, again.covariance)
-    assert not torch.equal(first.mean, other.mean)
-
-
 def test_a_lone_feature_joins_the_nearest_cluster_that_has_more():
     near, far = 0.1 * rows(6, 2), 0.1 * rows(6, 2, seed=1) + 50
     features = torch.cat([near, far, torch.tensor([[90.0, 90.0]]), torch.tensor([[160.0, 160.0]])])

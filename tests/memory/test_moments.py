@@ -57,12 +57,6 @@ def test_what_is_left_without_a_part_is_that_of_the_other_rows(rows, size):
     close(left, rows[size:], rtol=1e-5) if size < 500 else close(Moments.union([left, part]), rows)
 
 
-def test_partial_sums_add_up(rows):
-    parts = [Moments.of([part], 6) for part in rows.split(100)]
-    nested = Moments.union([Moments.union(parts[:2]), Moments.union(parts[2:])])
-    close(nested, rows)
-
-
 def test_scaling_is_that_of_the_rows(rows):
     scale = torch.tensor([0.5, 2.0, 1.0, 3.0, 10.0, 0.1])
     close(Moments.of([rows], 6).scaled(scale), rows / scale)
