@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import (
-    Backend,
     chunks,
     middle,
     nearest,
@@ -52,7 +51,6 @@ def kmeans(
     max_steps: int = 20,
     tolerance: float = 1e-4,
     spherical: bool = False,
-    backend: Backend = "auto",
 ) -> KMeansResult:
     """Clusters rows by Lloyd's algorithm (Lloyd, 1982) from k-means++ seeds (Arthur and Vassilvitskii, 2007).
 
@@ -70,7 +68,6 @@ def kmeans(
         tolerance: Stops once a move lowers the inertia by no more than this share of it.
         spherical: Whether points and centroids are brought to length 1: each belongs to the centroid of the largest
             cosine (Dhillon and Modha, 2001).
-        backend: See :func:`lit_fedad.memory.knn.nearest`.
 
     Returns:
         The clustering.
@@ -92,11 +89,11 @@ def kmeans(
     elif len(points) < clusters:
         return _every_point_a_centroid(points, clusters, mass, generator)
     else:
-        seeds = plus_plus_seeds(points, clusters, mass, generator, backend)
+        seeds = plus_plus_seeds(points, clusters, mass, generator)
         centroids = points[seeds].to(working_dtype(points))
 
     steps = 0
-    distances, assignment = (found[:, 0] for found in nearest(points, centroids, k=1, backend=backend))
+    distances, assignment = (found[:, 0] for found in nearest(points, centroids, k=1))
     inertia = _inertia(distances, mass)
     sums = torch.zeros(centroids.shape, dtype=mass.dtype, device=mass.device)
     summed = torch.full_like(assignment, -1)  # the cluster in whose sum each point is
@@ -106,7 +103,7 @@ def kmeans(
         last, centroids = centroids, _means(sums, assignment, mass, centroids)
         if spherical:
             centroids = F.normalize(centroids, dim=1)
-        distances, assignment = _reassign(points, last, centroids, distances, assignment, backend)
+        distances, assignment = _reassign(points, last, centroids, distances, assignment)
         previous, inertia = inertia, _inertia(distances, mass)
         steps += 1
         if previous - inertia <= tolerance * previous:
@@ -128,9 +125,7 @@ def add_by_slot(sums: Tensor, rows: Tensor, assignment: Tensor, mass: Tensor) ->
         sums.index_add_(0, assignment[part], rows[part].to(sums.dtype) * mass[part, None])
 
 
-def plus_plus_seeds(
-    points: Tensor, clusters: int, mass: Tensor, generator: torch.Generator, backend: Backend = "auto"
-) -> Tensor:
+def plus_plus_seeds(points: Tensor, clusters: int, mass: Tensor, generator: torch.Generator) -> Tensor:
     """Draws k-means++ seeds: each by weight times squared distance to the nearest seed before it.
 
     Drawing from outdated distances, and accepting a proposal with probability (distance now / distance then)
@@ -143,7 +138,6 @@ def plus_plus_seeds(
         clusters: Number of seeds, at most ``n``.
         mass: Weight of each point, ``[n]`` double.
         generator: Source of all randomness.
-        backend: See :func:`lit_fedad.memory.knn.nearest`.
 
     Returns:
         Indices of the seeds, ``[clusters]``, in the order they were drawn.
@@ -152,7 +146,7 @@ def plus_plus_seeds(
     stale = torch.full_like(mass, torch.inf)
     batch = seeds
     while len(seeds) < clusters:
-        distances, _ = nearest(points, points[batch], k=1, backend=backend)
+        distances, _ = nearest(points, points[batch], k=1)
         stale = torch.minimum(stale, distances[:, 0].to(mass.dtype).square())
         potential = mass * stale
         if not potential.sum() > 0:
@@ -195,7 +189,7 @@ def _inertia(distances: Tensor, mass: Tensor) -> float:
 
 
 def _reassign(
-    points: Tensor, last: Tensor, centroids: Tensor, distances: Tensor, assignment: Tensor, backend: Backend
+    points: Tensor, last: Tensor, centroids: Tensor, distances: Tensor, assignment: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Finds the nearest centroids after a move.
 
@@ -205,13 +199,13 @@ def _reassign(
     moved, farther = (centroids != last).any(1), own > distances
     saved = int((~farther).sum()) * int((~moved).sum())
     if saved < _WORTH_COPIES * len(points) * len(centroids):
-        found, at = (column[:, 0] for column in nearest(points, centroids, k=1, backend=backend))
+        found, at = (column[:, 0] for column in nearest(points, centroids, k=1))
         nearer = found < own
         return torch.where(nearer, found, own), torch.where(nearer, at, slots)
     for chosen, rivals in ((farther, torch.ones_like(moved)), (~farther, moved)):
         rows, places = chosen.nonzero()[:, 0], rivals.nonzero()[:, 0]
         if len(rows) and len(places):
-            found, at = nearest(points[rows], centroids[places], k=1, backend=backend)
+            found, at = nearest(points[rows], centroids[places], k=1)
             nearer = found[:, 0] < own[rows]
             own[rows[nearer]], slots[rows[nearer]] = found[nearer, 0], places[at[nearer, 0]]
     return own, slots

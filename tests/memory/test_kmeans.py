@@ -1,5 +1,4 @@
 from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
@@ -45,16 +44,6 @@ def test_lloyd_agrees_with_sklearn_from_the_same_start(weighted):
     np.testing.assert_allclose(found.counts.numpy(), mass, rtol=1e-5)
 
 
-@pytest.mark.skipif(find_spec("faiss") is None, reason="needs faiss")
-def test_torch_and_faiss_find_the_same_clustering():
-    points = blobs()
-    ours, theirs = (
-        kmeans(points, 20, generator=generator(3), backend=backend) for backend in ("torch", "faiss")
-    )
-    assert torch.equal(ours.assignment, theirs.assignment)
-    torch.testing.assert_close(ours.centroids, theirs.centroids)
-
-
 def test_one_generator_gives_one_clustering():
     points = blobs()
     first, again, other = (kmeans(points, 20, generator=generator(seed)) for seed in (5, 5, 6))
@@ -98,7 +87,7 @@ def test_after_a_move_of_few_centroids_every_point_is_at_its_nearest():
     expected, nearest = torch.cdist(points.double(), centroids.double()).min(1)
     assert ((assignment < 4) & (nearest >= 4)).any()
     assert ((assignment >= 4) & (nearest < 4)).any()
-    found, places = _reassign(points, last, centroids, distances.float(), assignment, "torch")
+    found, places = _reassign(points, last, centroids, distances.float(), assignment)
     assert torch.equal(places, nearest)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
