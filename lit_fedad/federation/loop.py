@@ -49,6 +49,7 @@ class Federation:
 
     Attributes:
         exchanges: The method's, or what `lit_fedad.privacy.protection` puts in their place.
+        staged: Whether data come in stages.
         summing: Collects uploads as a sum alone; None where the server receives each.
         plan: The budget of differential privacy; None for none.
         holders: All clients that hold images.
@@ -85,14 +86,14 @@ class Federation:
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
         # Each stage has a milestone; where stages come in turns, the last round may have the first again.
-        staged = any(data.at(round).stages != data.at(1).stages for round in data.milestones)
-        if isinstance(self.exchanges.of_round(1)[0], Idle) and staged:
+        self.staged = any(data.at(round).stages != data.at(1).stages for round in data.milestones)
+        if isinstance(self.exchanges.of_round(1)[0], Idle) and self.staged:
             warnings.warn(
                 "images come in stages, and this method looks at those of the first alone, before round 1;"
                 " METHOD=federated_bank, federated_subspace and federated_padim learn from all",
                 stacklevel=2,
             )
-        elif staged and (fixed := [one.name for one in self.exchanges.setup if one.first_stage]):
+        elif self.staged and (fixed := [one.name for one in self.exchanges.setup if one.first_stage]):
             warnings.warn(
                 f"images come in stages, and what is set up before round 1 ({', '.join(fixed)}) is of the first alone",
                 stacklevel=2,

@@ -29,25 +29,25 @@ class Course:
 
     Attributes:
         rounds: Training rounds.
-        stages: Index of each client's last stage; 0 where its data come in no stages.
         sizes: Images of each client.
         sampler: The clients of a round.
         secure_sum: Settings of secure aggregation; None for none.
+        staged: Whether data come in stages.
     """
 
     rounds: int
-    stages: Mapping[int, int]
     sizes: Mapping[int, int]
     sampler: ClientSampler
     secure_sum: SecureSum | None = None
+    staged: bool = False
 
     def check_stages(self) -> None:
         """Refuses data that come in stages.
 
         Raises:
-            UserError: If any do.
+            UserError: If they do.
         """
-        if any(self.stages.values()):
+        if self.staged:
             raise UserError(
                 "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
             )

@@ -46,12 +46,9 @@ def protect(
             stacklevel=2,
         )
     elif privacy is not None:
-        data = federation.data
-        # Each stage has a milestone; where stages come in turns, the last round may have the first again.
-        held = [data.at(round).stages for round in sorted(data.milestones)]
-        stages = {client: max((stages[client] for stages in held), default=0) for client in clients}
-        sizes = {client: data.sizes[client] for client in clients}
-        plan = privacy.plan(method, Course(federation.rounds, stages, sizes, sampler, secure_sum))
+        sizes = {client: federation.data.sizes[client] for client in clients}
+        course = Course(federation.rounds, sizes, sampler, secure_sum, federation.staged)
+        plan = privacy.plan(method, course)
         federation.plan, federation.exchanges = plan, plan.noised(method, noise_key)
     if secure_sum is not None:
         federation.summing = Summing(secure_sum, federation.collecting)

@@ -36,7 +36,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol
 from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.overrides import compose_overrides, of_one_client
-from lit_fedad.sites.own_noise import check_planned, is_central
+from lit_fedad.sites.own_noise import is_central, planned
 from lit_fedad.sites.remote import Carrier, Sites
 from lit_fedad.sites.status import Contact, Status, flat_status
 
@@ -171,7 +171,7 @@ class SiteClients(Participants, RunCallback):
         run_of = f"{identity(config)}/{folder.path.name}"
         drawn = build(config.get("public")) if takes(config["method"]["server"], "public") else None
         model = build_model(config, plan.classes, drawn)
-        check_planned(config, model, len(names))
+        planned(config, model, {})
         up = build(config["federation"]["channel"]).up
 
         def largest(exchange: Exchange) -> int:

@@ -151,37 +151,23 @@ def is_central(privacy: ImagePrivacy | TrainingPrivacy | None) -> bool:
     return isinstance(privacy, ImagePrivacy) and privacy.where == "central"
 
 
-def planned(config: Config, model: Model, client: int, size: int) -> Plan | TrainingPlan | None:
-    """Plans the noise of a run for one site; None where it has none.
+def planned(config: Config, model: Model, sizes: Mapping[int, int]) -> Plan | TrainingPlan | None:
+    """Plans the noise of a run without stages, for one site; None where it has none.
+
+    Args:
+        config: The run's configuration.
+        model: The model.
+        sizes: Images of the site, by its number; of none at a coordinator, which finds out before any site is asked
+            whether the method can be noised: sites would refuse it one by one, and tell no cause.
 
     Raises:
         UserError: If the run cannot keep its promise.
     """
     if (privacy := promised(config)) is None:
         return None
-    return privacy.plan(model.method, _course(config, {client: size}))
-
-
-def check_planned(config: Config, model: Model, sites: int) -> None:
-    """Checks at the coordinator, before any site is asked, that the method of a run can be noised as it promises.
-
-    Sites would refuse it one by one, and tell no cause.
-
-    Raises:
-        UserError: If the run cannot keep its promise, however many images sites have.
-    """
-    if (privacy := promised(config)) is None:
-        return
-    # Under DP-SGD numbers of images decide, which no site has told yet.
-    sizes = dict.fromkeys(range(sites), 1) if isinstance(privacy, ImagePrivacy) else {}
-    privacy.plan(model.method, _course(config, sizes))
-
-
-def _course(config: Config, sizes: Mapping[int, int]) -> Course:
-    """Describes the course of a run without stages, as far as its noise depends on it, by images of clients."""
     federation = config["federation"]
     secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-    return Course(config["rounds"], dict.fromkeys(sizes, 0), sizes, sampler, secure)
+    return privacy.plan(model.method, Course(config["rounds"], sizes, sampler, secure))
 
 
 def check_promise(config: Config, most: float | None) -> None:
@@ -197,7 +183,11 @@ def check_promise(config: Config, most: float | None) -> None:
     if most is None:
         return
     privacy = promised(config)
-    if privacy is None or privacy.epsilon is None or is_central(privacy):
-        raise RefusalError(Code.PROMISE, most)
-    if privacy.epsilon > most or privacy.delta > _DELTA:
+    if (
+        privacy is None
+        or privacy.epsilon is None
+        or privacy.epsilon > most
+        or privacy.delta > _DELTA
+        or is_central(privacy)
+    ):
         raise RefusalError(Code.PROMISE, most)

@@ -95,7 +95,7 @@ class OwnPart:
         Raises:
             UserError: If the federation cannot keep its promise.
         """
-        plan = planned(self.config, self.model, self.number, self.facts.size)
+        plan = planned(self.config, self.model, {self.number: self.facts.size})
         ledger = Ledger(self.settings.folder / LEDGER, self.settings.epsilon)
         return None if plan is None else OwnNoise(plan, folder, images, ledger)
 

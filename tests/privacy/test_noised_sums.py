@@ -93,17 +93,11 @@ class OneSum:
     exchanges = Exchanges((Sends(Rows()),), (Sends(Rows()), Sends(NothingNew({}))))
 
 
-def plan(method=None, rounds=3, sampler=None, secure_sum=None, stage=0, **settings):
+def plan(method=None, rounds=3, sampler=None, secure_sum=None, staged=False, **settings):
     privacy = ImagePrivacy(**{"epsilon": 4.0, **settings})
     return privacy.plan(
         method or Method(None, None, OneSum.exchanges),
-        Course(
-            rounds,
-            dict.fromkeys(range(5), stage),
-            dict.fromkeys(range(5), 9),
-            sampler or ClientSampler(),
-            secure_sum,
-        ),
+        Course(rounds, dict.fromkeys(range(5), 9), sampler or ClientSampler(), secure_sum, staged),
     )
 
 
@@ -185,7 +179,7 @@ def test_distributed_shares_add_up_to_the_central_noise():
             {"where": "distributed", "secure_sum": SecureSum(), "sampler": ClientSampler(fraction=0.5)},
             "fraction=1",
         ),
-        ({"stage": 1}, "data that come in stages"),
+        ({"staged": True}, "data that come in stages"),
         (
             {"rounds": 0, "method": Method(None, None, Exchanges((), ()))},
             "nothing is sent",

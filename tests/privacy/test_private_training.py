@@ -88,13 +88,12 @@ def clipped_mean(rows, weight, clip):
     return ((clip / norms).clamp(max=1)[:, None, None] * gradients).mean(0)
 
 
-def plan(own=None, rounds=3, sizes=(40, 10), stage=0, exchanges=None, **settings):
+def plan(own=None, rounds=3, sizes=(40, 10), staged=False, exchanges=None, **settings):
     sizes = dict(enumerate(sizes))
     privacy = TrainingPrivacy(**{"epsilon": 4.0, "batch_size": 10, **settings})
-    stages = dict.fromkeys(sizes, stage)
     method = method_of(own or client())
     method = replace(method, exchanges=exchanges or method.exchanges)
-    return privacy.plan(method, Course(rounds, stages, sizes, ClientSampler()))
+    return privacy.plan(method, Course(rounds, sizes, ClientSampler(), staged=staged))
 
 
 @needs_opacus
@@ -255,7 +254,7 @@ def test_the_budget_is_spent_when_the_rounds_are_over():
             {"exchanges": Exchanges(rounds=(Pretrain(MEANS),))},
             "sends more than weights",
         ),  # trains in its own way
-        ({"stage": 1}, "data that come in stages"),
+        ({"staged": True}, "data that come in stages"),
     ],
 )
 def test_what_cannot_be_trained_privately_is_one_line(given, cause):
