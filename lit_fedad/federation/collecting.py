@@ -16,7 +16,7 @@ from lit_fedad.federation.channel import Link
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.processes import on_first
 from lit_fedad.federation.receiver import Receiver
-from lit_fedad.federation.round_report import RoundReport, add_counts
+from lit_fedad.federation.round_report import RoundReport, add_bytes, add_causes
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Outcome, Sent, Transport
 
@@ -123,7 +123,7 @@ class Collecting:
         results: dict[int, ClientResult] = {}
         while playing:
             sent = self.sender.messages(turn.exchange, playing, turn.context)
-            add_counts(report.bytes_down, {client: len(blob) for client, blob in sent.blobs.items()})
+            add_bytes(report.bytes_down, sent.blobs)
             outcome = self.transport.play(sent, turn.scored(playing))
             results |= outcome.values
             # The policy is applied on the first process, but a run that it ends must end all processes.
@@ -135,13 +135,13 @@ class Collecting:
     def _receive(self, turn: Turn, outcome: Outcome[ClientResult], updates: dict[int, Update]) -> None:
         """Checks what clients sent, and adds what can be used to the updates."""
         for client, result in outcome.values.items():
-            add_counts(turn.report.bytes_up, {client: len(result.blob)})  # also of one that is refused
+            add_bytes(turn.report.bytes_up, {client: result.blob})  # also of one that is refused
             try:
                 updates[client] = self.receiver.open(turn.exchange, client, result.blob, turn.sizes[client])
             except UserError as error:
-                turn.report.refuse({client: str(error)})
+                add_causes(turn.report.refused, {client: str(error)})
         self.sampler.check_failures(self.names.titled(outcome.failures), turn.report.round)
-        turn.report.fail(outcome.failures)
+        add_causes(turn.report.failures, outcome.failures)
 
     def catch_up(
         self, exchanges: Exchanges, context: Context, holders: Sequence[int], history: Sequence[RoundReport]
@@ -173,8 +173,8 @@ class Collecting:
             failed |= causes
             for report in (one for one in history if one.round == round):
                 report.participants += done
-                add_counts(report.bytes_down, {client: len(blob) for client, blob in sent.blobs.items()})
-                add_counts(report.bytes_up, {c: len(result.blob) for c, result in outcome.values.items()})
+                add_bytes(report.bytes_down, sent.blobs)
+                add_bytes(report.bytes_up, {c: result.blob for c, result in outcome.values.items()})
         on_first(self.fabric, partial(self.sampler.check_failures, self.names.titled(failed), context.round))
         return failed
 

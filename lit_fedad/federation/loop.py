@@ -26,7 +26,7 @@ from lit_fedad.federation.evaluator import ClientQuery, Evaluator, LocalQuery
 from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import all_cores, on_first, shard
 from lit_fedad.federation.receiver import Receiver, Robust
-from lit_fedad.federation.round_report import Budget, RoundReport, add_counts
+from lit_fedad.federation.round_report import Budget, RoundReport, add_causes, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Pose, Transport
 
@@ -153,7 +153,7 @@ class Federation:
         if (plan := self.plan) is not None:
             on_first(self.fabric, lambda: plan.check(self.released + noised_sums, f"round {round}"))
         report = RoundReport(round, exchanges[0].name, self.sampler.sample(self.clients, context))
-        report.fail(failed)
+        add_causes(report.failures, failed)
         sizes = self.data.at(round).sizes
         for number, exchange in enumerate(exchanges):
             # Clients that fail in one exchange are left out of the round's later ones.
@@ -306,7 +306,7 @@ class Federation:
         self._call("on_updates", context, updates)
         with all_cores(self.fabric):
             merged = self.receiver.merge(exchange, updates, self.clients, self.exchanges, context)
-        report.refuse(merged.refused)
+        add_causes(report.refused, merged.refused)
         report.warnings += [
             f"round {report.round}: {self.names.title(client)} {remark}" for client, remark in merged.remarks
         ]
@@ -354,7 +354,7 @@ class Federation:
         def note(failures: dict[int, str]) -> None:
             if failures:
                 self.sampler.check_failures(self.names.titled(failures), self.history[-1].round)
-                self.history[-1].leave_unscored(failures)
+                add_causes(self.history[-1].unscored, failures)
 
         on_first(self.fabric, partial(note, outcome.failures))
         return outcome.values

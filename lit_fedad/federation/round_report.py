@@ -50,18 +50,6 @@ class RoundReport:
     warnings: list[str] = field(default_factory=list)
     noised_sums: int = 0
 
-    def fail(self, causes: dict[int, str]) -> None:
-        """Adds clients that failed; of several causes of one the first counts."""
-        self.failures = self.failures | causes | self.failures
-
-    def refuse(self, causes: dict[int, str]) -> None:
-        """Adds clients whose messages were refused; likewise."""
-        self.refused = self.refused | causes | self.refused
-
-    def leave_unscored(self, causes: dict[int, str]) -> None:
-        """Adds clients that could not be scored; likewise, however often it was tried."""
-        self.unscored = self.unscored | causes | self.unscored
-
     def lines(self, names: ClientNames) -> list[str]:
         """Writes one line for each client that was left out, and each further warning; later ones come last."""
 
@@ -79,10 +67,21 @@ class RoundReport:
         ]
 
 
-def add_counts(totals: dict[int, int], counts: dict[int, int]) -> None:
+def add_counts(totals: dict[int, int], counts: Mapping[int, int]) -> None:
     """Adds counts by client to totals by client, in place."""
     for client, count in counts.items():
         totals[client] = totals.get(client, 0) + count
+
+
+def add_bytes(totals: dict[int, int], blobs: Mapping[int, bytes]) -> None:
+    """Adds the lengths of messages by client to totals by client, in place."""
+    add_counts(totals, {client: len(blob) for client, blob in blobs.items()})
+
+
+def add_causes(totals: dict[int, str], causes: Mapping[int, str]) -> None:
+    """Adds causes by client, in place; of several causes of one client the first counts."""
+    for client, cause in causes.items():
+        totals.setdefault(client, cause)
 
 
 class Budget(Protocol):

@@ -7,7 +7,6 @@ client's message becomes numbers that can be masked, and how the server comes fr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor
 from lit_fedad.contracts import (
     Client,
     Cohort,
-    Context,
     Exchange,
     Message,
     MessageSpec,
@@ -27,13 +25,12 @@ from lit_fedad.contracts import (
     TensorSpec,
     merges_sums,
 )
-from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Plain
 from lit_fedad.federation.message_check import check
 from lit_fedad.privacy.fixed_point import Words, decode, encode, fixed_points
 from lit_fedad.privacy.messages import FEWEST_MEMBERS, Invitation
-from lit_fedad.privacy.protocol import Gathering, Party
+from lit_fedad.privacy.protocol import Party
 from lit_fedad.robust.aggregation import RobustAggregation
 
 
@@ -92,17 +89,6 @@ class SecureSum:
             [3, 3, 3, 6]
         """
         return min(clients, max(FEWEST_MEMBERS, math.floor(self.quorum * clients) + 1))
-
-    def gather(
-        self, exchange: Exchange, context: Context, sizes: Mapping[int, int], names: ClientNames
-    ) -> Gathering:
-        """Begins a secure sum of some clients, by their numbers of images and with what they are called.
-
-        Raises:
-            UserError: If there are fewer than 3.
-        """
-        place = f"{context.seed}/{context.round}/{context.exchange}/{exchange.name}"
-        return Gathering(place, sizes, self.quorum_of(len(sizes)), names)
 
 
 def sending(method: Method) -> list[Exchange]:

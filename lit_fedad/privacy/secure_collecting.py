@@ -14,7 +14,7 @@ from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.collecting import Collected, Collecting, Turn
 from lit_fedad.federation.message_check import check
 from lit_fedad.federation.processes import gather, on_first
-from lit_fedad.federation.round_report import RoundReport, add_counts
+from lit_fedad.federation.round_report import RoundReport, add_bytes, add_causes, add_counts
 from lit_fedad.federation.transport import Outcome, SumStep
 from lit_fedad.privacy.fixed_point import Words, fixed_points
 from lit_fedad.privacy.keys import KeyPair
@@ -80,7 +80,7 @@ class Summing(Collecting):
         offers = transport.confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
         sent = sent._replace(blobs={client: sent.blobs[client] for client in envelopes})
-        _count(report.bytes_down, dict(sent.blobs))
+        add_bytes(report.bytes_down, sent.blobs)
         outcome = transport.play(sent, turn.scored(list(envelopes)), envelopes)
         asked = on_first(fabric, lambda: self._take(outcome, report))
         shares = transport.confer("reveal", asked)
@@ -90,7 +90,9 @@ class Summing(Collecting):
     def _invite(self, turn: Turn) -> dict[int, bytes]:
         """Begins a sum, and returns the invitations by client."""
         members = {client: turn.sizes[client] for client in turn.report.participants}
-        self.gathering = self.secure.gather(turn.exchange, turn.context, members, self.names)
+        context = turn.context
+        place = f"{context.seed}/{context.round}/{context.exchange}/{turn.exchange.name}"
+        self.gathering = Gathering(place, members, self.secure.quorum_of(len(members)), self.names)
         invitation, self.causes = self.gathering.invitation, dict[int, str]()
         self.form = SumForm.of(turn.exchange, self.sender.client, invitation)
         return _count(turn.report.bytes_down, dict.fromkeys(sorted(members), invitation.to_bytes()))
@@ -107,7 +109,7 @@ class Summing(Collecting):
         """Adds masked messages up, and returns the question for shares by survivor."""
         self._note(outcome, report)
         for client, result in outcome.values.items():
-            _count(report.bytes_up, {client: result.blob})
+            add_bytes(report.bytes_up, {client: result.blob})
             try:
                 self.gathering.add(client, self._words(result.blob))
             except UserError as error:
@@ -144,11 +146,12 @@ class Summing(Collecting):
         self.sampler.check_failures(named, report.round)
         arrived = self.gathering.survivors
         self.causes |= outcome.failures
-        report.fail({client: cause for client, cause in outcome.failures.items() if client not in arrived})
+        left = {client: cause for client, cause in outcome.failures.items() if client not in arrived}
+        add_causes(report.failures, left)
 
     def _refuse(self, refused: dict[int, str], report: RoundReport) -> None:
         self.causes |= refused
-        report.refuse(refused)
+        add_causes(report.refused, refused)
 
     def _check_left(self, left: int, what: str) -> None:
         members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
@@ -162,5 +165,5 @@ class Summing(Collecting):
 
 def _count(counts: dict[int, int], blobs: dict[int, bytes]) -> dict[int, bytes]:
     """Adds the bytes of messages to counts by client; returns the messages."""
-    add_counts(counts, {client: len(blob) for client, blob in blobs.items()})
+    add_bytes(counts, blobs)
     return blobs

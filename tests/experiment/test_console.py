@@ -28,10 +28,10 @@ def test_a_failure_after_the_last_round_is_printed_once_at_the_end():
     display, report = _Display(), RoundReport(round=2, exchange="train", participants=[0, 1])
     console = Console()
     console._display, console._last = display, 0.0
-    report.fail({0: "no memory"})
+    report.failures[0] = "no memory"
     console.on_round_end(SimpleNamespace(rounds=2, names=NUMBERS), report)
     assert display.warned == ["round 2: client 0 left out: no memory"]
-    report.leave_unscored({1: "broken image"})
+    report.unscored[1] = "broken image"
     console.on_run_end(SimpleNamespace(), {})
     assert display.warned[1:] == ["round 2: client 1 left out of the evaluation: broken image"]
 

@@ -27,7 +27,7 @@ def test_a_constant_prediction_is_said_in_a_line_of_its_round(predicted, warned,
     values = {"mean": 0.5, "worst": 0.5, "pooled": 0.5, "per_client": {0: 0.25, 2: 0.75}}
     classes = {"mean": 2.0, "worst": 1.0, "pooled": 3.0, "per_client": {0: 3.0, 2: predicted}}
     report = RoundReport(3, "train", [0, 2], metrics={"accuracy": values, "predicted_classes": classes})
-    report.fail({1: "late"})
+    report.failures[1] = "late"
     print_round(report)
     first, *others = capsys.readouterr().err.splitlines()
     assert first == "warning: round 3: client 1 left out: late"

@@ -14,6 +14,7 @@ from lit_fedad.contracts import SUM, Exchange, Sums, TensorSpec, Update, senders
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Half
 from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.privacy.protocol import Gathering
 from lit_fedad.privacy.secure_aggregation import SecureSum, SumForm
 from lit_fedad.privacy.secure_collecting import Parties
 from lit_fedad.robust.aggregation import RobustAggregation
@@ -270,18 +271,20 @@ def test_no_single_sum_is_ever_reachable_from_the_server(toy, summed, tmp_path, 
     monkeypatch.setattr(transport, "play", watched_play)
     monkeypatch.setattr(server, "broadcast", watched_broadcast)
     if secure:
-        gathering = federation.summing.secure.gather
 
-        def watched_gather(*args):
-            made = gathering(*args)
-            add, unmask = made.add, made.unmask
-            made.add = lambda *given: (watch.look(given), add(*given), watch.look(given))[1]
-            made.unmask = lambda *given: (watch.look(given), unmask(*given), watch.look(given))[1]
-            return made
+        class WatchedGathering(Gathering):
+            def add(self, *given):
+                watch.look(given)
+                super().add(*given)
+                watch.look(given)
 
-        monkeypatch.setattr(
-            type(federation.summing.secure), "gather", lambda self, *args: watched_gather(*args)
-        )
+            def unmask(self, *given):
+                watch.look(given)
+                found = super().unmask(*given)
+                watch.look(given)
+                return found
+
+        monkeypatch.setattr("lit_fedad.privacy.secure_collecting.Gathering", WatchedGathering)
     federation.run()
     assert watch.looked > 10
     # The plain run is the control: there the walk does find every client.
