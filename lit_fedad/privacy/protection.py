@@ -10,8 +10,7 @@ from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.loop import Federation
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
 from lit_fedad.privacy.image_privacy import Course, ImagePrivacy
-from lit_fedad.privacy.secure_aggregation import SecureSum
-from lit_fedad.privacy.secure_collecting import Parties, Summing
+from lit_fedad.privacy.secure_aggregation import Parties, SecureSum, Summing
 
 
 def protect(

@@ -15,8 +15,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Half
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.protocol import Gathering
-from lit_fedad.privacy.secure_aggregation import SecureSum, SumForm
-from lit_fedad.privacy.secure_collecting import Parties
+from lit_fedad.privacy.secure_aggregation import Parties, SecureSum, SumForm
 from lit_fedad.robust.aggregation import RobustAggregation
 from lit_fedad.robust.weights import NormClipping
 
@@ -284,7 +283,7 @@ def test_no_single_sum_is_ever_reachable_from_the_server(toy, summed, tmp_path, 
                 watch.look(given)
                 return found
 
-        monkeypatch.setattr("lit_fedad.privacy.secure_collecting.Gathering", WatchedGathering)
+        monkeypatch.setattr("lit_fedad.privacy.secure_aggregation.Gathering", WatchedGathering)
     federation.run()
     assert watch.looked > 10
     # The plain run is the control: there the walk does find every client.
