@@ -22,6 +22,7 @@ from lit_fedad.core.conflicts import check_conflicts
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.identity import CIRCUMSTANCES, identity
 from lit_fedad.core.nested import value_at
+from lit_fedad.core.text import printable
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.data.transform import Fit
 from lit_fedad.evaluation.accuracy_stream import ClientTest
@@ -99,7 +100,7 @@ class OverrideError(UserError):
     """
 
     def __init__(self, override: str, why: str, number: int = 0) -> None:
-        super().__init__(f"'{override}' is not taken from a federation: {why}")
+        super().__init__(f"'{printable(override)}' is not taken from a federation: {why}")
         self.number = number
 
 
