@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
-from lit_fedad.sites.key_registry import write_sum_key
+from lit_fedad.sites.key_registry import KeyRegistry, write_sum_key
 from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.settings import FLOORS, Policy, SiteSettings
 from lit_fedad.sites.site import Site
@@ -83,6 +83,11 @@ def settings(folder: Path, name: str, *own: str) -> SiteSettings:
         (*HERE, f"cache.folder={folder / name / 'cache'}", *own),
         policy=OPEN,
     )
+
+
+def with_keys(folder: Path, name: str, *own: str) -> SiteSettings:
+    """What the operator of a painted site says that has the keys for secure sums."""
+    return replace(settings(folder, name, *own), key_registry=KeyRegistry.read(folder / name, name))
 
 
 def enrol_in_sums(folder: Path, names: Sequence[str] = NAMES) -> None:

@@ -1,5 +1,6 @@
 """The protocol of one sum: masks cancel, drop-outs are recovered, and a party gives away no more than it must."""
 
+import json
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +13,7 @@ from lit_fedad.privacy.messages import (
     Offer,
     Revealed,
     read_envelopes,
+    read_survivors,
     write_envelopes,
     write_survivors,
 )
@@ -130,6 +132,30 @@ def test_survivors_that_had_no_part_are_refused(parties, named):
         parties[3].reveal(write_survivors(named))
 
 
+@pytest.mark.parametrize(
+    "blob",
+    [b"{}", *(b'{"survivors":%s}' % who for who in (b"[]", b"[3,3,3]", b"[-1,3,5]", b"[3,5,6,6]"))],
+)
+def test_shares_are_not_revealed_to_survivors_that_are_none(parties, blob):
+    _, envelopes = begin(parties)
+    masked(parties, envelopes, SIZES)
+    with pytest.raises(UserError):
+        parties[3].reveal(blob)
+
+
+@pytest.mark.parametrize(
+    ("members", "quorum"),
+    [
+        (SIZES, 2), (SIZES, 1), (SIZES, 0), (SIZES, 6), ({3: 9, 5: 9}, 2), ({3: 9, 5: 9, 7: 9}, 2),
+        ({5: 9, 6: 9, 8: 9}, 2), ({}, 1), ({3: 0, 5: -1, 6: 9}, 2),
+    ],
+)  # fmt: skip
+def test_sums_of_few_are_not_agreed_to(parties, members, quorum):
+    content = {"place": "run/0", "members": [*members.items()], "quorum": quorum}
+    with pytest.raises(UserError):
+        parties[3].offer(json.dumps(content).encode())
+
+
 def test_a_client_that_is_not_on_the_roster_is_not_masked_with(parties):
     stranger = Invitation("run/1/0/x", {**SIZES, 12: 3}, 4)
     with pytest.raises(UserError, match="client 12, whose key is not in the key registry"):
@@ -204,6 +230,12 @@ def test_two_clients_and_minorities_are_refused():
 def test_what_is_no_letter_is_refused_in_one_line(read, blob):
     with pytest.raises(UserError, match=r"cannot be read|should be"):
         read(blob)
+
+
+@pytest.mark.parametrize("read", [read_envelopes, read_survivors, Revealed.from_bytes, Offer.from_bytes])
+def test_letters_that_are_too_long_are_not_parsed(read):
+    with pytest.raises(UserError, match="cannot be read"):
+        read(b"[" + b"0," * (1 << 23) + b"0]")
 
 
 def test_letters_are_read_as_they_were_written(parties):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.sites import DEBUG, HERE, NAMES, Here, paint, settings, three_sites
+from helpers.sites import DEBUG, HERE, NAMES, Here, settings, three_sites
 
 from lit_fedad.contracts.exchange import Exchange, Exchanges
 from lit_fedad.experiment.build import build_model
@@ -20,13 +20,6 @@ from lit_fedad.tracking.journal import journal_file
 
 QUIET = Display(quiet=True)
 SKIP = "federation.sampler.on_failure=skip"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("joining")
-    paint(folder)
-    return folder
 
 
 class Comes(Here):

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 from helpers.class_sites import CLASSES, class_data, pack, sites
-from helpers.sites import DEBUG, HERE, NAMES, Here, enrol_in_sums, message_of, paint, settings
+from helpers.sites import DEBUG, HERE, NAMES, Here, message_of, settings, with_keys
 from safetensors.torch import load
 
 from lit_fedad.contracts import Context, Exchanges, Method, Sums
@@ -21,7 +21,6 @@ from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
-from lit_fedad.sites.key_registry import KeyRegistry
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
@@ -87,12 +86,8 @@ def test_a_second_run_gets_what_the_first_has_left(tmp_path):
         second.pay(OneSum, None, asked)
 
 
-def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(tmp_path):
-    paint(tmp_path)
-    enrol_in_sums(tmp_path)
-    limited = replace(
-        settings(tmp_path, "north"), epsilon=8.0, key_registry=KeyRegistry.read(tmp_path / "north", "north")
-    )
+def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(folder, tmp_path):
+    limited = replace(with_keys(folder, "north"), folder=tmp_path, epsilon=8.0)
     Ledger(limited.folder / LEDGER).spend("earlier", "noise", 6.0, 1e-5)
 
     def said(epsilon):
@@ -259,23 +254,9 @@ def test_a_federation_whose_sites_train_privately(tmp_path):
     assert result["client_losses"] in ({}, None) or not any(result["client_losses"])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sites")
-    paint(folder)
-    enrol_in_sums(folder)
-    return folder
-
-
 def centre(folder, name, noise):
     """The centre of features that sites find with so much noise."""
-    found = [
-        Site(
-            replace(settings(folder, own, *OWN), key_registry=KeyRegistry.read(folder / own, own)),
-            Display(quiet=True),
-        )
-        for own in NAMES
-    ]
+    found = [Site(with_keys(folder, own, *OWN), Display(quiet=True)) for own in NAMES]
     private = ["federation/privacy=distributed", "federation.privacy.epsilon=1e12"]
     overrides = [*SUBSPACE, "federation=secure", *private, f"federation.privacy.noise={noise}"]
     plan = coordinator.Plan(overrides, NAMES, str(folder / name), OWN)

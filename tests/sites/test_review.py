@@ -5,10 +5,9 @@ from functools import cache
 
 import pytest
 from helpers.class_sites import CLASSES, class_data
-from helpers.sites import DEBUG, HERE, enrol_in_sums, settings
+from helpers.sites import DEBUG, HERE, with_keys
 
 from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
-from lit_fedad.sites.key_registry import KeyRegistry
 from lit_fedad.sites.offer import Offer, Taken
 from lit_fedad.sites.review import MEANINGS, described, review
 from lit_fedad.sites.settings import Policy, SiteSettings
@@ -25,9 +24,8 @@ OWN_NOISE = (*CLASSIFIED, "federation/privacy=dp_sgd", "federation.privacy.epsil
 @pytest.fixture(scope="module")
 def told(folder):
     """Reviews an offer at a site with image files, or labelled images; under the policy of `site init` or another."""
-    enrol_in_sums(folder)
     own = (*HERE, f"cache.folder={folder / 'cache'}")
-    files = replace(settings(folder, "north"), key_registry=KeyRegistry.read(folder / "north", "north"))
+    files = with_keys(folder, "north")
     classes = SiteSettings("east", folder / "classes" / "east", class_data(folder / "classes" / "east"), own)
 
     @cache

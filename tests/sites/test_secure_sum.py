@@ -1,12 +1,11 @@
 """Sites whose uploads are summed: the coordinator's model is that of a plain run, and no plain message arrives."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from helpers.refusals import refusal
-from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings
+from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings, with_keys
 from safetensors.torch import save
 
 from lit_fedad.core.errors import UserError
@@ -28,26 +27,9 @@ FOUR = (*NAMES, "west")  # of three, all must finish
 OWN = ["cache.enabled=false", "fabric.accelerator=cpu"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sites")
-    paint(folder)
-    enrol_in_sums(folder)
-    return folder
-
-
 def sites(folder, secure, names=NAMES):
-    own = (*OWN,) if secure else OWN
-    return [
-        Site(
-            replace(
-                settings(folder, name, *own),
-                key_registry=KeyRegistry.read(folder / name, name) if secure else None,
-            ),
-            Display(quiet=True),
-        )
-        for name in names
-    ]
+    given = with_keys if secure else settings
+    return [Site(given(folder, name, *OWN), Display(quiet=True)) for name in names]
 
 
 class Dropping(Here):
@@ -115,7 +97,9 @@ def test_a_site_that_drops_out_is_not_in_the_sum(tmp_path):
 def test_sites_refuse_what_their_key_registry_does_not_say(folder):
     registry = KeyRegistry.read(folder / "north", "north")
     assert set(registry.numbered(NAMES, 0)) == {0, 1, 2}
-    for names, client in ((["north", "north", "south"], 0), (NAMES, 1), (["north", "east"], 5)):
+    for names, client in (
+        (["north", "north", "south"], 0), (NAMES, 1), (["north", "east"], 5), (["east", "north"], 0), (["north"], -1),
+    ):  # fmt: skip
         with pytest.raises(UserError, match="under other names or keys"):
             registry.numbered(names, client)
     with pytest.raises(UserError, match="site west is not in this site's key registry"):

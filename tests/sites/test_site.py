@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from helpers.sites import DEBUG, OPEN, message_of, paint, settings
+from helpers.sites import DEBUG, OPEN, message_of, settings
 from safetensors.torch import load
 
 from lit_fedad.experiment import build
@@ -26,13 +26,6 @@ WORDS = [
     "task.decoder.channels=16",
     *DEBUG,
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sites")
-    paint(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
