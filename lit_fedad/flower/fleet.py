@@ -51,9 +51,8 @@ from lit_fedad.core.files import told_forbidden
 from lit_fedad.flower.keys import CLOCK, read_private_key
 from lit_fedad.flower.messages import BESIDE, TooLongError, in_record, unfolded, within, wrapped
 
-_POLL_S, _LONGEST_POLL_S = 0.5, 2.0
-_POLL_SHARE = 0.05
-"""Share of the time without a request after which a site asks again, where the port does not hold its poll."""
+_POLL_S = 0.5
+"""Least time between two polls, in seconds: the open port holds one longer for which there is no request."""
 
 _PATIENCE_S = 150
 """How long a site that is refused tries again: one that was killed counts as online until it misses two heartbeats."""
@@ -203,14 +202,14 @@ def _serve(
 ) -> None:
     """Answers requests until the coordinator does not let this connection in any more."""
     _, receive, send, _, _, pull, push, confirm = connection
-    idle, told = time.monotonic(), ""
+    told = ""
     while not lost.is_set():
         try:
             asked = time.monotonic()
             received = receive()
             outage.end()
             if received is None:
-                time.sleep(max(0.0, asked + pause(asked - idle) - time.monotonic()))
+                time.sleep(max(0.0, asked + _POLL_S - time.monotonic()))
                 continue
             message, tree = received
             run = message.metadata.run_id
@@ -223,7 +222,7 @@ def _serve(
                 objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
                 wanted, session = send(reply, own_tree, time.monotonic() - began)
                 push_objects(objects, partial(_push, partial(push, run), session), object_ids_to_push=wanted)
-            idle, told = time.monotonic(), ""
+            told = ""
             continue
         except RunNotRunningException:  # no Exception: the coordinator has ended this run
             cause = "the coordinator has ended its run"
@@ -273,18 +272,6 @@ def _payload(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes
         return in_record(inflate_object_from_contents(tree.object_id, contents)) if whole else b""
     except Exception:  # Flower's readers fail in many ways
         return b""
-
-
-def pause(idle: float) -> float:
-    """Returns how many seconds lie between two polls at least, after so many without a request.
-
-    The open port holds a poll for longer than that (`lit_fedad.flower.proxy`); another one may not.
-
-    Example:
-        >>> [pause(idle) for idle in (0, 20, 3600)]
-        [0.5, 1.0, 2.0]
-    """
-    return min(max(_POLL_S, _POLL_SHARE * idle), _LONGEST_POLL_S)
 
 
 def _activate(
