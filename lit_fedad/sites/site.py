@@ -40,7 +40,7 @@ class Site:
 
     def tidy(self) -> None:
         """Removes what a killed process of this site left of files that it was writing; no other may be at work."""
-        for pattern in (f".{OFFERED}.*.partial", "reports/*/.*.partial"):
+        for pattern in (f".{OFFERED}.*.partial", "reports/*/.*.partial", "states/*/.*.partial"):
             for left in self.settings.folder.glob(pattern):
                 with suppress(OSError):
                     left.unlink()

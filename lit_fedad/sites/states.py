@@ -52,14 +52,12 @@ class States:
                 raise RefusalError(Code.IMAGES if name == "images" else Code.MODEL)
 
     def begin(self) -> None:
-        """Writes down what the run goes on with, before its first state, and removes what a killed process left.
+        """Writes down what the run goes on with, before its first state.
 
         Raises:
             UserError: If the folder cannot be written.
         """
         with told_unwritable(self.folder):
-            for left in self.folder.glob(".*.partial"):
-                left.unlink(missing_ok=True)
             for name, mark in self.marks.items():
                 if not (self.folder / name).exists():
                     with atomic(self.folder / name, durable=True) as partial:

@@ -160,10 +160,12 @@ def test_where_no_report_can_be_written_the_round_goes_on(site, decide, tmp_path
 
 
 def test_what_a_killed_site_left_of_its_files_is_removed_when_it_starts(tmp_path):
-    report = tmp_path / "reports" / RUN
-    report.mkdir(parents=True)
+    report, states = tmp_path / "reports" / RUN, tmp_path / "states" / RUN
+    for folder in (report, states):
+        folder.mkdir(parents=True)
     for name in (".report.md.4711.partial", ".decisions.csv.4711.partial", "report.md"):
         (report / name).write_text("x")
+    (states / f".{5:012d}.pt.partial").write_text("x")
     (tmp_path / f".{OFFERED}.4711.partial").write_text("x")
     Site(SiteSettings("north", tmp_path, ()), Display(quiet=True)).tidy()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["report.md"]
