@@ -75,7 +75,7 @@ class Half:
         Raises:
             UserError: If a value exceeds what half precision can hold (65,504).
         """
-        coded = {name: t.half() if _is_matrix(t) else t for name, t in message.items()}
+        coded = {name: t.half() if _is_matrix(t.shape, t.dtype) else t for name, t in message.items()}
         for name, tensor in coded.items():
             if tensor.dtype == torch.float16 and not tensor.isfinite().all():
                 raise UserError(
@@ -89,8 +89,7 @@ class Half:
 
     def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Returns two bytes an element of a matrix, the size itself of other tensors."""
-        matrix = dtype == torch.float32 and len(shape) >= 2
-        return math.prod(shape) * (torch.float16.itemsize if matrix else dtype.itemsize)
+        return math.prod(shape) * (torch.float16 if _is_matrix(shape, dtype) else dtype).itemsize
 
 
 class Byte:
@@ -104,7 +103,7 @@ class Byte:
         """Encodes every float32 matrix as levels, column minima and column steps."""
         coded: Message = {}
         for name, tensor in message.items():
-            if not _is_matrix(tensor):
+            if not _is_matrix(tensor.shape, tensor.dtype):
                 coded[name] = tensor
                 continue
             low, high = tensor.amin(0), tensor.amax(0)
@@ -133,7 +132,7 @@ class Byte:
 
     def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Returns one byte an element of a matrix and eight a column, the size itself of other tensors."""
-        if dtype == torch.float32 and len(shape) >= 2:
+        if _is_matrix(shape, dtype):
             return math.prod(shape) + 2 * dtype.itemsize * math.prod(shape[1:])
         return math.prod(shape) * dtype.itemsize
 
@@ -266,5 +265,5 @@ def elements(message: Mapping[str, Tensor]) -> int:
     return sum(math.prod(tensor.shape) for tensor in message.values())
 
 
-def _is_matrix(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.ndim >= 2 and tensor.numel() > 0
+def _is_matrix(shape: Sequence[int], dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 and len(shape) >= 2 and 0 not in shape

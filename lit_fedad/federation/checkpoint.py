@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -288,13 +287,6 @@ def _linked(folder: Path, previous: Path | None) -> dict[str, str]:
     """Finds files that are links to those of the previous checkpoint: their SHA-256 by name."""
     if previous is None:
         return {}
-    files, before = read_meta(previous)["files"], _inodes(previous)
-    return {
-        name: files[name]
-        for name, inode in _inodes(folder).items()
-        if name in files and before[name] == inode
-    }
-
-
-def _inodes(folder: Path) -> dict[str, int]:
-    return {entry.name: entry.inode() for entry in os.scandir(folder)}
+    files = read_meta(previous)["files"]
+    names = files.keys() & _names(folder)
+    return {name: files[name] for name in names if (folder / name).samefile(previous / name)}

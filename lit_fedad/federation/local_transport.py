@@ -70,6 +70,9 @@ def _end_process(who: str, seconds: float) -> None:
 
 
 T = TypeVar("T")
+EXPECTED = (UserError, RuntimeError, ValueError, OSError, ArithmeticError)
+"""Errors that data and machines cause, rather than mistakes in code."""
+
 Answers = dict[int, tuple[Any, str | None]]
 """What clients answered, or why they failed, by client."""
 
@@ -173,7 +176,7 @@ class LocalTransport:
                     self.runner.activate(sent.exchange, own, self.pool.get(number), sent.blobs[number])
                     answers[number] = act(self.runner.client, number), None
             except Exception as error:
-                if not self.skips and not is_expected(error):
+                if not self.skips and not isinstance(error, EXPECTED):
                     raise
                 answers[number] = None, cause_of(error)
             self.progress.step()
@@ -188,11 +191,6 @@ class LocalTransport:
             else:
                 outcome.failures[number] = cause
         return outcome
-
-
-def is_expected(error: Exception) -> bool:
-    """Tells whether an error is one that data and machines cause, rather than a mistake in code."""
-    return isinstance(error, (UserError, RuntimeError, ValueError, OSError, ArithmeticError))
 
 
 def cause_of(error: Exception) -> str:

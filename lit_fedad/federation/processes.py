@@ -67,7 +67,8 @@ def make_fabric(
     if num_nodes == 1 and (str(devices) == "1" or (str(devices) == "auto" and here == "cpu")):
         settings = {"devices": 1}
     else:
-        start = _start_method() if num_nodes == 1 else "popen"
+        fork_server = "forkserver" in multiprocessing.get_all_start_methods()
+        start = "popen" if num_nodes > 1 else "forkserver" if fork_server else "spawn"
         settings["strategy"] = ClientsApart(start_method=start)  # type: ignore[arg-type]
     try:
         fabric = Fabric(accelerator=chosen, precision=precision, callbacks=list(callbacks), **settings)
@@ -86,11 +87,6 @@ def of_this_process(fabric: Fabric, precision: Any) -> Fabric:
     device = fabric.device
     devices: Any = 1 if device.type != "cuda" else [device.index]
     return Fabric(accelerator=device.type, devices=devices, precision=precision)
-
-
-def _start_method() -> str:
-    """Returns the start method of processes on one machine."""
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from lit_fedad.core.errors import ANEW, UserError
 from lit_fedad.core.extras import require
 from lit_fedad.federation.client_runner import Train, resume_optimizer
 from lit_fedad.privacy.image_privacy import Course, terms
+from lit_fedad.privacy.noised_sums import secret_generator
 from lit_fedad.privacy.secure_aggregation import sending
 
 _HOOKS = ("training_step", "on_train_epoch_start", "on_before_optimizer_step")
@@ -175,8 +175,7 @@ def _gradients_by_image(task: nn.Module) -> Iterator[None]:
 
 
 def _generator(key: bytes, context: Context, what: str) -> np.random.Generator:
-    place = f"{what}/{context.round}/{context.exchange}/{context.client}".encode()
-    return np.random.default_rng(int.from_bytes(blake2b(place, key=key, digest_size=32).digest(), "big"))
+    return secret_generator(key, what, context.round, context.exchange, context.client)
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,6 @@ class Invitation:
             )
 
     @property
-    def asked(self) -> Cohort:
-        """All members."""
-        return self.crowd(self.members)
-
-    @property
     def digest(self) -> bytes:
         """A hash of all that members must agree on; keys are derived for it alone."""
         return hashlib.sha256(self.to_bytes()).digest()

@@ -95,6 +95,12 @@ def clipped_parts(sums: ImageSums, loader: Iterable[Any], clip: float) -> Iterat
         }
 
 
+def secret_generator(key: bytes, *place: object) -> np.random.Generator:
+    """Returns a generator that follows from a secret of at most 64 bytes and from what it draws for."""
+    digest = blake2b("/".join(map(str, place)).encode(), key=key, digest_size=32).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))
+
+
 def gaussian(
     key: bytes,
     context: Context,
@@ -120,8 +126,7 @@ def gaussian(
     """
     if not key:
         raise ValueError("no secret to draw noise from")
-    place = "/".join(map(str, (context.round, context.exchange, context.client, *some))).encode()
-    drawn = np.random.default_rng(int.from_bytes(blake2b(place, key=key, digest_size=32).digest(), "big"))
+    drawn = secret_generator(key, context.round, context.exchange, context.client, *some)
     return {
         name: torch.from_numpy(np.asarray(deviation * drawn.standard_normal(shape)))
         for name, shape in sorted(shapes.items())

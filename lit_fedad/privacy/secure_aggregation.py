@@ -137,7 +137,7 @@ class SumForm:
             raise UserError(
                 f"the server asks for a sum of exchange '{exchange.name}', whose messages have none"
             )
-        return cls(message_sums, exchange.upload_spec(client), invitation.asked)
+        return cls(message_sums, exchange.upload_spec(client), invitation.crowd(invitation.members))
 
     @property
     def sums(self) -> dict[str, SumSpec]:

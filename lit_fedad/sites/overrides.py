@@ -54,6 +54,9 @@ _LISTED: Mapping[str, Any] = {
 _WEIGHTS = ("auto", "imagenet", "own", "random")
 """Weights of a backbone that are no file."""
 
+_UNREAD = ("data=packed", "data.root=unread", "data.train=unread", "tracking=off")
+"""Choices in the place of those that each machine makes for itself."""
+
 _MOST, _LONGEST = 200, 250
 _WORD = re.compile(r"([a-z][a-z0-9_]*(?:[./][a-z0-9][a-z0-9_]*)*)=(-?[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})")
 
@@ -127,14 +130,7 @@ def compose_overrides(overrides: Sequence[str], own: Sequence[str] = (), coordin
     asked = [override for override in overrides if override.split("=")[0] not in NORMALISATION]
     # Presets may choose a set that needs a folder; the last choice wins, and is not read. It is none of photographs,
     # for which machines of other memory would come to another size (`with_size`).
-    placeholders = [
-        "data=packed",
-        "data.root=unread",
-        "data.train=unread",
-        "partition=pooled",
-        "tracking=off",
-    ]
-    overrides = [*asked, *placeholders, *([] if coordinator else ["public=null"]), *own]
+    overrides = [*asked, *_UNREAD, "partition=pooled", *([] if coordinator else ["public=null"]), *own]
     config, data = compose(overrides), {}
     if not given and takes(config["task"], "classes"):
         given = dict.fromkeys(NORMALISATION, "0.5")
@@ -190,7 +186,7 @@ def packaged(overrides: Sequence[str]) -> Config:
     """Composes the choices alone that overrides make, as their packages have them."""
     groups = config_groups()
     chosen = [override for override in overrides if override.split("=")[0] in groups]
-    return compose([*chosen, "data=packed", "data.root=unread", "data.train=unread", "tracking=off"])
+    return compose([*chosen, *_UNREAD])
 
 
 def _check_text(override: str, config: Config) -> None:

@@ -145,7 +145,7 @@ class Digest:
 
 @needs_opacus
 def test_all_of_a_secret_decides_and_not_only_the_32_bits_that_a_seed_of_torch_has(monkeypatch):
-    monkeypatch.setattr("lit_fedad.privacy.dp_sgd.blake2b", Digest)
+    monkeypatch.setattr("lit_fedad.privacy.noised_sums.blake2b", Digest)
     steps = Steps(share=1.0, number=1, noise=1.0)
     found = [weights(trained(Rows(8), steps, key=key)) for key in (b"a", b"b")]
     assert not torch.isclose(*found).any()
