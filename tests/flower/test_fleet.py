@@ -27,14 +27,24 @@ from lit_fedad.flower.keys import write_site_key
 from lit_fedad.flower.messages import wrapped
 
 
-@pytest.mark.parametrize("size", [0, 1000, (1 << 20) + 1])
-def test_of_a_request_only_the_payloads_record_is_pulled(monkeypatch, size):
-    for name in ("_task_id", "_run_id", "_node_id"):  # what Flower tells the process of a ServerApp
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """What Flower tells the process of a ServerApp."""
+    for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    request = Message(wrapped(bytes(size)), 7, "train.payload")
+
+
+def a_request(payload):
+    """A message to a site, the tree of its parts, and these by name."""
+    request = Message(wrapped(payload), 7, "train.payload")
     with no_object_id_recompute():
         objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
-        tree = get_object_tree(request)
+        return request, get_object_tree(request), objects
+
+
+@pytest.mark.parametrize("size", [0, 1000, (1 << 20) + 1])
+def test_of_a_request_only_the_payloads_record_is_pulled(size):
+    _, tree, objects = a_request(bytes(size))
     pulled = []
 
     def pull(name):
@@ -45,13 +55,8 @@ def test_of_a_request_only_the_payloads_record_is_pulled(monkeypatch, size):
     assert len(pulled) == len(objects) - 2  # the message and its content are around it
 
 
-def test_a_request_that_would_fill_the_memory_is_an_empty_one(monkeypatch):
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    request = Message(wrapped(bytes(40 << 20)), 7, "train.payload")  # of one chunk, again and again
-    with no_object_id_recompute():
-        objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
-        tree = get_object_tree(request)
+def test_a_request_that_would_fill_the_memory_is_an_empty_one():
+    _, tree, objects = a_request(bytes(40 << 20))  # of one chunk, again and again
     assert sum(map(len, objects.values())) < 20 << 20
     assert fleet._payload(tree, objects.get, 20 << 20) == b""
     assert fleet._payload(tree, objects.get, 1) == b""
@@ -156,14 +161,9 @@ def test_an_outage_is_two_lines():
 @pytest.mark.parametrize(
     "damage", [bytes, lambda part: part[: len(part) // 2], lambda part: part.replace(b"C", b"X")]
 )
-def test_a_request_that_cannot_be_read_is_an_empty_one(monkeypatch, damage):
+def test_a_request_that_cannot_be_read_is_an_empty_one(damage):
     """Flower's readers fail in many ways, and the site's process goes on."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    request = Message(wrapped(b"a request"), 7, "train.payload")
-    with no_object_id_recompute():
-        objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
-        tree = get_object_tree(request)
+    _, tree, objects = a_request(b"a request")
     for name, part in objects.items():
         read = fleet._payload(tree, {**objects, name: damage(part)}.get, 1000)
         assert read in (b"", b"a request")  # what is around the record is not read
@@ -191,13 +191,9 @@ def test_an_answer_that_cannot_be_read_does_not_end_a_site(monkeypatch, failure)
 @pytest.mark.parametrize("waits", ["first", "second", "nobody"])
 def test_a_part_goes_to_the_announcement_that_waits_for_it(monkeypatch, waits):
     """Of two: in an outage Flower announces a reply again, and tells a site of either."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(fleet.time, "sleep", lambda seconds: None)
-    request = Message(wrapped(b"a request"), 7, "train.payload")
-    with no_object_id_recompute():
-        objects = {key: part.deflate() for key, part in get_all_nested_objects(request).items()}
-        requests = [(request, get_object_tree(request))]
+    request, tree, objects = a_request(b"a request")
+    requests = [(request, tree)]
     announced, came, notes, lost = [], [], [], threading.Event()
 
     def receive():

@@ -98,11 +98,16 @@ NOBODY = SimpleNamespace(gone=lambda key: False)
 """No site has signed off."""
 
 
-def carry(grid, timeout=60.0, most=1000):
+BOTH = {0: b"to north", 1: b"to east"}
+
+
+def carrier_of(grid, timeout=60.0, sign_offs=NOBODY, **more):
     signal = SimpleNamespace(send=lambda most: grid.signals.append(len(grid.pushed)))
-    return dict(
-        GridCarrier(grid, lambda: KEYS, timeout, signal, NOBODY).carry({0: b"to north", 1: b"to east"}, most)
-    )
+    return GridCarrier(grid, lambda: KEYS, timeout, signal, sign_offs, **more)
+
+
+def carry(grid, timeout=60.0, most=1000):
+    return dict(carrier_of(grid, timeout).carry(BOTH, most))
 
 
 def test_requests_go_to_keys_not_to_names():
@@ -145,15 +150,16 @@ def test_a_site_does_not_say_without_end_that_its_request_got_lost(monkeypatch):
     """With each request that is sent again it may fill the coordinator's disk again."""
     monkeypatch.setattr("lit_fedad.flower.grid._POLL_S", 0.0)
     grid = Grid({8: KEYS[0]}, *[3] * 6)
-    found = GridCarrier(grid, lambda: KEYS, 60.0, SimpleNamespace(send=lambda most: None), NOBODY)
-    assert dict(found.carry({0: b"to north"}, 1000)) == {0: NoReply("has lost its request 6 times")}
+    assert dict(carrier_of(grid).carry({0: b"to north"}, 1000)) == {
+        0: NoReply("has lost its request 6 times")
+    }
     assert len(grid.pushed) == 6
 
 
 def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
     grid, keys = Grid({7: KEYS[1], 8: KEYS[0]}, *["wait"] * 1000), dict(KEYS)
     signal = SimpleNamespace(send=lambda most: keys.pop(1))  # after its request was pushed
-    found = GridCarrier(grid, lambda: keys, 0.5, signal, NOBODY).carry({0: b"to north", 1: b"to east"}, 1000)
+    found = GridCarrier(grid, lambda: keys, 0.5, signal, NOBODY).carry(BOTH, 1000)
     assert "its key was taken away" in dict(found)[1].cause
     del keys[0]
     found = GridCarrier(grid, lambda: keys, 3600.0, signal, NOBODY).carry({0: b"to north"}, 1000)
@@ -161,13 +167,9 @@ def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
 
 
 def test_who_has_signed_off_costs_no_time():
-    grid, signal = Grid({7: KEYS[1]}), SimpleNamespace(send=lambda most: None)
     gone = SimpleNamespace(gone=lambda key: key == KEYS[0])
-    carrier = GridCarrier(grid, lambda: KEYS, 3600.0, signal, gone)
-    assert dict(carrier.carry({0: b"to north", 1: b"to east"}, 1000)) == {
-        0: NoReply("has signed off"),
-        1: b"TO EAST",
-    }
+    carrier = carrier_of(Grid({7: KEYS[1]}), 3600.0, gone)
+    assert dict(carrier.carry(BOTH, 1000)) == {0: NoReply("has signed off"), 1: b"TO EAST"}
     assert carrier.present() == [1]
 
 
@@ -179,9 +181,7 @@ def test_who_is_waited_for_is_told_when_it_changes(monkeypatch):
         told.append(clients)
         grid.nodes[len(told)] = KEYS[len(told) - 1]  # one after the other connects
 
-    signal = SimpleNamespace(send=lambda most: None)
-    carrier = GridCarrier(grid, lambda: KEYS, 60.0, signal, NOBODY, tell)
-    assert len(dict(carrier.carry({0: b"to north", 1: b"to east"}, 1000))) == 2
+    assert len(dict(carrier_of(grid, tell=tell).carry(BOTH, 1000))) == 2
     assert told == [[0, 1], [1]]
 
 
@@ -199,23 +199,20 @@ def test_who_announces_a_reply_and_does_not_send_it_costs_the_others_nothing(pol
     grid = Grid({7: KEYS[1], 8: KEYS[0]})
     part = next(iter(get_all_nested_objects(wrapped(b"TO NORTH")).values())).deflate()
     grid.held[part] = polls
-    signal = SimpleNamespace(send=lambda most: None)
-    carrier = GridCarrier(grid, lambda: KEYS, 60 if polls == 2 else 1.5, signal, NOBODY)
-    came = list(carrier.carry({0: b"to north", 1: b"to east"}, 1000))
+    came = list(carrier_of(grid, 60 if polls == 2 else 1.5).carry(BOTH, 1000))
     north = b"TO NORTH" if polls == 2 else NoReply("did not answer within 1.5 seconds")
     assert came == [(1, b"TO EAST"), (0, north)]  # in the order in which they came
 
 
 def test_who_has_missed_a_request_is_waited_for_once_it_is_back():
-    grid, signal = Grid({8: KEYS[0]}), SimpleNamespace(send=lambda most: None)
-    carrier = GridCarrier(grid, lambda: KEYS, 0.3, signal, NOBODY)
-    asked = {0: b"to north", 1: b"to east"}
-    assert dict(carrier.carry(asked, 1000))[1] == NoReply("did not connect within 0.3 seconds")
+    grid = Grid({8: KEYS[0]})
+    carrier = carrier_of(grid, 0.3)
+    assert dict(carrier.carry(BOTH, 1000))[1] == NoReply("did not connect within 0.3 seconds")
     carrier.timeout = 3600.0
     away = NoReply("has not connected since it missed a request")
-    assert dict(carrier.carry(asked, 1000)) == {0: b"TO NORTH", 1: away}
+    assert dict(carrier.carry(BOTH, 1000)) == {0: b"TO NORTH", 1: away}
     grid.nodes[9], grid.script = KEYS[1], ["answer", 3]  # it comes back, and loses a request
-    assert dict(carrier.carry(asked, 1000)) == {0: b"TO NORTH", 1: b"TO EAST"}
+    assert dict(carrier.carry(BOTH, 1000)) == {0: b"TO NORTH", 1: b"TO EAST"}
 
 
 def test_other_errors_and_other_messages_are_not_taken():
