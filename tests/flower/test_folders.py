@@ -249,14 +249,24 @@ def test_advice_about_a_run_is_what_a_coordinator_can_do(tmp_path):
     assert "give the new run another name" in federation.advised(f"x; {ANEW}")
 
 
-@pytest.mark.parametrize("setting", ["epsilon: much", "data: [[data=folders]]", "stages: 5", "own: [{a: 1}]"])
-def test_settings_of_another_type_end_in_one_line(tmp_path, capsys, setting):
-    settings = f"name: n\naddress: h:1\ndata: [data=folders]\n{setting}\n"
-    (tmp_path / "site.yaml").write_text(settings)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("", "cannot be read (data is missing); mend it"),
+        ("data: [[data=folders]]", "cannot be read (data: give a list of words)"),
+        ("data: [data=folders]\nepsilon: much", "cannot be read (epsilon: give a number)"),
+        ("data: [data=folders]\nstages: 5", "cannot be read (stages: give a list of words)"),
+        ("data: [data=folders]\nown: [{a: 1}]", "cannot be read (own: give a list of words)"),
+        ("data: [data=folders]\napart: 'no'", "cannot be read (apart: give true or false)"),
+        ("data: [data=folders]\npolicy: {images: 0}", "policy.images=0 must be a whole number"),
+    ],
+)
+def test_a_setting_of_a_site_that_is_wrong_is_named_with_its_file(tmp_path, capsys, settings, said):
+    file = tmp_path / "site.yaml"
+    file.write_text(f"name: n\naddress: h:1\n{settings}\n")
     assert main(["site", "start", f"site={tmp_path}"]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith(f"error: {tmp_path / 'site.yaml'}: cannot be read")
-    assert "\n" not in said
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: {file}: {said}")
 
 
 @pytest.mark.parametrize(
@@ -277,18 +287,6 @@ def test_a_setting_of_another_type_is_named(tmp_path, changed, cause):
         return
     with pytest.raises(UserError, match=rf"federation\.yaml: cannot be read \({cause}.*\); mend it"):
         FederationFolder.open(tmp_path / "fed")
-
-
-def test_a_setting_that_is_missing_is_named(tmp_path):
-    (tmp_path / "site.yaml").write_text("name: n\naddress: h:1\n")
-    with pytest.raises(UserError, match=r"site\.yaml: cannot be read \(data is missing\); mend it"):
-        SiteFolder.open(tmp_path)
-
-
-def test_a_switch_that_is_a_text_is_not_taken_for_true(tmp_path):
-    (tmp_path / "site.yaml").write_text("name: n\naddress: h:1\ndata: [data=folders]\napart: 'no'\n")
-    with pytest.raises(UserError, match="apart: give true or false"):
-        SiteFolder.open(tmp_path)
 
 
 def test_the_coordinators_certificate_may_lie_in_the_new_folder_already(tmp_path):
@@ -325,13 +323,6 @@ def test_a_certificate_of_another_account_is_not_called_missing_or_none(
     monkeypatch.setattr(ssl, "create_default_context", forbidden)
     assert main(["site", *command.split()]) == 2
     assert "ca.crt: this account may not read it" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_setting_that_is_none_names_its_file(tmp_path, capsys):
-    file = tmp_path / "site.yaml"
-    file.write_text("name: n\naddress: h:1\ndata: [data=folders]\npolicy: {images: 0}\n")
-    assert main(["site", "start", f"site={tmp_path}"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {file}: policy.images=0 must be a whole number")
 
 
 @pytest.mark.parametrize("out", ["signed_off", "registered", "keys", "../run", "a\n"])
