@@ -27,10 +27,9 @@ from lit_fedad.flower.keys import write_site_key
 from lit_fedad.flower.settings_folder import NAME, SettingsFolder
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
-from lit_fedad.sites.key_registry import PUBLIC, KeyRegistry, write_sum_key
 from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.overrides import OPERATORS
-from lit_fedad.sites.settings import Policy, SiteSettings
+from lit_fedad.sites.settings import PUBLIC, KeyRegistry, Policy, SiteSettings, write_sum_key
 from lit_fedad.sites.site import AUDIT, Site
 from lit_fedad.sites.states import FILES
 

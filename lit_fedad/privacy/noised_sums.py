@@ -1,7 +1,7 @@
 """Exchanges whose sums over images are clipped image by image, and noised: a stage around any exchange that names them.
 
 ``U = sum_i u_i min(1, B / |u_i|) + N(0, (sigma B)^2 I)``: one image changes the sum by at most B, so that U is
-1/sigma-GDP (`lit_fedad.privacy.accounting`). What a server makes of U costs nothing more.
+1/sigma-GDP (`lit_fedad.privacy.image_privacy`). What a server makes of U costs nothing more.
 """
 
 from __future__ import annotations

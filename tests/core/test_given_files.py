@@ -11,8 +11,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import LARGEST_TEXT, given_bytes
 from lit_fedad.experiment.run_files import read_result
 from lit_fedad.federation.checkpoint import read_state
-from lit_fedad.sites.key_registry import KeyRegistry
 from lit_fedad.sites.offer import Offer
+from lit_fedad.sites.settings import KeyRegistry
 
 
 def test_a_link_is_followed_to_a_file_and_to_nothing_without_end(tmp_path):

@@ -26,9 +26,8 @@ from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
-from lit_fedad.sites.key_registry import KeyRegistry, write_sum_key
 from lit_fedad.sites.remote import NoReply
-from lit_fedad.sites.settings import FLOORS, Policy, SiteSettings
+from lit_fedad.sites.settings import FLOORS, KeyRegistry, Policy, SiteSettings, write_sum_key
 from lit_fedad.sites.site import Site
 
 NAMES = ("north", "east", "south")

@@ -19,8 +19,7 @@ from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer
 from lit_fedad.methods.parts.noised_bank import DEVIATIONS, PRIOR, ImageSlots
 from lit_fedad.methods.parts.noised_subspace import public_frame
-from lit_fedad.privacy.accounting import mu_of
-from lit_fedad.privacy.image_privacy import ImagePrivacy
+from lit_fedad.privacy.image_privacy import ImagePrivacy, mu_of
 from lit_fedad.privacy.noised_sums import clipped_parts, clipped_sum, gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.tasks.slot_distances import LocalScale, NearestDistance

@@ -27,8 +27,7 @@ from lit_fedad.methods.parts.noised_subspace import (
     weight_of,
     without_negative,
 )
-from lit_fedad.privacy.accounting import mu_of
-from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan
+from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, mu_of
 from lit_fedad.privacy.noised_sums import Noised, clipped_sum, gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.tasks.subspace import Subspace

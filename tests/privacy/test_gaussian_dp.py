@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from lit_fedad.privacy.accounting import delta_of, epsilon_of, mu_of
+from lit_fedad.privacy.image_privacy import delta_of, epsilon_of, mu_of
 
 # Noise multiplier, number of releases, delta.
 SETTINGS = [

@@ -12,8 +12,7 @@ from lit_fedad.contracts import Context, Exchange, Exchanges, Method, NothingNew
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.privacy.accounting import epsilon_of
-from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, in_words, noise_key
+from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, epsilon_of, in_words, noise_key
 from lit_fedad.privacy.noised_sums import Noise, Noised, clipped_sum, gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
 

@@ -24,9 +24,8 @@ from lit_fedad.methods.fedbn import FedBNClient
 from lit_fedad.methods.fedprox import FedProxClient
 from lit_fedad.methods.fedrep import FedRepClient
 from lit_fedad.models.convnets import BatchNorm
-from lit_fedad.privacy.accounting import mu_of
 from lit_fedad.privacy.dp_sgd import Steps, TrainingPlan, TrainingPrivacy, TrainPrivately, fit_privately
-from lit_fedad.privacy.image_privacy import Course
+from lit_fedad.privacy.image_privacy import Course, mu_of
 from lit_fedad.tasks.classifier import Classifier
 
 needs_opacus = pytest.mark.usefixtures("opacus")

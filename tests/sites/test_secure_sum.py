@@ -16,10 +16,10 @@ from lit_fedad.privacy.messages import write_survivors
 from lit_fedad.privacy.protocol import Gathering
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate
-from lit_fedad.sites.key_registry import KeyRegistry, write_sum_key
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.remote import NoReply
+from lit_fedad.sites.settings import KeyRegistry, write_sum_key
 from lit_fedad.sites.site import Site
 
 WORDS = ["method=federated_subspace", *DEBUG, "rounds=0"]
