@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import ssl
 import sys
 from dataclasses import replace
@@ -113,75 +114,40 @@ def test_a_key_belongs_to_one_site(tmp_path):
     assert len(set(federation.public_keys().values())) == 2
 
 
+FEDERATION = "federation init out=x host=h sites=a"
+SITE = f"site init out=x name=n address=h:1 ca={__file__}"
+
+
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        (["federation"], "the federation command is: federation init, federation start, federation status"),
-        (["site", "stop"], "the site command is: site init, site start, site status, site review"),
-        (["federation", "start", "fed=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
-        (["site", "start", "site=NOWHERE"], "NOWHERE/site.yaml: cannot be read"),
-        (["federation", "init", "out=x", "host=h", "sites=a,a"], "sites must name each site once"),
-        (["federation", "init", "out=x", "host=h", "sites=../a"], "sites: '../a' must be letters"),
-        (
-            ["federation", "init", "out=x", "host=::1", "sites=a"],
-            "host=::1 must be the name or address (no IPv6)",
-        ),
-        (["federation", "init", "out=x", "host=h", "sites=a", "data.root=x"], "'data.root=x' is not taken"),
-        (["federation", "init", "out=x", "host=a b", "sites=a"], "host=a b must be the name or address"),
-        (
-            ["federation", "init", "out=x", "host=münchen.de", "sites=a"],
-            "host=münchen.de must be the name or",
-        ),
-        (
-            ["federation", "init", "out=x", "host=fl.example.org:9443", "sites=a"],
-            "host=fl.example.org:9443 must",
-        ),
-        (["federation", "init", "out=x", "host=h", "sites=a", "link=9443"], "port 9443 is that of link, too"),
-        (
-            ["federation", "init", "out=x", "host=h", "sites=a", "timeout=1e300"],
-            "timeout=1e+300 must be above 0",
-        ),
-        (
-            ["site", "init", "out=x", "name=n", "address=h", "ca=c", "data=folders"],
-            "address=h must be host:port",
-        ),
-        (
-            ["site", "init", "out=x", "name=n", "address=h:99999", "ca=c", "data=folders"],
-            "address=h:99999 must be host:port",
-        ),
-        (["site", "init", "out=x", "name=n", "address=h:1", "ca=c"], "a site has images: give data=folders"),
-        (["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "data=folders"], "ca=c: no such file"),
-        (
-            ["site", "init", "out=x", "name=n", "address=h:1", f"ca={__file__}", "data=nowhere"],
-            "data has no option 'nowhere'",
-        ),
-        (
-            [
-                "site",
-                "init",
-                "out=x",
-                "name=n",
-                "address=h:1",
-                f"ca={__file__}",
-                "data=folders",
-                "data.rot=x",
-            ],
-            "unknown key 'data.rot'; did you mean 'data.root'?",
-        ),
-        (
-            ["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "data=folders", "epsilon=-1"],
-            "site.epsilon=-1.0 must be above 0",
-        ),
-        (
-            ["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "rounds=3"],
-            "'rounds=3' is no setting of a site",
-        ),
-        (["federation", "status", "fed=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
+        ("federation", "the federation command is: federation init, federation start, federation status"),
+        ("site stop", "the site command is: site init, site start, site status, site review"),
+        ("federation start fed=NOWHERE", "NOWHERE/federation.yaml: cannot be read"),
+        ("federation status fed=NOWHERE", "NOWHERE/federation.yaml: cannot be read"),
+        ("site start site=NOWHERE", "NOWHERE/site.yaml: cannot be read"),
+        (f"{FEDERATION},a", "sites must name each site once"),
+        ("federation init out=x host=h sites=../a", "sites: '../a' must be letters"),
+        ("federation init out=x host=::1 sites=a", "host=::1 must be the name or address (no IPv6)"),
+        ("federation init out=x 'host=a b' sites=a", "host=a b must be the name or address"),
+        ("federation init out=x host=münchen.de sites=a", "host=münchen.de must be the name or"),
+        ("federation init out=x host=fl.example.org:9443 sites=a", "host=fl.example.org:9443 must"),
+        (f"{FEDERATION} data.root=x", "'data.root=x' is not taken"),
+        (f"{FEDERATION} link=9443", "port 9443 is that of link, too"),
+        (f"{FEDERATION} timeout=1e300", "timeout=1e+300 must be above 0"),
+        ("site init out=x name=n address=h ca=c data=folders", "address=h must be host:port"),
+        ("site init out=x name=n address=h:99999 ca=c data=folders", "address=h:99999 must be host:port"),
+        ("site init out=x name=n address=h:1 ca=c data=folders", "ca=c: no such file"),
+        (SITE, "a site has images: give data=folders"),
+        (f"{SITE} data=nowhere", "data has no option 'nowhere'"),
+        (f"{SITE} data=folders data.rot=x", "unknown key 'data.rot'; did you mean 'data.root'?"),
+        (f"{SITE} data=folders epsilon=-1", "site.epsilon=-1.0 must be above 0"),
+        (f"{SITE} rounds=3", "'rounds=3' is no setting of a site"),
     ],
 )
 def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line):
     monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
+    assert main(shlex.split(command)) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"error: {line}")
     assert not (tmp_path / "x").exists()
