@@ -220,47 +220,38 @@ def test_the_budget_is_spent_when_the_rounds_are_over():
 
 @needs_opacus
 @pytest.mark.parametrize(
-    ("given", "cause"),
+    ("made", "cause"),
     [
+        (lambda: client(kind=FedProxClient), "FedProxClient with task Classifier sends more than weights"),
+        (lambda: client(kind=CReFFClient), "CReFFClient with task Classifier sends more than weights"),
+        # Which holds parts of the model still in turn.
         (
-            {"own": lambda: client(kind=FedProxClient)},
-            "FedProxClient with task Classifier sends more than weights",
-        ),
-        (
-            {
-                "own": lambda: client(Batchwise(nn.Flatten(), nn.Linear(3, 3)), FedRepClient)
-            },  # which holds parts of the model still in turn
+            lambda: client(Batchwise(nn.Flatten(), nn.Linear(3, 3)), FedRepClient),
             "FedRepClient with task Classifier sends more than weights",
         ),
+        (lambda: client(Batchwise(nn.Flatten(), nn.BatchNorm1d(3))), "looks at several images at once"),
         (
-            {"own": lambda: client(kind=CReFFClient)},
-            "CReFFClient with task Classifier sends more than weights",
-        ),
-        (
-            {"own": lambda: client(Batchwise(nn.Flatten(), nn.BatchNorm1d(3)))},
-            "looks at several images at once",
-        ),
-        (
-            {"own": lambda: client(Batchwise(nn.Conv2d(3, 3, 1), BatchNorm(3)), FedBNClient)},
+            lambda: client(Batchwise(nn.Conv2d(3, 3, 1), BatchNorm(3)), FedBNClient),
             "a layer keeps statistics of batches",
         ),
         (
-            {"own": lambda: client(Batchwise(nn.BatchNorm1d(3, affine=False)), FedBNClient)},
+            lambda: client(Batchwise(nn.BatchNorm1d(3, affine=False)), FedBNClient),
             "a layer keeps statistics of batches",
         ),
-        ({"own": lambda: client(Batchwise(nn.LSTM(3, 3)))}, "We do not support nn.LSTM"),
-        (
-            {"exchanges": Exchanges(rounds=(Pretrain(MEANS),))},
-            "sends more than weights",
-        ),  # trains in its own way
-        ({"staged": True}, "data that come in stages"),
+        (lambda: client(Batchwise(nn.LSTM(3, 3))), "We do not support nn.LSTM"),
     ],
 )
-def test_what_cannot_be_trained_privately_is_one_line(given, cause):
-    if "own" in given:
-        given = {"own": given["own"]()}
+def test_what_cannot_be_trained_privately_is_one_line(made, cause):
     with refusal(cause):
-        plan(**given)
+        plan(made())
+
+
+@needs_opacus
+def test_training_of_its_own_and_stages_are_refused():
+    with refusal("sends more than weights"):
+        plan(exchanges=Exchanges(rounds=(Pretrain(MEANS),)))
+    with refusal("data that come in stages"):
+        plan(staged=True)
 
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch):
