@@ -26,6 +26,7 @@ from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
+from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.settings import FLOORS, KeyRegistry, Policy, SiteSettings, write_sum_key
 from lit_fedad.sites.site import Site
@@ -104,6 +105,11 @@ def message_of(config: Config, model: Model, round: int = 1) -> bytes:
     model.server.context = context
     sender = Sender(model.server, model.client, down, Fabric(accelerator="cpu", devices=1))
     return sender.pack(model.method.exchanges.at(context), [0], context)[0]
+
+
+def reply_of(site: Site, request: Request) -> Reply:
+    """Asks a site as a coordinator does."""
+    return Reply.from_bytes(site.answer(request.to_bytes()))
 
 
 def three_sites(folder: Path) -> list[Site]:

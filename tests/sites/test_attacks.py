@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.class_sites import CLASSES, class_data
-from helpers.sites import DEBUG, HERE, message_of, settings, with_keys
+from helpers.sites import DEBUG, HERE, message_of, reply_of, settings, with_keys
 from safetensors.torch import save
 
 from lit_fedad.contracts import TensorSpec
@@ -53,7 +53,7 @@ def test_settings_that_ask_for_images_are_refused(folder, tmp_path, site, overri
         data = class_data(folder / "classes" / "east")
         site = Site(SiteSettings("east", tmp_path, data, own), Display(quiet=True))
     classes = list(CLASSES) if overrides in ON_IMAGES else []
-    reply = Reply.from_bytes(site.answer(Request("hello", RUN, [*SMALL, *overrides], 0, classes).to_bytes()))
+    reply = reply_of(site, Request("hello", RUN, [*SMALL, *overrides], 0, classes))
     assert reply.code
     assert "\n" not in reply.cause
     assert not reply.facts.held
@@ -101,7 +101,7 @@ def test_a_run_keeps_the_products_whose_sums_were_asked_for(site, folder):
     for others in (["nut"], ["nut", "bolt"], []):
         named = {"products": [own.name, *others], "round": 7, "step": 1, "payload": b"x"}
         request = Request("play", RUN, ["method=federated_subspace", *SMALL], 0, **named)
-        codes.append(Reply.from_bytes(site.answer(request.to_bytes())).code)
+        codes.append(reply_of(site, request).code)
     assert codes == [Code.EXCHANGE, Code.REUSED, Code.REUSED]
 
 
@@ -111,7 +111,7 @@ def test_no_round_is_answered_that_was_not_offered(site):
     for round, kind in ((2, "play"), (1 << 30, "play"), (-5, "play"), (3, "ask")):
         asked = {"question": "scores"} if kind == "ask" else {}
         request = Request(kind, RUN, overrides, 0, round=round, step=1, payload=b"x", **asked)
-        assert Reply.from_bytes(site.answer(request.to_bytes())).code == Code.EXCHANGE
+        assert reply_of(site, request).code == Code.EXCHANGE
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_the_difference_of_two_runs_is_of_no_single_image(site, folder):
     for number, share in enumerate((0.25, 0.375, 0.25)):
         overrides = ["method=federated_subspace", f"calibration.share={share}", *SMALL]
         request = Request("play", f"{number:016x}", overrides, 0, products=[own.name], step=1)
-        codes.append(Reply.from_bytes(site.answer(request.to_bytes())).code)
+        codes.append(reply_of(site, request).code)
     assert codes == [Code.NONE, Code.SUBSET, Code.NONE]
 
 
@@ -134,7 +134,7 @@ def test_one_message_is_answered_from_few_states(site):
     config = compose_overrides(overrides)
     request = Request("play", RUN, overrides, 0, round=1, payload=message_of(config, build_model(config, ())))
     for step, base in ((1, 0), (1, 0), (2, 1), (2, 2), (2, 2)):
-        codes.append(Reply.from_bytes(site.answer(replace(request, step=step, base=base).to_bytes())).code)
+        codes.append(reply_of(site, replace(request, step=step, base=base)).code)
     assert codes == [0, 0, 0, 0, Code.REPEATED]
 
 
@@ -144,7 +144,7 @@ def test_noise_that_hides_nothing_lets_no_sums_of_one_image_out(folder, tmp_path
     given = replace(with_keys(folder, "north"), folder=tmp_path, policy=Policy())
     overrides = ["method=federated_bank", "federation=secure", "federation/privacy=distributed", *SMALL]
     request = Request("hello", RUN, [*overrides, f"federation.privacy.epsilon={epsilon}"], 0)
-    assert Reply.from_bytes(Site(given, Display(quiet=True)).answer(request.to_bytes())).code == code
+    assert reply_of(Site(given, Display(quiet=True)), request).code == code
 
 
 def framed(text, length=None):

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 from helpers.class_sites import CLASSES, class_data, pack, sites
-from helpers.sites import DEBUG, HERE, NAMES, Here, message_of, settings, with_keys
+from helpers.sites import DEBUG, HERE, NAMES, Here, message_of, reply_of, settings, with_keys
 from safetensors.torch import load
 
 from lit_fedad.contracts import Context, Exchanges, Method, Sums
@@ -21,7 +21,7 @@ from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
-from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.messages import Request
 from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
 from lit_fedad.sites.refusals import Code
@@ -93,7 +93,7 @@ def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(folde
     def said(epsilon):
         privacy = ["federation/privacy=distributed", f"federation.privacy.epsilon={epsilon}"]
         request = Request("hello", RUN, [*SUBSPACE, "federation=secure", *privacy], 0)
-        return Reply.from_bytes(Site(limited, Display(quiet=True)).answer(request.to_bytes())).cause
+        return reply_of(Site(limited, Display(quiet=True)), request).cause
 
     assert "has epsilon 2 left, and this asks for 4" in said(4)
     assert not said(1)
@@ -221,7 +221,7 @@ class Asking:
         }
         payload = message_of(self.config, self.model)
         request = Request("play", RUN, CLASSIFIER, 0, [*CLASSES], round=1, step=1, payload=payload)
-        return Reply.from_bytes(self.site.answer(request.to_bytes()))
+        return reply_of(self.site, request)
 
 
 @pytest.mark.slow

@@ -5,14 +5,14 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from helpers.sites import DEBUG, message_of, paint, settings
+from helpers.sites import DEBUG, message_of, paint, reply_of, settings
 from PIL import Image
 
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS
 from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.messages import Reply, Request
+from lit_fedad.sites.messages import Request
 from lit_fedad.sites.offer import OFFERED
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.settings import SiteSettings
@@ -44,7 +44,7 @@ def payload():
 def decide(site, payload):
     """Asks the site for decisions at a threshold for its product."""
     first = Request("hello", RUN, WORDS, 0)
-    (product,) = Reply.from_bytes(site.answer(first.to_bytes())).facts.held
+    (product,) = reply_of(site, first).facts.held
 
     def ask(limit, question="decisions"):
         (site.settings.folder / CLAIMS).unlink(missing_ok=True)  # a run is asked at few thresholds
@@ -52,7 +52,7 @@ def decide(site, payload):
             "ask", RUN, WORDS, 0, round=1, step=1, question=question, numbers={product: limit}, names=[product],
             payload=payload,
         )  # fmt: skip
-        reply = Reply.from_bytes(site.answer(request.to_bytes()))
+        reply = reply_of(site, request)
         assert not reply.cause
         return reply
 
@@ -66,7 +66,7 @@ def test_scores_of_fewer_test_images_than_the_policy_has_stay(site, payload, ima
     policy = replace(site.settings.policy, images=images)
     few = Site(replace(site.settings, policy=policy), Display(quiet=True))
     request = Request("ask", "1" * 16, WORDS, 0, round=1, step=1, question="scores", payload=payload)
-    reply = Reply.from_bytes(few.answer(request.to_bytes()))
+    reply = reply_of(few, request)
     assert (reply.code, list(reply.numbers)) == (code, [2, 3] if code else [])
     assert (site.settings.folder / OFFERED).exists() is bool(code)  # an approval lets them go
 
@@ -84,7 +84,7 @@ def test_scores_that_are_told_by_stage_are_counted_by_stage(tmp_path, images, co
     config = Plan(words, ["north"], "x").config()
     payload = message_of(config, build_model(config, ()))
     request = Request("ask", "2" * 16, words, 0, round=1, step=1, question="scores", payload=payload)
-    reply = Reply.from_bytes(few.answer(request.to_bytes()))
+    reply = reply_of(few, request)
     assert (reply.code, list(reply.numbers)) == (code, [2, 3] if code else [])
 
 
@@ -121,7 +121,7 @@ def test_every_image_is_in_it_and_only_counts_cross(site, decide):
 @pytest.mark.slow
 def test_images_that_were_scored_are_not_predicted_again(site, payload, decide, monkeypatch):
     request = Request("ask", RUN, WORDS, 0, round=1, step=1, question="scores", payload=payload)
-    assert not Reply.from_bytes(site.answer(request.to_bytes())).cause
+    assert not reply_of(site, request).cause
     monkeypatch.setattr(type(site._session[1].evaluator), "__call__", None)
     decide(0.5)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers.class_sites import CLASSES, class_data, semantic_data
 from helpers.refusals import refusal
-from helpers.sites import DEBUG, HERE, message_of, settings
+from helpers.sites import DEBUG, HERE, message_of, reply_of, settings
 
 from lit_fedad.contracts.disclosure import Kind, summed
 from lit_fedad.core.errors import UserError
@@ -42,9 +42,7 @@ def files(folder, tmp_path):
 
 def hello(given, overrides, learnt=(), run=RUN):
     site = Site(given, Display(quiet=True))
-    return Reply.from_bytes(
-        site.answer(Request("hello", run, [*SMALL, *overrides], 0, list(learnt)).to_bytes())
-    )
+    return reply_of(site, Request("hello", run, [*SMALL, *overrides], 0, list(learnt)))
 
 
 IMAGES, MEANS, PATCHES = (KINDS.index(kind) for kind in (Kind.IMAGES, Kind.MEAN_IMAGES, Kind.PATCHES))
@@ -172,7 +170,7 @@ def test_products_are_counted_for_nobody_where_counts_do_not_leave(files, kinds,
 @pytest.mark.parametrize("products", [[], ["nut", "bolt"]])
 def test_no_sums_leave_before_the_sites_product_is_known(files, products):
     asked = Request("play", RUN, ["method=federated_subspace", *SMALL], 0, products=products, step=1)
-    assert Reply.from_bytes(Site(files, Display(quiet=True)).answer(asked.to_bytes())).code == Code.PRODUCT
+    assert reply_of(Site(files, Display(quiet=True)), asked).code == Code.PRODUCT
 
 
 NAMES = [
@@ -256,7 +254,7 @@ def test_a_site_under_another_number_tells_no_means_of_other_groups(classes):
     for number in (0, 1):
         words = [*SMALL, "method=fedmix", "method.client.group=5"]
         request = Request("play", f"{number:016x}", words, number, list(CLASSES), round=-1, step=1)
-        codes.append(Reply.from_bytes(site.answer(request.to_bytes())).code)
+        codes.append(reply_of(site, request).code)
     assert codes == [Code.NONE, Code.GROUPS]
 
 
@@ -297,7 +295,7 @@ def test_the_log_says_what_was_asked_and_what_was_answered(files, folder):
     site.log.file.write_text(text.replace('"answered"', '"refused"', 1))
     with pytest.raises(UserError, match="line 1: does not follow"):
         Site(files, Display(quiet=True)).log.entries()
-    assert Reply.from_bytes(site.answer(requests[0].to_bytes())).code == Code.LOG
+    assert reply_of(site, requests[0]).code == Code.LOG
 
 
 def test_made_up_runs_leave_nothing_behind(files):
@@ -311,10 +309,7 @@ def test_runs_without_noise_are_few(files):
     few = replace(files, policy=Policy(runs=1))
     site = Site(few, Display(quiet=True))
     overrides = ["method=federated_padim", *SMALL]
-    codes = [
-        Reply.from_bytes(site.answer(Request("reveal", f"{number:016x}", overrides, 0).to_bytes())).code
-        for number in range(2)
-    ]
+    codes = [reply_of(site, Request("reveal", f"{number:016x}", overrides, 0)).code for number in range(2)]
     assert codes == [Code.PART, Code.RUNS]
 
 

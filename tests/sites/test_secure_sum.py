@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.refusals import refusal
-from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings, with_keys
+from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, reply_of, settings, with_keys
 from safetensors.torch import save
 
 from lit_fedad.core.errors import UserError
@@ -140,7 +140,7 @@ def test_a_key_registry_that_cannot_be_used_is_refused_in_one_line(folder, tmp_p
 def test_a_site_answers_in_one_kind_of_run(folder, secure, overrides, cause):
     site = sites(folder, secure)[0]
     request = Request("hello", "0123456789abcdef", [*WORDS, *overrides], 0)
-    assert cause in Reply.from_bytes(site.answer(request.to_bytes())).cause
+    assert cause in reply_of(site, request).cause
 
 
 def test_nothing_is_sent_but_masked_for_a_sum_of_the_sites_own_images(folder):
@@ -150,7 +150,7 @@ def test_nothing_is_sent_but_masked_for_a_sum_of_the_sites_own_images(folder):
     def ask(kind, **given):
         words = [*WORDS, "federation=secure"]
         request = Request(kind, "fedcba9876543210", words, 0, products=products, names=list(NAMES), **given)
-        return Reply.from_bytes(site.answer(request.to_bytes()))
+        return reply_of(site, request)
 
     own = int(sum(ask("hello").facts.held.values()))
     unasked = ask("play", round=0, step=1)
@@ -171,7 +171,7 @@ def asked_of_north(folder, names, *more):
 
     def ask(kind, names=names, **given):
         request = Request(kind, "0123456789abcdef", words, 0, products=products, names=list(names), **given)
-        return Reply.from_bytes(site.answer(request.to_bytes()))
+        return reply_of(site, request)
 
     ask("hello")
     sizes = dict.fromkeys(range(3), site._session[1].facts.size)
@@ -242,7 +242,7 @@ def test_a_part_of_one_round_is_not_given_as_that_of_another(tmp_path):
     def ask(client, kind, **given):
         words = ["method=federated_subspace", "federation=secure", *DEBUG, "rounds=1"]
         request = Request(kind, "0123456789abcdef", words, client, products=products, **given)
-        return Reply.from_bytes(own[client].answer(request.to_bytes()))
+        return reply_of(own[client], request)
 
     def revealed(survivors, between):
         sizes = {client: own[client]._session[1].facts.size for client in range(4)}

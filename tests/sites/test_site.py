@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from helpers.sites import DEBUG, OPEN, message_of, settings
+from helpers.sites import DEBUG, OPEN, message_of, reply_of, settings
 from safetensors.torch import load
 
 from lit_fedad.experiment import build
@@ -41,20 +41,16 @@ def train():
     return Request("play", RUN, WORDS, 0, round=1, step=1, payload=payload)
 
 
-def ask(site, request):
-    return Reply.from_bytes(site.answer(request.to_bytes()))
-
-
 @pytest.fixture(scope="module")
 def begun(site, train):
     """What the site answers to it, which it answers before anything else."""
-    reply = ask(site, train)
+    reply = reply_of(site, train)
     assert not reply.cause
     return reply
 
 
 def test_it_says_what_it_is(site, folder):
-    facts = ask(site, Request("hello", RUN, WORDS, 0)).facts
+    facts = reply_of(site, Request("hello", RUN, WORDS, 0)).facts
     (product,) = facts.held
     assert facts.held == {product: 8}
     assert 0 < facts.size < 8  # some are kept back for calibration
@@ -65,24 +61,24 @@ def test_features_wait_for_a_coordinator_that_asks_for_more_than_who_it_is(folde
     """Which compares backbones first: a wrong one was refused after minutes of extraction."""
     site = Site(settings(folder, "north", f"cache.folder={tmp_path}"), Display(quiet=True))
     run, words = "9" * 16, ["method=federated_subspace", *DEBUG]
-    (own,) = ask(site, Request("hello", run, words, 0)).facts.held
+    (own,) = reply_of(site, Request("hello", run, words, 0)).facts.held
     assert not [*tmp_path.rglob("*.safetensors")]
-    assert not ask(site, Request("play", run, words, 0, round=0, step=1, products=[own])).code
+    assert not reply_of(site, Request("play", run, words, 0, round=0, step=1, products=[own])).code
     assert [*tmp_path.rglob("*.safetensors")]
 
 
 def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
     """And a message that the site has kept need not come again."""
-    later = ask(site, replace(train, round=2, step=2, base=1))
+    later = reply_of(site, replace(train, round=2, step=2, base=1))
     assert not later.cause
-    assert ask(site, train) == begun
+    assert reply_of(site, train) == begun
     # A site that was restarted has its states, whatever it did since, but no message.
     restarted, kept = Site(settings(folder, "north"), Display(quiet=True)), replace(train, payload=b"")
     kept = replace(kept, same=digest(train.payload))
-    assert ask(restarted, kept).code == Code.AGAIN
-    assert ask(restarted, replace(train, round=2, step=2, base=1)) == later
-    assert ask(restarted, kept) == begun
-    assert ask(restarted, replace(kept, same=digest(b"another"))).code == Code.AGAIN
+    assert reply_of(restarted, kept).code == Code.AGAIN
+    assert reply_of(restarted, replace(train, round=2, step=2, base=1)) == later
+    assert reply_of(restarted, kept) == begun
+    assert reply_of(restarted, replace(kept, same=digest(b"another"))).code == Code.AGAIN
 
 
 @pytest.mark.parametrize(
@@ -101,7 +97,7 @@ def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
     ],
 )
 def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, numbers):
-    reply = ask(site, replace(train, **change))
+    reply = reply_of(site, replace(train, **change))
     assert (reply.code, reply.numbers) == (code, numbers)
     assert str(folder) not in reply.cause
     assert "\n" not in reply.cause
@@ -111,14 +107,14 @@ def test_messages_of_another_form_take_no_answer_of_their_place(train, folder, t
     """Nothing is told for them, and three are answered."""
     site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
     garbage = [replace(train, payload=bytes([number])) for number in range(MOST_MESSAGES)]
-    assert {ask(site, request).code for request in garbage} == {Code.MESSAGE}
-    assert ask(site, train).code == Code.NONE
+    assert {reply_of(site, request).code for request in garbage} == {Code.MESSAGE}
+    assert reply_of(site, train).code == Code.NONE
 
 
 def test_states_that_are_settled_are_removed(train, folder, tmp_path):
     site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
     for step in (1, 2, 3):
-        assert not ask(
+        assert not reply_of(
             site, replace(train, round=min(step, 2), step=step, base=step - 1, settled=step - 1)
         ).cause
     assert sorted(int(path.stem) for path in (tmp_path / "states" / RUN).glob("*.pt")) == [2, 3]
@@ -128,13 +124,13 @@ def test_states_that_are_settled_are_removed(train, folder, tmp_path):
 def test_what_predicts_is_kept_where_it_is_asked_for(train, folder, tmp_path, keep):
     site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
     asked = replace(train, kind="ask", question="scores", round=2, step=5, keep=keep)
-    assert ask(site, asked).payload
+    assert reply_of(site, asked).payload
     assert [path.name for path in (tmp_path / "states" / RUN).glob("*.pt")] == ["000000000005.pt"] * keep
 
 
 def test_a_model_that_all_share_is_no_detector_of_the_site(train, folder, tmp_path):
     site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
-    assert ask(site, replace(train, kind="ask", question="scores", round=2, step=5, keep=True)).payload
+    assert reply_of(site, replace(train, kind="ask", question="scores", round=2, step=5, keep=True)).payload
     assert not (tmp_path / "detectors").exists()
 
 
@@ -143,16 +139,16 @@ def test_a_run_goes_on_with_what_it_began_with(begun, train, folder, mark, code)
     file = folder / "north" / "states" / RUN / mark
     noted = file.read_text()
     file.write_text("another")
-    reply = ask(Site(settings(folder, "north"), Display(quiet=True)), train)
+    reply = reply_of(Site(settings(folder, "north"), Display(quiet=True)), train)
     file.write_text(noted)
     assert (reply.code, reply.payload) == (code, b"")
 
 
 def test_what_takes_a_model_of_sums_is_not_answered_without_them(site):
     asked = Request("hello", "c" * 16, ["method=federated_subspace", *DEBUG], 0)
-    own = [*ask(site, asked).facts.held]
+    own = [*reply_of(site, asked).facts.held]
     asked = replace(asked, kind="ask", question="calibration", products=own, names=own, step=1)
-    assert ask(site, asked).code == Code.QUERY
+    assert reply_of(site, asked).code == Code.QUERY
     assert "calibration without the model's sums" in site.log.entries()[-1]["why"]
 
 
@@ -166,14 +162,14 @@ def test_losses_leave_where_sums_do_or_the_run_is_approved(train, folder, tmp_pa
     if approved:
         found = review(given, Offer(WORDS))
         Approvals(tmp_path / APPROVED).add(found.digest, found.method, found.taken)
-    reply = ask(Site(given, Display(quiet=True)), train)
+    reply = reply_of(Site(given, Display(quiet=True)), train)
     assert reply.payload
     assert bool(reply.scalars) is told
 
 
 def test_a_site_with_a_budget_takes_no_part_without_noise(folder, tmp_path):
     site = Site(replace(settings(folder, "north"), folder=tmp_path, epsilon=4.0), Display(quiet=True))
-    reply = ask(site, Request("hello", RUN, WORDS, 0))
+    reply = reply_of(site, Request("hello", RUN, WORDS, 0))
     assert (reply.code, reply.numbers) == (Code.PROMISE, [4])
     assert not reply.facts.held
 
@@ -192,7 +188,7 @@ def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
 
 def test_products_apart_have_the_sites_name(folder):
     site = Site(replace(settings(folder, "north"), apart=True), Display(quiet=True))
-    facts = ask(site, Request("hello", "a" * 16, WORDS, 0)).facts
+    facts = reply_of(site, Request("hello", "a" * 16, WORDS, 0)).facts
     assert all(product.startswith("north.") for product in facts.held)
 
 
@@ -204,10 +200,10 @@ def test_its_backbone_is_built_once_also_where_products_are_told_apart_later(fol
     )
     site = Site(settings(folder, "north"), Display(quiet=True))
     words = ["method=federated_subspace", *DEBUG]
-    (own,) = ask(site, Request("hello", "b" * 16, words, 0)).facts.held
+    (own,) = reply_of(site, Request("hello", "b" * 16, words, 0)).facts.held
     play = Request("play", "b" * 16, words, 0, round=0, step=1)
-    assert ask(site, play).code == Code.PRODUCT
-    moments = load(ask(site, replace(play, products=["another", own])).payload)
+    assert reply_of(site, play).code == Code.PRODUCT
+    moments = load(reply_of(site, replace(play, products=["another", own])).payload)
     assert sum("create_backbone" in str((section or {}).get("_target_")) for section in built) == 1
     assert [int(count) > 0 for count in moments["count"].unflatten(0, (3, -1)).sum(1)] == [False, True, False]
 
@@ -217,16 +213,16 @@ def test_a_site_says_who_it_is_to_a_coordinator_that_began_again(folder):
     words, run = ["method=federated_subspace", *DEBUG], "d" * 16
     hello = Request("hello", run, words, 0)
     site = Site(settings(folder, "north"), Display(quiet=True))
-    (own,) = ask(site, hello).facts.held
-    assert not ask(site, Request("play", run, words, 0, round=0, step=1, products=[own])).code
-    assert ask(Site(settings(folder, "north"), Display(quiet=True)), hello).facts.held
+    (own,) = reply_of(site, hello).facts.held
+    assert not reply_of(site, Request("play", run, words, 0, round=0, step=1, products=[own])).code
+    assert reply_of(Site(settings(folder, "north"), Display(quiet=True)), hello).facts.held
 
 
 def test_a_request_is_no_longer_than_a_message_of_the_run(folder, train):
     """Than the policy says, until all products are known that the model tells apart."""
     site = Site(settings(folder, "north"), Display(quiet=True))
     before = site.largest
-    assert ask(site, Request("hello", "e" * 16, ["method=federated_subspace", *DEBUG], 0)).facts.held
+    assert reply_of(site, Request("hello", "e" * 16, ["method=federated_subspace", *DEBUG], 0)).facts.held
     assert site.largest == before == OPEN.megabytes << 20
-    assert ask(site, Request("hello", RUN, WORDS, 0)).facts.held
+    assert reply_of(site, Request("hello", RUN, WORDS, 0)).facts.held
     assert len(train.to_bytes()) < site.largest < before
