@@ -34,8 +34,8 @@ class ClientPool:
         self.folder = folder
         self.memory_bytes = memory_bytes
         at_least("federation", 0, pool_bytes=memory_bytes)
-        self._memory: OrderedDict[str, State] = OrderedDict()  # states and files by the name of their file
-        self._files: dict[str, Path] = {}
+        self._memory: OrderedDict[str, State] = OrderedDict()  # states by the name of their file
+        self._files: set[str] = set()  # names of those that lie in the folder
         self._unsaved: set[str] = set()
         self._held: set[int] = set()
         self._bytes = 0
@@ -51,7 +51,7 @@ class ClientPool:
             # Optimisers update the given tensors in place: a failed exchange must not change the stored state.
             return detached(self._memory[name])
         if name in self._files:
-            return read_state(self._files[name])
+            return read_state(self.folder / name)
         return detached(self.initial)
 
     def put(self, client: int, state: State) -> None:
@@ -90,30 +90,31 @@ class ClientPool:
         if old in self._memory:
             self._memory[new] = self._memory.pop(old)
         elif old in self._files:
-            self._files[new] = self._files.pop(old).replace(self.folder / new)
+            (self.folder / old).replace(self.folder / new)
+            self._files.remove(old)
+            self._files.add(new)
 
     def _drop(self, name: str) -> None:
         if name in self._memory:
             self._bytes -= size_of(self._memory.pop(name))
-        self._files.pop(name, None)
+        self._files.discard(name)
 
     def _spill(self, name: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / name
-        write_state(self._memory[name], path)
+        write_state(self._memory[name], self.folder / name)
         self._drop(name)
-        self._files[name] = path
+        self._files.add(name)
 
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes every state to a checkpoint; unchanged states are linked from the previous one."""
         there = {path.name for path in previous.iterdir()} if previous else set()
-        for name in sorted({*self._memory, *self._files}):
+        for name in sorted(self._memory.keys() | self._files):
             if name not in self._unsaved and previous and name in there:
                 link(previous / name, folder / name)
             elif name in self._memory:
                 write_state(self._memory[name], folder / name)
             else:
-                shutil.copyfile(self._files[name], folder / name)
+                shutil.copyfile(self.folder / name, folder / name)
         self._unsaved.clear()
 
     def restore(self, folder: Path, clients: set[int]) -> None:

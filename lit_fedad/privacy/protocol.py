@@ -108,20 +108,12 @@ class Party:
 
     @property
     def invitation(self) -> Invitation:
-        """The invitation that was accepted last.
+        """The invitation that was accepted last, whose sum is still to come.
 
         Raises:
             UserError: If there is none.
         """
         return self._accepted().invitation
-
-    def check_invited(self) -> None:
-        """Checks that an invitation was accepted whose sum is still to come.
-
-        Raises:
-            UserError: If there is none.
-        """
-        self._accepted()
 
     def _accepted(self) -> _Sum:
         if self._offered is None:

@@ -185,11 +185,13 @@ class Mask:
     """A client's means to mask one message.
 
     Attributes:
-        party: The client's part, which has accepted the invitation.
+        party: The client's part.
+        invitation: What it has accepted.
         envelopes: What the others offered, as the server passed it on.
     """
 
     party: Party
+    invitation: Invitation
     envelopes: bytes
 
     def pack(self, message: Message, exchange: Exchange, client: Client) -> bytes:
@@ -198,10 +200,8 @@ class Mask:
         Raises:
             UserError: If the message does not fit the sum, or an envelope is not what it should be.
         """
-        invitation = self.party.invitation
-        words = SumForm.of(exchange, client, invitation).encode(
-            message, invitation.crowd([self.party.number])
-        )
+        crowd = self.invitation.crowd([self.party.number])
+        words = SumForm.of(exchange, client, self.invitation).encode(message, crowd)
         self.party.mask(words, self.envelopes)
         return save({name: torch.from_numpy(part.view(f"<i{part.itemsize}")) for name, part in words.items()})
 
@@ -233,7 +233,8 @@ class Parties:
 
     def mask(self, client: int, envelopes: bytes) -> Mask:
         """Returns what a client masks its message with."""
-        return Mask(self._parties[client], envelopes)
+        party = self._parties[client]
+        return Mask(party, party.invitation, envelopes)
 
 
 class Summing(Collecting):

@@ -35,19 +35,22 @@ class SiteSizes:
     Attributes:
         by_stage: Training images by client and stage.
         timetable: When stages come; None where all images of all sites are there from the start.
-        round: The round in which sites hold these images; None for those of all stages.
+        stages: Stage of each client.
+        of_all: Whether sites hold the images of all stages, and not those of theirs.
     """
 
     by_stage: Mapping[int, Sequence[int]]
-    timetable: Timetable | None = None
-    round: int | None = None
+    timetable: Timetable | None
+    stages: Mapping[int, int]
+    of_all: bool = True
 
     @classmethod
     def of(cls, facts: Mapping[int, Facts], rounds: int) -> SiteSizes:
         """Counts the images of sites, in a federation of so many rounds."""
         by_stage = {client: own.stage_sizes or [0] for client, own in sorted(facts.items())}
         lengths = list(map(len, by_stage.values()))
-        return cls(by_stage, Timetable(lengths, rounds) if max(lengths) > 1 else None)
+        timetable = Timetable(lengths, rounds) if max(lengths) > 1 else None
+        return cls(by_stage, timetable, dict.fromkeys(by_stage, 0))
 
     @property
     def milestones(self) -> frozenset[int]:
@@ -55,22 +58,17 @@ class SiteSizes:
         return frozenset() if self.timetable is None else self.timetable.milestones
 
     @property
-    def stages(self) -> Mapping[int, int]:
-        """Stage of each client."""
-        if self.timetable is None or self.round is None:
-            return dict.fromkeys(self.by_stage, 0)
-        return dict(enumerate(self.timetable.stages(self.round)))
-
-    @property
     def sizes(self) -> Mapping[int, int]:
         """Training images by client."""
-        if self.timetable is None or self.round is None:
+        if self.of_all:
             return {client: sum(own) for client, own in self.by_stage.items()}
         return {client: self.by_stage[client][stage] for client, stage in self.stages.items()}
 
     def at(self, round: int) -> SiteSizes:
         """Returns what the sites hold in a round."""
-        return replace(self, round=round)
+        if self.timetable is None:
+            return self
+        return replace(self, stages=dict(enumerate(self.timetable.stages(round))), of_all=False)
 
     def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
         """Refuses: a server holds no images.

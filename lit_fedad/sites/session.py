@@ -290,9 +290,9 @@ class Session:
             return None
         if self.party is None:
             raise RefusalError(Code.MASK)
-        self.party.check_invited()
+        mask = Mask(self.party, self.party.invitation, envelopes)
         self.place = place  # of what is masked alone: its shares may be asked for after other requests
-        return Mask(self.party, envelopes)
+        return mask
 
     def _reveal(self, payload: bytes) -> bytes:
         """Reveals shares of the sum that the site has last had a part in."""
