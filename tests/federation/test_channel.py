@@ -106,28 +106,18 @@ def test_byte_keeps_constant_channels():
         ({"memory": torch.zeros(4, 2)}, r"client 2 sent 'memory' of shape \(4, 2\), declared as \(4, 3\)"),
         ({"memory": torch.zeros(4, 3, dtype=torch.float64)}, "'memory' as torch.float64"),
         ({"counts": torch.tensor([1.0, torch.inf])}, "'counts' with values that are not finite"),
-        ({"image": torch.zeros(1)}, r"client 2 sent \['image'\] undeclared"),
-    ],
-)
-def test_what_was_not_declared_does_not_cross(change, error):
-    with pytest.raises(UserError, match=error):
-        Channel().up.pack({**message(), **change}, SPEC, CONTEXT, "client 2")
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"memory": torch.zeros(4, 2)}, r"client 2 sent 'memory' of shape \(4, 2\), declared as \(4, 3\)"),
         ({"counts": torch.tensor([1.0, torch.nan])}, "'counts' with values that are not finite"),
         ({"image": torch.zeros(1)}, r"client 2 sent \['image'\] undeclared"),
         ({"w" * 10_000: torch.zeros(1)}, r"client 2 sent \['w{198} undeclared"),
     ],
 )
-def test_what_was_not_declared_is_refused_on_receipt(change, error):
+def test_what_was_not_declared_does_not_cross(change, error):
     """Whatever the sender checked: another machine's bytes are checked again."""
-    forged = save({**message(), **change})
+    link, given = Channel().up, {**message(), **change}
     with pytest.raises(UserError, match=error):
-        Channel().up.unpack(forged, SPEC, "client 2")
+        link.pack(given, SPEC, CONTEXT, "client 2")
+    with pytest.raises(UserError, match=error):
+        link.unpack(save(given), SPEC, "client 2")
 
 
 @pytest.mark.parametrize("codec", [Plain(), Half(), Byte()])
