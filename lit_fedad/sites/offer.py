@@ -19,7 +19,7 @@ from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.sites.messages import are_products
-from lit_fedad.sites.overrides import OWN, compose_offered, packaged
+from lit_fedad.sites.overrides import OWN, OverrideError, compose_overrides, packaged
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import Policy, SiteSettings, not_allowed
 
@@ -63,7 +63,13 @@ class Offer:
         Raises:
             RefusalError: If the configuration is none, or a setting is beyond its bounds.
         """
-        policy, config = settings.policy, compose_offered(self.overrides, settings.own)
+        policy = settings.policy
+        try:
+            config = compose_overrides(self.overrides, settings.own)
+        except UserError as error:
+            if isinstance(error, OverrideError) and error.number:
+                raise RefusalError(Code.OVERRIDE, error.number, detail=str(error)) from error
+            raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
         policy.check_bounds(config, packaged(self.overrides))
         flat = {
             key: value

@@ -28,7 +28,6 @@ from lit_fedad.data.transform import Fit
 from lit_fedad.evaluation.accuracy_stream import ClientTest
 from lit_fedad.experiment.trusted_targets import check_targets
 from lit_fedad.models.backbones import create_backbone
-from lit_fedad.sites.refusals import Code, RefusalError
 
 OWN = (*CIRCUMSTANCES, "data", "partition", "public", "start", "hydra")
 """Sections and keys that every machine sets for itself."""
@@ -166,20 +165,6 @@ def with_size(overrides: Sequence[str]) -> list[str]:
         return list(overrides)
     size = compose([*overrides, "data=folders", "data.root=unread", "tracking=off"])["image"]["size"]
     return list(overrides) if size == config["image"]["size"] else [*overrides, f"image.size={size}"]
-
-
-def compose_offered(overrides: Sequence[str], own: Sequence[str]) -> Config:
-    """Composes a federation's configuration at a site.
-
-    Raises:
-        RefusalError: If an override is refused, or the configuration is none.
-    """
-    try:
-        return compose_overrides(overrides, own)
-    except UserError as error:
-        if isinstance(error, OverrideError) and error.number:
-            raise RefusalError(Code.OVERRIDE, error.number, detail=str(error)) from error
-        raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
 
 
 def packaged(overrides: Sequence[str]) -> Config:

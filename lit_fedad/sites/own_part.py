@@ -38,7 +38,7 @@ class OwnPart:
     """A site's part.
 
     Args:
-        config: The federation's configuration (`compose_offered`).
+        config: The federation's configuration (`Offer.composed`).
         settings: What the site's operator says.
         number: The client that the site is.
         classes: Names of the classes that the federation learns.
