@@ -36,8 +36,8 @@ from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import ABSENT, SiteSizes, check_crosses, enrol
 from lit_fedad.sites.messages import Facts, Request
 from lit_fedad.sites.overrides import compose_overrides, of_one_client
-from lit_fedad.sites.own_noise import is_central, planned
 from lit_fedad.sites.remote import Carrier, Sites
+from lit_fedad.sites.site_noise import is_central, planned
 from lit_fedad.sites.status import Contact, Status, flat_status
 
 ENROLLED = "sites.json"

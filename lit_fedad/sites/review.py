@@ -18,8 +18,8 @@ from lit_fedad.evaluation.decisions import DecisionsQuery
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.report.naming import human_bytes, method_title
 from lit_fedad.sites.offer import Offer, Taken, judge
-from lit_fedad.sites.own_part import OwnPart
 from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
+from lit_fedad.sites.site_part import SitePart
 
 MEANINGS = {
     Kind.COUNTS: "numbers of images, and of cases; by bin of a score they tell how unusual single images look",
@@ -83,7 +83,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     """
     policy = settings.policy
     config, digest = offer.composed(settings)
-    part = OwnPart(config, settings, 0, offer.classes)
+    part = SitePart(config, settings, 0, offer.classes)
     facts, model, least = part.facts, part.model, part.fewest()
     size, kept = facts.size, len(part.partition.calibration[0]) if part.partition.calibration else 0
     noise = part.noise(Path(), "")
@@ -162,7 +162,7 @@ def verdict(policy: Policy, part: Taken, images: int) -> str:
     return f"NEEDS YOUR APPROVAL{few}"
 
 
-def _queries(part: OwnPart) -> list[str]:
+def _queries(part: SitePart) -> list[str]:
     """Says what a site is asked of its test images, and of those that it calibrates with."""
     policy, every, setup = (
         part.settings.policy,

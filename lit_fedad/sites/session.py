@@ -38,11 +38,11 @@ from lit_fedad.sites.claims import CLAIMS, Claims, Trained
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, judge
 from lit_fedad.sites.overrides import agreed
-from lit_fedad.sites.own_files import OwnDetector, OwnReport
-from lit_fedad.sites.own_noise import Asked, check_promise
-from lit_fedad.sites.own_part import OwnPart
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings, not_allowed
+from lit_fedad.sites.site_files import SiteDetector, SiteReport
+from lit_fedad.sites.site_noise import Asked, check_promise
+from lit_fedad.sites.site_part import SitePart
 from lit_fedad.sites.states import States, digest_of
 
 ENROLMENT = counted("numbers of images by product or class, with their names")
@@ -75,7 +75,7 @@ class Session:
             raise RefusalError(Code.SECURE if self.secure is None else Code.REGISTRY)
         self.claims = Claims(settings.folder / CLAIMS)
         self.fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
-        self.part = part = OwnPart(config, settings, number, request.classes, request.products)
+        self.part = part = SitePart(config, settings, number, request.classes, request.products)
         self.config, model = part.config, part.model
         initial = state_of(model.client)
         begins = digest_of([initial, learned_state(model.task)])
@@ -115,9 +115,9 @@ class Session:
         if products == self.products:
             return
         config, part, settings = self.config, self.part, self.settings
-        self.known = bool(products) or not tells_products(config)
+        self.products_known = bool(products) or not tells_products(config)
         self.configuration = hash_of([agreed(config), part.form, self.classes, products, self.number])
-        if self.known:
+        if self.products_known:
             self.claims.check_run(self.run, self.configuration)
         part.tell_apart(products)
         self.method, self.client = part.model.method, part.model.client
@@ -139,12 +139,12 @@ class Session:
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
         most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
-        self.largest = min(LARGEST_BLOB, most) if self.known else LARGEST_BLOB
+        self.largest = min(LARGEST_BLOB, most) if self.products_known else LARGEST_BLOB
         # Predictions of its test images, and the round and message after which they were made.
         self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
-        self.detector: OwnDetector | None = None
+        self.detector: SiteDetector | None = None
         if not client.predictors.shared:
-            self.detector = OwnDetector(
+            self.detector = SiteDetector(
                 settings.folder / "detectors" / self.run,
                 config,
                 type(part.model.task).__name__,
@@ -183,7 +183,7 @@ class Session:
         """
         if request.kind == "hello":
             return Reply(facts=self.facts), _told((ENROLMENT,))
-        if not self.known:
+        if not self.products_known:
             raise RefusalError(Code.PRODUCT, detail="the request names none")
         self.prepare()  # before anything is noted: it may fail
         policy = self.settings.policy
@@ -201,8 +201,8 @@ class Session:
         context = Context(self.config["seed"], request.round, request.client, request.exchange, stage)
         envelopes, blob = request.payload[: request.sealed], self._message(request)
         state = self.states.get(request.base)
-        known = digest_of(state)  # a step's state may be written again, and the answer with it
-        asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), known)
+        began_from = digest_of(state)  # a step's state may be written again, and the answer with it
+        asked = Asked(self.facts.configuration, request.round, request.exchange, digest(blob), began_from)
         exchange = self._exchange(request, context, asked)
         try:
             self.runner.activate(exchange, context, state, blob)
@@ -210,8 +210,8 @@ class Session:
             raise RefusalError(Code.MESSAGE, detail=str(error)) from error
         # Only now: nothing was looked at for a message of another form, which takes no answer of its place.
         place = request.round, request.exchange, request.question or request.kind
-        said = [asked.message, known, request.numbers, request.names, request.sums]
-        self.claims.answer(self.run, place, hash_of(said))
+        follows_from = [asked.message, began_from, request.numbers, request.names, request.sums]
+        self.claims.answer(self.run, place, hash_of(follows_from))
         self.states.settle(request.settled, request.base)
         if request.kind == "play":
             if self.noise is not None:
@@ -227,22 +227,22 @@ class Session:
         if 0 < scored < policy.images and self.approved is None:
             raise RefusalError(Code.FEW, scored, policy.images)
         pose_client(self.client, "own", {}, data)
-        payload = Link(Plain()).pack(self._found(query, request, blob), query.spec(), context, "the client")
+        payload = Link(Plain()).pack(self._answer(query, request, blob), query.spec(), context, "the client")
         return Reply(payload=payload), _told(query.discloses)
 
-    def _found(self, query: ClientQuery[Any], request: Request, blob: bytes) -> Message:
+    def _answer(self, query: ClientQuery[Any], request: Request, blob: bytes) -> Message:
         """Asks the client, and keeps what stays at the site: its detector, predictions and limits."""
         if request.keep:
             state = state_of(self.client)
             self.states.put(request.step, state)
             trained = TrainedClient(request.round, request.exchange, blob, state)
             self._keep(lambda detector: detector.write(trained))
-        found = query(self.client, request.client)
+        answer = query(self.client, request.client)
         if request.question == "scores":
-            self.predicted = (request.round, digest(blob)), self.evaluator.predicted(found)
+            self.predicted = (request.round, digest(blob)), self.evaluator.predicted(answer)
         if request.question == "calibration":
-            self._keep(lambda detector: detector.calibrate(found))
-        return query.pack(found)
+            self._keep(lambda detector: detector.calibrate(answer))
+        return query.pack(answer)
 
     def _check(self, disclosed: Disclosures, request: Request) -> None:
         """Refuses what the policy does not let out."""
@@ -353,22 +353,22 @@ class Session:
         assert predicted is not None
         return predicted
 
-    def _keep(self, part: Callable[[OwnDetector], None]) -> None:
+    def _keep(self, part: Callable[[SiteDetector], None]) -> None:
         """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
         if self.detector is None:
             return
-        known = self.detector.complete
+        complete_before = self.detector.complete
         try:
             part(self.detector)
         except (OSError, UserError) as error:
             self.display.warn(f"no detector was kept ({first_line(error)})")
         else:
-            if self.detector.complete and not known:
+            if self.detector.complete and not complete_before:
                 self.display.note(f"detector: lit-fedad predict run={self.detector.folder.path} images=DIR")
 
     def _report(self, predicted: Predicted, request: Request, images: EvaluatedImages) -> None:
         """Writes the site's own report; a failure ends no round."""
-        report = OwnReport(self.settings.folder / "reports" / request.run, self.config, self.data, images)
+        report = SiteReport(self.settings.folder / "reports" / request.run, self.config, self.data, images)
         try:
             self.display.note(f"report: {report.write(predicted, request.numbers)}")
         except (OSError, ValueError, UserError) as error:

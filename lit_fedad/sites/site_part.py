@@ -27,14 +27,14 @@ from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.privacy.protection import is_protected
 from lit_fedad.sites.messages import Facts, are_products
 from lit_fedad.sites.offer import Taken, taken_by
-from lit_fedad.sites.own_noise import OwnNoise, planned
 from lit_fedad.sites.refusals import Code, RefusalError
 from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site_noise import SiteNoise, planned
 
 T = TypeVar("T", bound=LabelledSet)
 
 
-class OwnPart:
+class SitePart:
     """A site's part.
 
     Args:
@@ -69,15 +69,15 @@ class OwnPart:
         self.settings, self.number, self.classes = settings, number, classes
         self.form, self.config = config["data"], {**config, "data": compose([*settings.data])["data"]}
         read = build_images(self.config)
-        self.images = own_images(read, self.form, classes, settings)
+        self.images = federated_images(read, self.form, classes, settings)
         self.apart = told_apart(classes, products, self.images)
         self.model = build_model(self.config, self.apart)
-        self._contents = content_of(read, hashes_file(self.config))
-        whole = own_partition(self.config, read, settings, number)
+        self._contents = content_hashes_of(read, hashes_file(self.config))
+        whole = site_partition(self.config, read, settings, number)
         self.partition = with_calibration(self.config, self.images, whole, self.model.method)
         self.facts = facts_of(self.images, self.partition, whole, number)
         staged = enumerate(whole.by_stage[number])
-        self._stages = {self.images.train[index].category: stage for stage, own in staged for index in own}
+        self._stages = {self.images.train[i].category: stage for stage, indices in staged for i in indices}
 
     def tell_apart(self, products: Sequence[str]) -> None:
         """Builds the model anew where it tells all sites' products apart and these are others than before.
@@ -89,17 +89,17 @@ class OwnPart:
         if tells_products(self.config) and apart != self.apart:
             self.model, self.apart = build_model(self.config, apart, backbone=self.model.backbone), apart
 
-    def noise(self, folder: Path, images: str) -> OwnNoise | None:
-        """Plans the noise of the site; see `OwnNoise`. None for a federation without.
+    def noise(self, folder: Path, images: str) -> SiteNoise | None:
+        """Plans the noise of the site; see `SiteNoise`. None for a federation without.
 
         Raises:
             UserError: If the federation cannot keep its promise.
         """
         plan = planned(self.config, self.model, {self.number: self.facts.size})
         ledger = Ledger(self.settings.folder / LEDGER, self.settings.epsilon)
-        return None if plan is None else OwnNoise(plan, folder, images, ledger)
+        return None if plan is None else SiteNoise(plan, folder, images, ledger)
 
-    def taken(self, noise: OwnNoise | None) -> list[Taken]:
+    def taken(self, noise: SiteNoise | None) -> list[Taken]:
         """Lists what the exchanges take of the images, under such noise."""
         method = self.model.method
         exchanges = method.exchanges if noise is None else noise.plan.noised(method, b"declared")
@@ -145,7 +145,7 @@ class OwnPart:
         return min(scored.values(), default=0)
 
 
-def own_images(
+def federated_images(
     images: Images, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], settings: SiteSettings
 ) -> Images:
     """Returns a site's images as its federation sees them.
@@ -161,7 +161,7 @@ def own_images(
             the site does not tell.
     """
     if isinstance(images, ImageSet):
-        images = _named(images, settings)
+        images = _renamed(images, settings)
         if not are_products(images.categories):
             raise RefusalError(
                 Code.NAMED,
@@ -183,10 +183,10 @@ def relabelled(images: T, classes: Sequence[str]) -> T:
     Raises:
         RefusalError: If a class that it holds is not among them.
     """
-    held = torch.cat([images.train_labels, images.test_labels]).unique().tolist()
-    if unknown := [images.classes[label] for label in held if images.classes[label] not in classes]:
+    labels = torch.cat([images.train_labels, images.test_labels]).unique().tolist()
+    if unknown := [images.classes[label] for label in labels if images.classes[label] not in classes]:
         raise RefusalError(Code.CLASS, detail=unknown[0])
-    places = torch.tensor([classes.index(own) if own in classes else -1 for own in images.classes])
+    places = torch.tensor([classes.index(name) if name in classes else -1 for name in images.classes])
     return replace(
         images,
         classes=tuple(classes),
@@ -195,7 +195,7 @@ def relabelled(images: T, classes: Sequence[str]) -> T:
     )
 
 
-def own_partition(config: Config, images: Images, settings: SiteSettings, client: int) -> Partition:
+def site_partition(config: Config, images: Images, settings: SiteSettings, client: int) -> Partition:
     """Gives the images that a site trains with to the client of its number, at once or in the site's stages.
 
     Args:
@@ -218,20 +218,20 @@ def own_partition(config: Config, images: Images, settings: SiteSettings, client
     if not isinstance(images, ImageSet):
         raise RefusalError(Code.STAGES, detail="they are of products of files; classes come all at once")
     stages = settings.stages
-    found: list[list[int]] = [[] for _ in stages]
-    named = [product for own in stages for product in own]
+    by_stage: list[list[int]] = [[] for _ in stages]
+    named = [product for products in stages for product in products]
     for product in images.categories:
-        places = [place for place, own in enumerate(stages) if product in own]
+        places = [place for place, products in enumerate(stages) if product in products]
         if len(places) != 1:
             raise RefusalError(
                 Code.STAGES, detail=f"product {product} must be in one, and is in {len(places)}"
             )
-        found[places[0]] += [i for i, sample in enumerate(images.train) if sample.category == product]
-    if len(named) > len(images.categories) or not all(found):
+        by_stage[places[0]] += [i for i, sample in enumerate(images.train) if sample.category == product]
+    if len(named) > len(images.categories) or not all(by_stage):
         raise RefusalError(
             Code.STAGES, detail=f"it has the products {', '.join(images.categories)}, and no others"
         )
-    return Partition.in_stages([*([[()]] * client), found])
+    return Partition.in_stages([*([[()]] * client), by_stage])
 
 
 def told_apart(classes: Sequence[str], products: Sequence[str], images: Images) -> list[str]:
@@ -248,13 +248,13 @@ def told_apart(classes: Sequence[str], products: Sequence[str], images: Images) 
     Raises:
         RefusalError: If the site has a product that the coordinator does not know.
     """
-    own = products_of(images)
-    if products and (unknown := [name for name in own if name not in products]):
+    held = products_of(images)
+    if products and (unknown := [name for name in held if name not in products]):
         raise RefusalError(Code.PRODUCT, detail=unknown[0])
-    return list(classes or products or [*own, "those of other sites"])
+    return list(classes or products or [*held, "those of other sites"])
 
 
-def content_of(images: Images, memo: Path | None) -> list[str]:
+def content_hashes_of(images: Images, memo: Path | None) -> list[str]:
     """Returns a hash of each training image's content, 16 hexadecimal digits, whatever it is called.
 
     Args:
@@ -306,16 +306,16 @@ def facts_of(images: Images, partition: Partition, whole: Partition, client: int
     )
 
 
-def _named(images: ImageSet, settings: SiteSettings) -> ImageSet:
+def _renamed(images: ImageSet, settings: SiteSettings) -> ImageSet:
     """Calls products as the federation knows them."""
     if settings.policy.names and not settings.apart:
         return images
-    own = {
+    names = {
         product: f"{settings.name}.{product if settings.policy.names else number}"
         for number, product in enumerate(images.categories, start=1)
     }
 
     def named(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        return tuple(replace(sample, category=own[sample.category]) for sample in samples)
+        return tuple(replace(sample, category=names[sample.category]) for sample in samples)
 
     return ImageSet(images.name, named(images.train), named(images.test))

@@ -42,7 +42,7 @@ class Asked:
     state: str
 
 
-class OwnNoise:
+class SiteNoise:
     """A site's noise in one run with differential privacy.
 
     The coordinator is not trusted to ask once. What is asked again has the same answer with the same noise, and tells

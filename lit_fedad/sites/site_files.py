@@ -27,7 +27,7 @@ from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 from lit_fedad.report.html import escaped, markdown_table
 
 
-class OwnDetector:
+class SiteDetector:
     """The folder of a site's detector, which ``lit-fedad predict``, ``watch`` and ``export`` take as a run's."""
 
     def __init__(
@@ -87,7 +87,7 @@ class OwnDetector:
 COLUMNS = ("image", "product", "shows", "score", "threshold", "decision")
 
 
-class OwnReport:
+class SiteReport:
     """The report of one run, in the site's folder: ``report.md``, ``decisions.csv`` and, of files, ``heatmaps.png``.
 
     Args:

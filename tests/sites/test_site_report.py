@@ -130,7 +130,7 @@ def test_without_matplotlib_it_has_no_picture(site, decide, monkeypatch):
     folder = site.settings.folder / "reports" / RUN
     decide(1e9)
     assert "heatmaps.png" in (folder / "report.md").read_text()
-    monkeypatch.setattr("lit_fedad.sites.own_files.find_spec", lambda name: None)
+    monkeypatch.setattr("lit_fedad.sites.site_files.find_spec", lambda name: None)
     decide(1e9)
     assert len(rows_of(folder)) == 4
     assert "heatmaps.png" not in (folder / "report.md").read_text()

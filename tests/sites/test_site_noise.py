@@ -23,9 +23,9 @@ from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.overrides import compose_overrides
-from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.site import Site
+from lit_fedad.sites.site_noise import Asked, SiteNoise, check_promise
 
 RUN = "0123456789abcdef"
 CLASSIFIER = [
@@ -54,7 +54,7 @@ class OneSum:
 
 
 def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
-    noise = OwnNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER))
+    noise = SiteNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER))
     budget = noise.plan.settings.epsilon
     asked = [Asked("configuration", 1, 0, message, "state") for message in "abcdefghijklmnopqrst"]
     affordable = sum(noise.plan.epsilon(count) <= budget for count in range(1, 20))
@@ -62,7 +62,7 @@ def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
     for one in asked[:affordable]:
         noise.pay(OneSum, None, one)
         noise.pay(OneSum, None, one)
-    again = OwnNoise(noise.plan, tmp_path, "images", Ledger(tmp_path / LEDGER))  # the site was started anew
+    again = SiteNoise(noise.plan, tmp_path, "images", Ledger(tmp_path / LEDGER))  # the site was started anew
     again.pay(OneSum, None, asked[0])
     with pytest.raises(UserError, match=r"this request needs epsilon .* the budget is 4"):
         again.pay(OneSum, None, asked[affordable])
@@ -73,7 +73,7 @@ def test_a_second_run_gets_what_the_first_has_left(tmp_path):
     """And noise that the coordinator draws is on no ledger: the site has none to count on."""
     ledger = Ledger(tmp_path / LEDGER, 2.0)
     first, second, third = (
-        OwnNoise(plan_of(where=where), tmp_path / run, "images", ledger)
+        SiteNoise(plan_of(where=where), tmp_path / run, "images", ledger)
         for run, where in (("first", "distributed"), ("second", "distributed"), ("third", "central"))
     )
     asked = Asked("configuration", 1, 0, "message", "state")
@@ -106,7 +106,7 @@ def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
         exchange = noise.exchanges(Method(None, None, Exchanges((), (OneSum(),))), asked).rounds[0]
         return gaussian(exchange._key, Context(0, 1), {"sum": (3,)}, 1.0)["sum"]
 
-    noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))
+    noise = SiteNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))
     first = Asked("configuration", 1, 0, "message", "state")
     others = [replace(first, **change) for change in (
         {"configuration": "other"}, {"round": 2}, {"exchange": 1}, {"message": "other"}, {"state": "other"},
@@ -119,7 +119,7 @@ def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
 
 
 def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
-    noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))
+    noise = SiteNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))
     noise.share(SecureSum(), 5)
     assert noise.plan.carriers == 3
     assert 3 * noise.plan.noise.share**2 == pytest.approx(noise.plan.noise.deviation**2)
@@ -131,10 +131,10 @@ def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
 def test_a_run_that_takes_the_whole_budget_goes_on_where_its_site_is_started_again(tmp_path):
     plan = plan_of(where="distributed")
     ledger = Ledger(tmp_path / LEDGER, plan.epsilon(plan.releases))
-    noise = OwnNoise(plan, tmp_path, "images", ledger)
+    noise = SiteNoise(plan, tmp_path, "images", ledger)
     noise.share(SecureSum(), 5)
     noise.pay(OneSum, None, Asked("configuration", 1, 0, "message", "state"))
-    OwnNoise(plan, tmp_path, "images", ledger).check()
+    SiteNoise(plan, tmp_path, "images", ledger).check()
 
 
 @pytest.mark.parametrize(("runs", "hides"), [(0, True), (1, True), (2, False)])
@@ -145,7 +145,7 @@ def test_noise_of_many_runs_together_hides_nothing(tmp_path, runs, hides):
         ledger.spend(str(run), "noise", 4.0, 1e-5)
     plan = replace(plan_of(where="distributed"), sigma=1.5)
     assert 3 < plan.epsilon(plan.releases) < 6
-    noise = OwnNoise(plan, tmp_path / "own", "images", ledger)
+    noise = SiteNoise(plan, tmp_path / "own", "images", ledger)
     assert (noise.hides, "counts as none" not in noise.words) == (hides, hides)
     for other in ({"delta": 2e-5}, {"where": "central"}):
         noise.plan = replace(plan, settings=replace(plan.settings, **other))
@@ -156,7 +156,7 @@ def test_noise_that_hides_is_not_used_up_by_more_answers_than_planned(tmp_path):
     """A coordinator gives a large budget and the noise itself, and asks for each sum three times."""
     ledger, plan = Ledger(tmp_path / LEDGER), plan_of(where="distributed")
     settings = replace(plan.settings, epsilon=1000.0)
-    noise = OwnNoise(replace(plan, settings=settings, sigma=0.9), tmp_path, "images", ledger)
+    noise = SiteNoise(replace(plan, settings=settings, sigma=0.9), tmp_path, "images", ledger)
     asked = [Asked("configuration", 1, 0, message, "state") for message in "abcdef"]
     affordable = next(count for count in range(6) if noise.plan.epsilon(count + 1) > 10)
     for one in asked[:affordable]:
@@ -169,7 +169,7 @@ def test_noise_that_hides_is_not_used_up_by_more_answers_than_planned(tmp_path):
 
 def test_the_secret_stays_in_the_sites_folder(tmp_path):
     asked = Asked("configuration", 1, 0, "message", "state")
-    OwnNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER)).pay(OneSum, None, asked)
+    SiteNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER)).pay(OneSum, None, asked)
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
 
 
