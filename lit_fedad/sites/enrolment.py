@@ -117,6 +117,16 @@ ABSENT = Facts()
 """What is known of a site that takes no part: it has no images."""
 
 
+def agreement(config: Config, model: Model) -> dict[str, Any]:
+    """Returns the facts in which a site and the coordinator must agree, by name of a field of `Facts`."""
+    return {
+        "version": lit_fedad.__version__,
+        "configuration": agreed(config),
+        "backbone": model.fingerprint[:16],
+        "initial": digest_of([state_of(model.client), learned_state(model.task)]),
+    }
+
+
 def differences(
     config: Config, model: Model, facts: Mapping[int, Facts], names: Mapping[int, str]
 ) -> dict[int, str]:
@@ -126,14 +136,7 @@ def differences(
         A line for each of them, by client.
     """
     first = next((own for _, own in sorted(facts.items()) if own.size), ABSENT)
-    here = Facts(
-        version=lit_fedad.__version__,
-        configuration=agreed(config),
-        backbone=model.fingerprint[:16],
-        initial=digest_of([state_of(model.client), learned_state(model.task)]),
-        anomalies=first.anomalies,
-        form=first.form,
-    )
+    here = Facts(**agreement(config, model), anomalies=first.anomalies, form=first.form)
     lines = {
         client: _difference(own, here, config["rounds"], model.provenance)
         for client, own in sorted(facts.items())

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, summed
+from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
 from lit_fedad.core.config import Config
 from lit_fedad.core.nested import flatten
 from lit_fedad.data.semantic import SemanticSet
@@ -18,7 +18,7 @@ from lit_fedad.evaluation.decisions import DecisionsQuery
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.report.naming import human_bytes, method_title
 from lit_fedad.sites.offer import Offer, Taken, judge
-from lit_fedad.sites.settings import COUNTED, Policy, SiteSettings
+from lit_fedad.sites.settings import COUNTED, LOSS, Policy, SiteSettings
 from lit_fedad.sites.site_part import SitePart
 
 MEANINGS = {
@@ -106,7 +106,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     if not (noise and noise.drawn_here) and any(
         weight.requires_grad for weight in model.client.task.parameters()
     ):
-        told = policy.allows(summed("its loss"), least)
+        told = policy.allows(LOSS, least)
         end = "Allowed" if told else "Left out, unless you approve"
         lines.append(f"- With each training: its loss and other means over all images. {end}.")
     lines += [

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import lit_fedad
 from lit_fedad.contracts import Client, Context, Exchange, Message, disclosed_by
 from lit_fedad.contracts.disclosure import Disclosures, Kind, counted
 from lit_fedad.contracts.state import state_of
-from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError, first_line
@@ -35,11 +33,12 @@ from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims, Trained
+from lit_fedad.sites.enrolment import agreement
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, judge
 from lit_fedad.sites.overrides import agreed
 from lit_fedad.sites.refusals import Code, RefusalError
-from lit_fedad.sites.settings import SiteSettings, not_allowed
+from lit_fedad.sites.settings import LOSS, SiteSettings, not_allowed
 from lit_fedad.sites.site_files import SiteDetector, SiteReport
 from lit_fedad.sites.site_noise import Asked, check_promise
 from lit_fedad.sites.site_part import SitePart
@@ -77,30 +76,19 @@ class Session:
         self.fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         self.part = part = SitePart(config, settings, number, request.classes, request.products)
         self.config, model = part.config, part.model
-        initial = state_of(model.client)
-        begins = digest_of([initial, learned_state(model.task)])
+        self.facts = replace(part.facts, torch=torch.__version__, **agreement(config, model))
         self.digest = data_digest(part.images, part.partition, hashes_file(self.config))
         self.states = States(
             settings.folder / "states" / request.run,
-            initial,
+            state_of(model.client),
             images=self.digest,
-            model=f"{model.fingerprint[:16]} {begins}",
+            model=f"{self.facts.backbone} {self.facts.initial}",
         )
         self.party: Party | None = None
         self.message = b""
         self.place, self.sites = (0, 0, ""), list[str]()
-        self.facts = replace(
-            part.facts,
-            version=lit_fedad.__version__,
-            torch=torch.__version__,
-            configuration=agreed(config),
-            backbone=model.fingerprint[:16],
-            initial=begins,
-        )
         self.least = part.fewest()
-        self.told_scalars = self.approved is not None or (
-            Kind.SUMS.value in policy.allow and self.least >= policy.images
-        )
+        self.told_scalars = self.approved is not None or policy.allows(LOSS, self.least)
         self.products: Sequence[str] | None = None
 
     def settle(self, products: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.contracts.disclosure import Disclosure, Kind
+from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_bytes, write_secret
 from lit_fedad.core.nested import flatten
@@ -53,6 +53,9 @@ that is left out counts as 1."""
 
 COUNTED = (Kind.SUMS, Kind.WEIGHTS, Kind.CLASS_STATISTICS, Kind.MEAN_IMAGES, Kind.SYNTHETIC_IMAGES)
 """Kinds whose values have images behind them, which can be counted."""
+
+LOSS = summed("its loss")
+"""What a site tells with each training, where its policy lets sums out or its operator has approved the run."""
 
 
 @dataclass(frozen=True)

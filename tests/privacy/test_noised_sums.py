@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from lit_fedad.contracts import Context, Exchange, Exchanges, Method, NothingNew
 from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.privacy.dp_sgd import TrainingPrivacy
 from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, epsilon_of, in_words, noise_key
 from lit_fedad.privacy.noised_sums import Noise, Noised, clipped_sum, gaussian
+from lit_fedad.privacy.protection import protect
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
 SHAPES = {"a": (2, 3), "b": ()}
@@ -216,3 +219,10 @@ def test_what_was_spent_is_said_in_words():
     assert "group of up to 7 images" in words
     assert "known seed" not in words
     assert "known seed" in in_words(Plan(ImagePrivacy(epsilon=4.0, seed=1), 2.0, 2).summary(1))
+
+
+@pytest.mark.parametrize("privacy", [ImagePrivacy(), TrainingPrivacy()])
+def test_a_run_without_budget_is_told_that_nothing_is_promised(privacy):
+    federation = SimpleNamespace(method=None, sampler=None, clients=[])
+    with pytest.warns(UserWarning, match=r"nothing is noised .* give federation\.privacy\.epsilon"):
+        assert protect(federation, privacy=privacy) is federation
