@@ -22,6 +22,7 @@ from lit_fedad.experiment.claim import locked
 from lit_fedad.flower.federation_folder import LINK, FederationFolder
 from lit_fedad.flower.leftover import MARK, end_leftover, remember
 from lit_fedad.flower.proxy import server
+from lit_fedad.flower.signals import Signals
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import check_crosses
 
@@ -114,10 +115,8 @@ def _open_port(folder: FederationFolder) -> Iterator[uvicorn.Server]:
     """Lets sites in for a block."""
     if _listening(folder.port):
         raise UserError(f"port {folder.port} is in use; change port in {folder.file}")
-    folder.sign_offs.clear()
-    folder.signal.path.unlink(missing_ok=True)
-    upstream, everywhere = f"127.0.0.1:{folder.link}", "0.0.0.0"  # noqa: S104
-    proxy = server(upstream, folder.path, everywhere, folder.port, folder.signal, folder.sign_offs)
+    Signals(folder.path).clear()
+    proxy = server(folder.path, folder.link, folder.port)
     thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()
     try:

@@ -14,7 +14,6 @@ from lit_fedad.core.options import section_of
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.settings_folder import NAME, SettingsFolder
-from lit_fedad.flower.signals import RequestSignal, SignOffs
 from lit_fedad.sites.coordinator import ENROLLED, Plan
 from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.overrides import check_overrides
@@ -152,16 +151,6 @@ class FederationFolder(SettingsFolder):
     def advised(self, text: str) -> str:
         """Gives a text about a run the advice that helps here, in the place of keys that `train` alone has."""
         return text.replace(ANEW, f"give the new run another name, as out in {self.file}")
-
-    @property
-    def signal(self) -> RequestSignal:
-        """What the run tells the open port by that there are requests."""
-        return RequestSignal(self.path / "requests.sent")
-
-    @property
-    def sign_offs(self) -> SignOffs:
-        """What the open port tells the run of sites that were ended."""
-        return SignOffs(self.path / "signed_off")
 
     def again(self) -> FederationFolder:
         """Reads the settings again, which may name more sites now, after the others; these where they do not."""

@@ -22,7 +22,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower.messages import BESIDE, KIND, TooLongError, unfolded, unwrapped, within, wrapped
-from lit_fedad.flower.signals import RequestSignal, SignOffs
+from lit_fedad.flower.signals import Signals
 from lit_fedad.sites.remote import NoReply, too_long
 
 GONE = {3, 4, 5, 8}
@@ -148,8 +148,8 @@ class GridCarrier:
         grid: Flower's grid.
         keys: Returns the public key of every client that is let in now; one that is revoked meanwhile gets nothing.
         timeout: Longest time until all replies are there, in seconds.
-        signal: Is sent when requests were pushed, so that sites come for them.
-        sign_offs: Tells of sites that their operators have ended: nobody waits for them.
+        signals: Is told when requests were pushed, so that sites come for them. Tells of sites that their operators
+            have ended: nobody waits for them.
         tell: Is told of the clients that are waited for because they are not connected, each time that they change.
     """
 
@@ -158,12 +158,11 @@ class GridCarrier:
         grid: Grid,
         keys: Callable[[], Mapping[int, bytes]],
         timeout: float,
-        signal: RequestSignal,
-        sign_offs: SignOffs,
+        signals: Signals,
         tell: Callable[[Sequence[int]], None] = lambda clients: None,
     ) -> None:
         self.grid, self.keys, self.timeout = grid, keys, timeout
-        self.signal, self.sign_offs, self.tell = signal, sign_offs, tell
+        self.signals, self.tell = signals, tell
         self._missed = set[int]()
 
     def present(self) -> list[int]:
@@ -186,7 +185,7 @@ class GridCarrier:
                 yield sent.pop(request), NoReply("its key was taken away: what it sends is not read")
             self._push(requests, waiting, sent, keys, most)
             for client in sorted(waiting):
-                if self.sign_offs.gone(keys[client]):
+                if self.signals.gone(keys[client]):
                     yield client, NoReply("has signed off")
                 elif client in self._missed:
                     yield client, NoReply("has not connected since it missed a request")
@@ -240,4 +239,4 @@ class GridCarrier:
                 sent[pushed] = client
                 waiting.discard(client)
         if len(sent) > before:
-            self.signal.send(most)
+            self.signals.send(most)

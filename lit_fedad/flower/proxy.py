@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from lit_fedad.deployment.connections import PatientProtocol
 from lit_fedad.flower.keys import CLOCK, Authenticator
-from lit_fedad.flower.signals import RequestSignal, SignOffs
+from lit_fedad.flower.signals import Signals
 
 _PREFIX = "/v1/fleet/"
 _POLL = f"{_PREFIX}pull-messages"
@@ -52,28 +52,20 @@ class FleetProxy:
     """The proxy.
 
     Args:
-        upstream: Host and port of the SuperLink.
-        authority: Certificate of the authority that vouches for it.
-        authenticator: Tells sites from others.
-        signal: Tells of requests; until then the answer to a site for which there is none is held.
-        sign_offs: Is told of sites that their operators end.
+        folder: The coordinator's folder, with the keys of its sites and the certificate that vouches for the SuperLink.
+        link: Port of the SuperLink.
         over: Whether the proxy is about to end.
 
     Attributes:
+        authenticator: Tells sites from others.
+        signals: Tells of requests; until then the answer to a site for which there is none is held. Is told of sites
+            that their operators end.
         app: The proxy as an app for a server.
     """
 
-    def __init__(
-        self,
-        upstream: str,
-        authority: Path,
-        authenticator: Authenticator,
-        signal: RequestSignal,
-        sign_offs: SignOffs,
-        over: Callable[[], bool],
-    ) -> None:
-        self.upstream, self.authority, self.authenticator = upstream, authority, authenticator
-        self.signal, self.sign_offs, self.over = signal, sign_offs, over
+    def __init__(self, folder: Path, link: int, over: Callable[[], bool]) -> None:
+        self.folder, self.link, self.over = folder, link, over
+        self.authenticator, self.signals = Authenticator(folder / "keys"), Signals(folder)
         self.busy: Counter[bytes] = Counter()
         self.spent: Counter[tuple[bytes, bool]] = Counter()  # by key, and whether by what is free
         self.hour = 0.0
@@ -85,8 +77,8 @@ class FleetProxy:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        context = ssl.create_default_context(cafile=str(self.authority))
-        base = f"https://{self.upstream}"
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+        base = f"https://127.0.0.1:{self.link}"
         async with httpx.AsyncClient(verify=context, timeout=60, base_url=base) as self.client:
             yield
 
@@ -118,10 +110,10 @@ class FleetProxy:
             return PlainTextResponse("too large\n", status_code=413)
         told = sum(len(name) + len(value) for name, value in request.headers.raw)  # Flower's log repeats some
         account, cost = (key, path in _FREE), told + len(body) + _EACH
-        if self._spent(account, cost) > 2 * self.signal.longest + _BESIDE:
+        if self._spent(account, cost) > 2 * self.signals.longest + _BESIDE:
             return PlainTextResponse("more than any reply\n", status_code=429)
         headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1") not in _HOP]
-        seen = self.signal.count
+        seen = self.signals.count
         try:
             found = await self.client.request(request.method, path, content=body, headers=headers)
         except httpx.TransportError:
@@ -131,11 +123,11 @@ class FleetProxy:
         if path == _POLL and found.is_success and found.content:
             self.spent[key, False] = 0
         elif path == _POLL and found.is_success:
-            await self.signal.wait(seen, self.over)
+            await self.signals.wait(seen, self.over)
         elif path == _ACTIVATE and found.is_success:
-            self.sign_offs.forget(key)
+            self.signals.sign_on(key)
         elif path == _DEACTIVATE and found.is_success:
-            self.sign_offs.note(key)
+            self.signals.sign_off(key)
         kept = {name: value for name, value in found.headers.items() if name not in _HOP | _UNREAD}
         return Response(found.content, found.status_code, kept)
 
@@ -166,18 +158,16 @@ async def _body(request: Request, most: int) -> bytes | None:
     return bytes(body)
 
 
-def server(
-    upstream: str, folder: Path, host: str, port: int, signal: RequestSignal, sign_offs: SignOffs
-) -> uvicorn.Server:
-    """Builds a server of the proxy over TLS, with the keys in a coordinator's folder; call its ``run`` in a thread."""
+def server(folder: Path, link: int, port: int) -> uvicorn.Server:
+    """Builds a server of the proxy over TLS, on all addresses of this machine; call its ``run`` in a thread."""
 
     def over() -> bool:
         return proxy.should_exit
 
     config = uvicorn.Config(
-        FleetProxy(upstream, folder / "ca.crt", Authenticator(folder / "keys"), signal, sign_offs, over).app,
+        FleetProxy(folder, link, over).app,
         http=PatientProtocol,
-        host=host,
+        host="0.0.0.0",  # noqa: S104
         port=port,
         ssl_certfile=str(folder / "server.pem"),
         ssl_keyfile=str(folder / "server.key"),

@@ -14,6 +14,7 @@ from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.coordinator import ERROR
 from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.grid import GridCarrier
+from lit_fedad.flower.signals import Signals
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.sites.coordinator import coordinate
 
@@ -40,12 +41,7 @@ def main(grid: Grid, context: Context) -> None:
                 )
 
             carrier = GridCarrier(
-                grid,
-                lambda: folder.again().public_keys(),
-                folder.timeout,
-                folder.signal,
-                folder.sign_offs,
-                tell,
+                grid, lambda: folder.again().public_keys(), folder.timeout, Signals(folder.path), tell
             )
 
             def present() -> dict[int, str]:

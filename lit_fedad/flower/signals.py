@@ -17,26 +17,33 @@ GRACE_S = 30.0
 """How long a site that has signed off is waited for: it may be started again."""
 
 
-class RequestSignal:
-    """Tells the open port that the run has sent requests, and how long replies may be.
+class Signals:
+    """Tells the open port that the run has sent requests, and the run which sites were ended by their operators.
 
     Args:
-        path: A file; it grows with each request.
+        folder: The coordinator's folder.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self._sent = folder / "requests.sent"  # grows with each request
+        self._ended = folder / "signed_off"
+
+    def clear(self) -> None:
+        """Forgets what an earlier start left."""
+        self._sent.unlink(missing_ok=True)
+        for file in self._ended.glob("*"):
+            file.unlink(missing_ok=True)
 
     def send(self, most: int) -> None:
         """Tells that there are requests, whose replies have so many bytes at most."""
-        with self.path.open("ab") as file:
+        with self._sent.open("ab") as file:
             file.write(f"{most:0{_DIGITS}d}".encode())
 
     @property
     def longest(self) -> int:
         """Most bytes of a reply to the last requests; 0 before the first."""
         try:
-            return int(self.path.read_bytes()[-_DIGITS:] or b"0")
+            return int(self._sent.read_bytes()[-_DIGITS:] or b"0")
         except FileNotFoundError:
             return 0
 
@@ -44,7 +51,7 @@ class RequestSignal:
     def count(self) -> int:
         """A number that grows whenever requests are sent."""
         try:
-            return self.path.stat().st_size
+            return self._sent.stat().st_size
         except FileNotFoundError:
             return 0
 
@@ -59,33 +66,21 @@ class RequestSignal:
         while self.count == seen and time.monotonic() < end and not over():
             await asyncio.sleep(_LOOK_S)
 
-
-class SignOffs:
-    """Tells the run which sites were ended by their operators: nobody waits for them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def note(self, key: bytes) -> None:
+    def sign_off(self, key: bytes) -> None:
         """Notes that the site of a key signs off."""
-        self.folder.mkdir(exist_ok=True)
-        self._file(key).touch()
+        self._ended.mkdir(exist_ok=True)
+        self._of(key).touch()
 
-    def forget(self, key: bytes) -> None:
+    def sign_on(self, key: bytes) -> None:
         """Notes that the site of a key is back."""
-        self._file(key).unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        """Forgets all."""
-        for file in self.folder.glob("*"):
-            file.unlink(missing_ok=True)
+        self._of(key).unlink(missing_ok=True)
 
     def gone(self, key: bytes) -> bool:
         """Tells whether the site of a key has signed off, and is not waited for any more."""
         try:
-            return time.time() - self._file(key).stat().st_mtime > GRACE_S
+            return time.time() - self._of(key).stat().st_mtime > GRACE_S
         except FileNotFoundError:
             return False
 
-    def _file(self, key: bytes) -> Path:
-        return self.folder / hashlib.sha256(b"".join(key.split())).hexdigest()[:32]
+    def _of(self, key: bytes) -> Path:
+        return self._ended / hashlib.sha256(b"".join(key.split())).hexdigest()[:32]

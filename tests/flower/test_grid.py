@@ -94,16 +94,12 @@ class Grid:
         self.confirmed += 1
 
 
-NOBODY = SimpleNamespace(gone=lambda key: False)
-"""No site has signed off."""
-
-
 BOTH = {0: b"to north", 1: b"to east"}
 
 
-def carrier_of(grid, timeout=60.0, sign_offs=NOBODY, **more):
-    signal = SimpleNamespace(send=lambda most: grid.signals.append(len(grid.pushed)))
-    return GridCarrier(grid, lambda: KEYS, timeout, signal, sign_offs, **more)
+def carrier_of(grid, timeout=60.0, gone=lambda key: False, **more):
+    signals = SimpleNamespace(send=lambda most: grid.signals.append(len(grid.pushed)), gone=gone)
+    return GridCarrier(grid, lambda: KEYS, timeout, signals, **more)
 
 
 def carry(grid, timeout=60.0, most=1000):
@@ -158,17 +154,17 @@ def test_a_site_does_not_say_without_end_that_its_request_got_lost(monkeypatch):
 
 def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
     grid, keys = Grid({7: KEYS[1], 8: KEYS[0]}, *["wait"] * 1000), dict(KEYS)
-    signal = SimpleNamespace(send=lambda most: keys.pop(1))  # after its request was pushed
-    found = GridCarrier(grid, lambda: keys, 0.5, signal, NOBODY).carry(BOTH, 1000)
+    # After its request was pushed.
+    signals = SimpleNamespace(send=lambda most: keys.pop(1), gone=lambda key: False)
+    found = GridCarrier(grid, lambda: keys, 0.5, signals).carry(BOTH, 1000)
     assert "its key was taken away" in dict(found)[1].cause
     del keys[0]
-    found = GridCarrier(grid, lambda: keys, 3600.0, signal, NOBODY).carry({0: b"to north"}, 1000)
+    found = GridCarrier(grid, lambda: keys, 3600.0, signals).carry({0: b"to north"}, 1000)
     assert "its key was taken away" in dict(found)[0].cause  # at once
 
 
 def test_who_has_signed_off_costs_no_time():
-    gone = SimpleNamespace(gone=lambda key: key == KEYS[0])
-    carrier = carrier_of(Grid({7: KEYS[1]}), 3600.0, gone)
+    carrier = carrier_of(Grid({7: KEYS[1]}), 3600.0, lambda key: key == KEYS[0])
     assert dict(carrier.carry(BOTH, 1000)) == {0: NoReply("has signed off"), 1: b"TO EAST"}
     assert carrier.present() == [1]
 

@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lit_fedad.flower import proxy, signals
-from lit_fedad.flower.keys import CLOCK, Authenticator, read_private_key, write_certificates, write_site_key
-from lit_fedad.flower.signals import RequestSignal, SignOffs
+from lit_fedad.flower.keys import CLOCK, read_private_key, write_certificates, write_site_key
 
 POLL = "/v1/fleet/pull-messages"
 
@@ -32,19 +31,10 @@ class Port:
         (folder / "keys").mkdir()
         write_site_key(folder)
         (folder / "key.pub").rename(folder / "keys" / "north.pub")
-        self.authenticator, self.key = Authenticator(folder / "keys"), read_private_key(folder / "key")
-        self.signal, self.ending, self.asked = RequestSignal(folder / "requests.sent"), False, asyncio.Event()
+        self.key, self.ending, self.asked = read_private_key(folder / "key"), False, asyncio.Event()
         self.meanwhile = lambda: None
-        self.sign_offs = SignOffs(folder / "signed_off")
-        self.proxy = proxy.FleetProxy(
-            "127.0.0.1:1",
-            folder / "ca.crt",
-            self.authenticator,
-            self.signal,
-            self.sign_offs,
-            lambda: self.ending,
-        )
-        self.app = self.proxy.app
+        found = proxy.FleetProxy(folder, 1, lambda: self.ending)
+        self.app, self.authenticator, self.signals = found.app, found.authenticator, found.signals
 
     async def answer(self, request: Request) -> Response:
         """Sends what came back, with the status that the request names."""
@@ -129,8 +119,8 @@ def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch, path
 def test_a_site_sends_no_more_than_replies_need(port, send, monkeypatch):
     """What it sends lies on the coordinator's disk."""
     monkeypatch.setattr(proxy, "_BESIDE", 10_000)
-    port.signal.send(1 << 30)
-    port.signal.send(15_000)  # the last replies are shorter
+    port.signals.send(1 << 30)
+    port.signals.send(15_000)  # the last replies are shorter
     push, given = ("/v1/fleet/push-object", bytes(20_000)), (POLL, b"a request")
     found = [send(*one).status_code for one in (push, given, push, push, given, push)]
     assert found == [200, 200, 200, 429, 200, 200]
@@ -199,7 +189,7 @@ def test_an_empty_answer_is_held_until_there_are_requests(port, monkeypatch, end
         await asyncio.sleep(0.02)
         assert not poll.done()
         if end == "requests":
-            port.signal.send(0)
+            port.signals.send(0)
         elif end == "closing":
             port.ending = True
         found = await poll
@@ -212,7 +202,7 @@ def test_an_empty_answer_is_held_until_there_are_requests(port, monkeypatch, end
 
 def test_requests_that_are_given_while_a_site_asks_are_not_waited_for(port, send):
     """They may have come after the SuperLink had looked."""
-    port.meanwhile = lambda: port.signal.send(0)
+    port.meanwhile = lambda: port.signals.send(0)
     assert send(POLL).content == b""
 
 
@@ -230,17 +220,17 @@ def test_who_signs_off_is_told_to_the_run_until_it_is_back(port, send, monkeypat
     (key,) = port.authenticator.known()
     monkeypatch.setattr(signals, "GRACE_S", -1.0)
     send("/v1/fleet/deactivate-node", b"", {"status": "500"})
-    assert not port.sign_offs.gone(key)
+    assert not port.signals.gone(key)
     send("/v1/fleet/deactivate-node")
-    assert port.sign_offs.gone(key)
+    assert port.signals.gone(key)
     monkeypatch.setattr(signals, "GRACE_S", 3600.0)
-    assert not port.sign_offs.gone(key)  # it may be started again
+    assert not port.signals.gone(key)  # it may be started again
     monkeypatch.setattr(signals, "GRACE_S", -1.0)
     send("/v1/fleet/activate-node")
-    assert not port.sign_offs.gone(key)
+    assert not port.signals.gone(key)
     send("/v1/fleet/deactivate-node")
-    port.sign_offs.clear()
-    assert not port.sign_offs.gone(key)
+    port.signals.clear()
+    assert not port.signals.gone(key)
 
 
 def test_what_a_site_is_answered_it_does_not_get_once_its_key_is_taken_away(port, send):
