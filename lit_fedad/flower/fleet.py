@@ -50,6 +50,7 @@ from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.files import told_forbidden
 from lit_fedad.flower.keys import CLOCK, read_private_key
 from lit_fedad.flower.messages import BESIDE, TooLongError, in_record, unfolded, within, wrapped
+from lit_fedad.sites.site import Site
 
 _POLL_S = 0.5
 """Least time between two polls, in seconds: the open port holds one longer for which there is no request."""
@@ -142,28 +143,21 @@ class BoundedClient(FleetHttpClient):
 fleet_http_connection.FleetHttpClient = BoundedClient  # type: ignore[misc]  # its connection takes none from outside
 
 
-def answer_requests(
-    address: str,
-    authority: Path,
-    key: Path,
-    answer: Callable[[bytes], bytes],
-    most: Callable[[], int],
-    note: Callable[[str], None],
-) -> None:
+def answer_requests(address: str, folder: Path, site: Site, note: Callable[[str], None]) -> None:
     """Answers requests until the process is ended.
 
     Args:
         address: The coordinator's host and port.
-        authority: Certificate of the authority that vouches for it.
-        key: The site's private key; another one in its place is taken when the site has to connect again.
-        answer: Turns a request into a reply; never raises. A request that is longer than any is an empty one.
-        most: Returns the most bytes of a request.
+        folder: The site's folder, with the certificate of the authority that vouches for the coordinator (``ca.crt``)
+            and its private key (``key``); another one in its place is taken when the site has to connect again.
+        site: Answers requests; of one that is longer than any it is given an empty one.
         note: Is told what happens, a line each.
 
     Raises:
         UserError: If the authority's file holds no certificate, or the coordinator does not take the key, or is not who
             it should be.
     """
+    authority = folder / "ca.crt"
     try:
         with told_forbidden(authority):
             if not authority.is_file():
@@ -176,7 +170,7 @@ def answer_requests(
     outage = _Outage(address, note)
     FLOWER_LOGGER.addFilter(outage)
     while True:
-        private = _activate(address, authority, key, note)
+        private = _activate(address, folder, note)
         keys, lost = (private, private.public_key()), threading.Event()
 
         def heard(failed: threading.ExceptHookArgs, lost: threading.Event = lost) -> None:
@@ -189,15 +183,14 @@ def answer_requests(
             fleet_http_connection.http_request_response(address, False, str(authority), keys) as connection,
         ):
             note(f"connected to {address}")
-            _serve(connection, lost, outage, answer, most, note)
+            _serve(connection, lost, outage, site, note)
 
 
 def _serve(
     connection: tuple[Any, ...],
     lost: threading.Event,
     outage: _Outage,
-    answer: Callable[[bytes], bytes],
-    most: Callable[[], int],
+    site: Site,
     note: Callable[[str], None],
 ) -> None:
     """Answers requests until the coordinator does not let this connection in any more."""
@@ -213,10 +206,10 @@ def _serve(
                 continue
             message, tree = received
             run = message.metadata.run_id
-            payload = _payload(tree, partial(pull, run), most())
+            payload = _payload(tree, partial(pull, run), site.largest)
             confirm(run, tree.object_id)
             began = time.monotonic()
-            reply = Message(wrapped(answer(payload)), reply_to=message)
+            reply = Message(wrapped(site.answer(payload)), reply_to=message)
             with no_object_id_recompute():
                 reply.metadata.__dict__["_message_id"] = reply.object_id
                 objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
@@ -274,17 +267,15 @@ def _payload(tree: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes
         return b""
 
 
-def _activate(
-    address: str, authority: Path, key: Path, note: Callable[[str], None]
-) -> ec.EllipticCurvePrivateKey:
+def _activate(address: str, folder: Path, note: Callable[[str], None]) -> ec.EllipticCurvePrivateKey:
     """Activates the site's node once, to tell why where that fails: Flower's own connection ends the process.
 
     Returns:
         The key that was let in.
     """
-    end, told = time.monotonic() + _PATIENCE_S, ""
+    authority, end, told = folder / "ca.crt", time.monotonic() + _PATIENCE_S, ""
     while True:
-        private = read_private_key(key)
+        private = read_private_key(folder / "key")
         try:
             _sign_on_and_off(address, authority, private)
             return private

@@ -33,7 +33,6 @@ from lit_fedad.sites.settings import PUBLIC, KeyRegistry, Policy, SiteSettings, 
 from lit_fedad.sites.site import AUDIT, Site
 from lit_fedad.sites.states import FILES
 
-KEY = "key"
 _ENDS_S = 60.0
 """How long a process that was told to end may take, in seconds."""
 
@@ -220,11 +219,4 @@ def start(folder: SiteFolder, display: Display) -> None:
     bound_memory()
     with locked(folder.path, _ENDS_S):  # two processes would each spend what the ledger has left
         site.tidy()
-        answer_requests(
-            folder.address,
-            folder.path / "ca.crt",
-            folder.path / KEY,
-            site.answer,
-            lambda: site.largest,
-            dated,
-        )
+        answer_requests(folder.address, folder.path, site, dated)

@@ -25,6 +25,9 @@ _LONGEST_HEADER = 1 << 20
 LONGEST_START = _LENGTH.size + _LONGEST_HEADER
 """Most bytes of a message before its payload."""
 
+LONGEST_SHARES = 64 << 20
+"""Most bytes of keys and shares in a message of a secure sum: some hundred for each of the other sites."""
+
 _LONGEST_TEXT = 500
 _MOST_ENTRIES = 1000
 _MOST_SCALARS = 50  # each becomes curves in the tracker; tasks and methods have ten at most

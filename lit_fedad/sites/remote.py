@@ -17,7 +17,7 @@ from lit_fedad.federation.checkpoint import read_meta, read_state, write_state
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.evaluator import ClientQuery
 from lit_fedad.federation.transport import Outcome, Pose, Progress, Sent, SumStep
-from lit_fedad.sites.messages import LONGEST_START, Reply, Request, digest
+from lit_fedad.sites.messages import LONGEST_SHARES, LONGEST_START, Reply, Request, digest
 from lit_fedad.sites.refusals import Code, text_of
 from lit_fedad.sites.status import Contact
 
@@ -26,8 +26,6 @@ _FILE = "sites.pt"
 _AGAIN = text_of(Code.AGAIN, [])
 # Words of a masked message have up to 64 bits, where the message has 16.
 _MASKED = 4
-# Offers and shares have some hundred bytes for each of the other sites.
-_CONFERRED = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ class Sites:
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
         """Brings sites messages of a secure sum; see `Transport.confer`."""
         asked = {c: self._request(step, c, names=self.names, payload=blob) for c, blob in blobs.items()}
-        replies = self._carry(asked, _CONFERRED, turns=False)
+        replies = self._carry(asked, LONGEST_SHARES, turns=False)
         return Outcome({client: reply.payload for client, reply in replies.values.items()}, replies.failures)
 
     def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:

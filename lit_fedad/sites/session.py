@@ -34,7 +34,7 @@ from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS, Claims, Trained
 from lit_fedad.sites.enrolment import agreement
-from lit_fedad.sites.messages import Reply, Request, digest
+from lit_fedad.sites.messages import LONGEST_SHARES, Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, judge
 from lit_fedad.sites.overrides import agreed
 from lit_fedad.sites.refusals import Code, RefusalError
@@ -46,9 +46,6 @@ from lit_fedad.sites.states import States, digest_of
 
 ENROLMENT = counted("numbers of images by product or class, with their names")
 """What a site tells when it says who it is."""
-
-_SHARES = 64 << 20
-"""Most bytes of what other sites' parts of a secure sum add to a message."""
 
 
 class Session:
@@ -126,21 +123,14 @@ class Session:
         exchanges = self.method.exchanges if noise is None else noise.plan.noised(self.method, b"declared")
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
-        most = max(map(channel.down.largest, specs)) + (_SHARES if self.secure else 0)
+        most = max(map(channel.down.largest, specs)) + (LONGEST_SHARES if self.secure else 0)
         self.largest = min(LARGEST_BLOB, most) if self.products_known else LARGEST_BLOB
         # Predictions of its test images, and the round and message after which they were made.
         self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
         self.detector: SiteDetector | None = None
         if not client.predictors.shared:
-            self.detector = SiteDetector(
-                settings.folder / "detectors" / self.run,
-                config,
-                type(part.model.task).__name__,
-                settings.name,
-                self.number,
-                {name: self.facts.of_product(name) for name in self.classes or products or self.facts.held},
-                part.model.provenance,
-            )
+            folder = settings.folder / "detectors" / self.run
+            self.detector = SiteDetector(folder, part, self.classes or products or self.facts.held)
         self.products, self.prepared = products, False
 
     def prepare(self) -> None:

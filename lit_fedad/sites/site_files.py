@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,35 +25,35 @@ from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 from lit_fedad.report.html import escaped, markdown_table
+from lit_fedad.sites.site_part import SitePart
 
 
 class SiteDetector:
-    """The folder of a site's detector, which ``lit-fedad predict``, ``watch`` and ``export`` take as a run's."""
+    """The folder of a site's detector, which ``lit-fedad predict``, ``watch`` and ``export`` take as a run's.
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Config,
-        task: str,
-        site: str,
-        client: int,
-        sizes: Mapping[str, float],
-        backbone: Mapping[str, Any],
-    ) -> None:
-        self.folder, self.config, self.client = RunFolder(folder), config, client
-        counts = [[0] * len(sizes)] * client + [[int(size) for size in sizes.values()]]
+    Args:
+        folder: The folder.
+        part: The site's part in the run.
+        products: Names of all products or classes.
+    """
+
+    def __init__(self, folder: Path, part: SitePart, products: Iterable[str]) -> None:
+        config = part.config
+        self.folder, self.config, self.client = RunFolder(folder), config, part.number
+        sizes = {name: part.facts.of_product(name) for name in products}
+        counts = [[0] * len(sizes)] * part.number + [list(sizes.values())]
         self.result: dict[str, Any] = {
-            "sites": {site: {"client": client}},
+            "sites": {part.settings.name: {"client": part.number}},
             "method": config["method"]["name"],
-            "task": task,
+            "task": type(part.model.task).__name__,
             "data": "sites",
             "partition": {
                 "strategy": "sites",
                 "products": list(sizes),
-                "sizes": [sum(own) for own in counts],
+                "sizes": [sum(of_client) for of_client in counts],
                 "counts": counts,
             },
-            "backbone": backbone,
+            "backbone": part.model.provenance,
             "seed": config["seed"],
             "rounds": config["rounds"],
             "last": {"round": config["rounds"]},

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_a_site_waits_for_a_coordinator_that_is_about_to_start(monkeypatch, tmp_
     monkeypatch.setattr(fleet, "_sign_on_and_off", lambda *_: answers.pop(0).raise_for_status())
     monkeypatch.setattr(fleet.time, "sleep", lambda _: None)
     told = []
-    fleet._activate("coordinator", tmp_path / "ca.crt", tmp_path / "key", told.append)
+    fleet._activate("coordinator", tmp_path, told.append)
     assert told == [f"coordinator: is not ready (HTTP {status}); trying again" for status in (503, 502)]
 
 
@@ -143,7 +144,7 @@ def test_why_a_site_does_not_come_in_is_said(monkeypatch, tmp_path, failure, sai
     monkeypatch.setattr(fleet, "_sign_on_and_off", fail)
     monkeypatch.setattr(fleet, "_PATIENCE_S", -1)
     with pytest.raises(UserError, match=said):
-        fleet._activate("coordinator", tmp_path / "ca.crt", tmp_path / "key", print)
+        fleet._activate("coordinator", tmp_path, print)
 
 
 def test_an_outage_is_two_lines():
@@ -183,7 +184,7 @@ def test_an_answer_that_cannot_be_read_does_not_end_a_site(monkeypatch, failure)
         raise failure
 
     connection = (0, receive, *[None] * 6)
-    fleet._serve(connection, lost, fleet._Outage("a", notes.append), bytes, lambda: 1, notes.append)
+    fleet._serve(connection, lost, fleet._Outage("a", notes.append), None, notes.append)
     assert len(notes) == 1
     assert notes[0].startswith(f"a request was lost: {type(failure).__name__}")
 
@@ -211,6 +212,7 @@ def test_a_part_goes_to_the_announcement_that_waits_for_it(monkeypatch, waits):
         came.append(name)
 
     connection = (0, receive, send, None, None, lambda run, name: objects[name], push, lambda *_: None)
-    fleet._serve(connection, lost, fleet._Outage("a", notes.append), bytes.upper, lambda: 1000, notes.append)
+    site = SimpleNamespace(answer=bytes.upper, largest=1000)
+    fleet._serve(connection, lost, fleet._Outage("a", notes.append), site, notes.append)
     assert notes == []
     assert sorted(came) == sorted(announced) * (waits != "nobody")
