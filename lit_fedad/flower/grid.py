@@ -21,8 +21,10 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.messages import BESIDE, KIND, TooLongError, unfolded, unwrapped, within, wrapped
 from lit_fedad.flower.signals import Signals
+from lit_fedad.report.console import Display
 from lit_fedad.sites.remote import NoReply, too_long
 
 GONE = {3, 4, 5, 8}
@@ -146,29 +148,25 @@ class GridCarrier:
 
     Args:
         grid: Flower's grid.
-        keys: Returns the public key of every client that is let in now; one that is revoked meanwhile gets nothing.
-        timeout: Longest time until all replies are there, in seconds.
+        folder: The coordinator's folder: who is let in now, also where that changes meanwhile, and how long replies
+            are waited for.
+        display: Tells the operator of sites that are waited for because they are not connected.
+
+    Attributes:
         signals: Is told when requests were pushed, so that sites come for them. Tells of sites that their operators
             have ended: nobody waits for them.
-        tell: Is told of the clients that are waited for because they are not connected, each time that they change.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        keys: Callable[[], Mapping[int, bytes]],
-        timeout: float,
-        signals: Signals,
-        tell: Callable[[Sequence[int]], None] = lambda clients: None,
-    ) -> None:
-        self.grid, self.keys, self.timeout = grid, keys, timeout
-        self.signals, self.tell = signals, tell
+    def __init__(self, grid: Grid, folder: FederationFolder, display: Display) -> None:
+        self.grid, self.folder, self.display = grid, folder, display
+        self.timeout, self.signals = folder.timeout, Signals(folder.path)
         self._missed = set[int]()
 
-    def present(self) -> list[int]:
-        """Lists the clients that are online."""
+    def present(self) -> dict[int, str]:
+        """Returns the names of the clients that are online."""
         nodes = {bytes(node.public_key) for node in self.grid.get_nodes()}
-        return [client for client, key in self.keys().items() if key in nodes]
+        folder = self.folder.again()
+        return {client: folder.sites[client] for client, key in folder.public_keys().items() if key in nodes}
 
     def carry(self, requests: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | NoReply]]:
         """Brings every client its request; see `Carrier.carry`."""
@@ -177,7 +175,7 @@ class GridCarrier:
         waiting, sent, again = set(requests), dict[str, int](), Counter[int]()
         arriving = dict[str, _Arriving]()
         while (waiting or sent) and time.monotonic() < end:
-            keys = self.keys()
+            keys = self.folder.again().public_keys()
             for client in sorted(waiting - set(keys)):
                 yield client, NoReply("its key was taken away: it gets no request")
             waiting &= set(keys)
@@ -194,7 +192,7 @@ class GridCarrier:
                 waiting.discard(client)
             if waiting and time.monotonic() - began >= _PATIENCE_S and told != sorted(waiting):
                 told = sorted(waiting)
-                self.tell(told)
+                self._tell(told)
             for request, answer in pull(self.grid, list(sent), most, arriving, end):
                 client = sent.pop(request)
                 if answer is None and again[client] < _AGAIN:
@@ -211,6 +209,14 @@ class GridCarrier:
         late = f"did not answer within {self.timeout:g} seconds"
         yield from ((client, NoReply(away)) for client in sorted(waiting))
         yield from ((client, NoReply(late)) for client in sorted(sent.values()))
+
+    def _tell(self, clients: Sequence[int]) -> None:
+        """Tells who is waited for."""
+        sites = self.folder.again().sites
+        self.display.note(
+            f"sites that have not connected: {', '.join(sites[client] for client in clients)}; give there lit-fedad"
+            f" site start site=FOLDER; waiting {self.timeout:g} s at most (timeout in {self.folder.file})"
+        )
 
     def _push(
         self,

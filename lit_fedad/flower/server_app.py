@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -14,7 +13,6 @@ from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.coordinator import ERROR
 from lit_fedad.flower.federation_folder import FederationFolder
 from lit_fedad.flower.grid import GridCarrier
-from lit_fedad.flower.signals import Signals
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.sites.coordinator import coordinate
 
@@ -31,24 +29,8 @@ def main(grid: Grid, context: Context) -> None:
     display = Display()
     with plain_warnings(display):
         try:
-
-            def tell(clients: Sequence[int]) -> None:
-                sites = folder.again().sites
-                away = ", ".join(sites[client] for client in clients)
-                display.note(
-                    f"sites that have not connected: {away}; give there lit-fedad site start site=FOLDER; waiting"
-                    f" {folder.timeout:g} s at most (timeout in {folder.file})"
-                )
-
-            carrier = GridCarrier(
-                grid, lambda: folder.again().public_keys(), folder.timeout, Signals(folder.path), tell
-            )
-
-            def present() -> dict[int, str]:
-                names = folder.again().sites
-                return {client: names[client] for client in carrier.present()}
-
-            coordinate(folder.plan, carrier, present=present)
+            carrier = GridCarrier(grid, folder, display)
+            coordinate(folder.plan, carrier, present=carrier.present)
         except (UserError, httpx.HTTPError) as error:
             # Flower would print a traceback; the command that started the run reads this, and says it in one line.
             told = folder.advised(str(error))

@@ -1,5 +1,6 @@
 """The coordinator's end, on a grid that loses messages."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -97,9 +98,13 @@ class Grid:
 BOTH = {0: b"to north", 1: b"to east"}
 
 
-def carrier_of(grid, timeout=60.0, gone=lambda key: False, **more):
-    signals = SimpleNamespace(send=lambda most: grid.signals.append(len(grid.pushed)), gone=gone)
-    return GridCarrier(grid, lambda: KEYS, timeout, signals, **more)
+def carrier_of(grid, timeout=60.0, gone=lambda key: False, keys=KEYS, note=print):
+    """The carrier of a coordinator's folder, whose sites are north and east."""
+    settings = SimpleNamespace(sites=["north", "east"], public_keys=lambda: keys)
+    folder = SimpleNamespace(path=Path(), file="federation.yaml", timeout=timeout, again=lambda: settings)
+    carrier = GridCarrier(grid, folder, SimpleNamespace(note=note))
+    carrier.signals = SimpleNamespace(send=lambda most: grid.signals.append(len(grid.pushed)), gone=gone)
+    return carrier
 
 
 def carry(grid, timeout=60.0, most=1000):
@@ -154,31 +159,32 @@ def test_a_site_does_not_say_without_end_that_its_request_got_lost(monkeypatch):
 
 def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
     grid, keys = Grid({7: KEYS[1], 8: KEYS[0]}, *["wait"] * 1000), dict(KEYS)
-    # After its request was pushed.
-    signals = SimpleNamespace(send=lambda most: keys.pop(1), gone=lambda key: False)
-    found = GridCarrier(grid, lambda: keys, 0.5, signals).carry(BOTH, 1000)
-    assert "its key was taken away" in dict(found)[1].cause
+    carrier = carrier_of(grid, 0.5, keys=keys)
+    carrier.signals.send = lambda most: keys.pop(1)  # after its request was pushed
+    assert "its key was taken away" in dict(carrier.carry(BOTH, 1000))[1].cause
     del keys[0]
-    found = GridCarrier(grid, lambda: keys, 3600.0, signals).carry({0: b"to north"}, 1000)
+    found = carrier_of(grid, 3600.0, keys=keys).carry({0: b"to north"}, 1000)
     assert "its key was taken away" in dict(found)[0].cause  # at once
 
 
 def test_who_has_signed_off_costs_no_time():
     carrier = carrier_of(Grid({7: KEYS[1]}), 3600.0, lambda key: key == KEYS[0])
     assert dict(carrier.carry(BOTH, 1000)) == {0: NoReply("has signed off"), 1: b"TO EAST"}
-    assert carrier.present() == [1]
+    assert carrier.present() == {1: "east"}
 
 
 def test_who_is_waited_for_is_told_when_it_changes(monkeypatch):
     monkeypatch.setattr("lit_fedad.flower.grid._PATIENCE_S", 0.0)
     grid, told = Grid({}), []
 
-    def tell(clients):
-        told.append(clients)
+    def note(line):
+        told.append(line)
         grid.nodes[len(told)] = KEYS[len(told) - 1]  # one after the other connects
 
-    assert len(dict(carrier_of(grid, tell=tell).carry(BOTH, 1000))) == 2
-    assert told == [[0, 1], [1]]
+    assert len(dict(carrier_of(grid, note=note).carry(BOTH, 1000))) == 2
+    assert [line.partition(";")[0] for line in told] == [
+        f"sites that have not connected: {names}" for names in ("north, east", "east")
+    ]
 
 
 def test_who_is_away_or_late_is_lost():
