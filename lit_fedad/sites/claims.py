@@ -21,7 +21,7 @@ MOST_MESSAGES = 3
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingImages:
     """The images that a run trains with.
 
     Attributes:
@@ -78,7 +78,7 @@ class Claims:
         configuration: str,
         noised: bool,
         most: int,
-        training: Trained = Trained(),
+        training: TrainingImages = TrainingImages(),
         least: int = 1,
     ) -> None:
         """Notes a run before its first answer.

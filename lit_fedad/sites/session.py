@@ -32,7 +32,7 @@ from lit_fedad.privacy.messages import read_survivors
 from lit_fedad.privacy.protocol import Party
 from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
-from lit_fedad.sites.claims import CLAIMS, Claims, Trained
+from lit_fedad.sites.claims import CLAIMS, Claims, TrainingImages
 from lit_fedad.sites.enrolment import agreement
 from lit_fedad.sites.messages import LONGEST_SHARES, Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, judge
@@ -114,7 +114,7 @@ class Session:
         self.noise, taken = noise, part.taken(noise)
         judge(settings.policy, taken, self.least, self.approved)
         kinds = {one.disclosed.kind for one in taken}
-        self.trained = Trained(
+        self.trained = TrainingImages(
             part.summed(any(one.disclosed.by_product for one in taken)),
             hash_of([config["seed"], self.number, config["method"], part.summed(by_product=False)])
             if Kind.MEAN_IMAGES in kinds

@@ -70,12 +70,12 @@ class SitePart:
         self.form, self.config = config["data"], {**config, "data": compose([*settings.data])["data"]}
         read = build_images(self.config)
         self.images = federated_images(read, self.form, classes, settings)
-        self.apart = told_apart(classes, products, self.images)
+        self.apart = self._told_apart(products)
         self.model = build_model(self.config, self.apart)
         self._contents = content_hashes_of(read, hashes_file(self.config))
         whole = site_partition(self.config, read, settings, number)
         self.partition = with_calibration(self.config, self.images, whole, self.model.method)
-        self.facts = facts_of(self.images, self.partition, whole, number)
+        self.facts = self._facts(whole)
         staged = enumerate(whole.by_stage[number])
         self._stages = {self.images.train[i].category: stage for stage, indices in staged for i in indices}
 
@@ -85,9 +85,36 @@ class SitePart:
         Raises:
             RefusalError: If the site has a product that is not among them.
         """
-        apart = told_apart(self.classes, products, self.images)
+        apart = self._told_apart(products)
         if tells_products(self.config) and apart != self.apart:
             self.model, self.apart = build_model(self.config, apart, backbone=self.model.backbone), apart
+
+    def _told_apart(self, products: Sequence[str]) -> list[str]:
+        """Lists the classes or products that the model tells apart.
+
+        Before the products of other sites are known, one more than its own stands for them: what is disclosed of each
+        product is then judged already.
+        """
+        held = products_of(self.images)
+        if products and (unknown := [name for name in held if name not in products]):
+            raise RefusalError(Code.PRODUCT, detail=unknown[0])
+        return list(self.classes or products or [*held, "those of other sites"])
+
+    def _facts(self, whole: Partition) -> Facts:
+        """Counts what the site tells of its images when it says who it is, those of `whole` that calibrate included."""
+        images, products, form, anomalies = self.images, products_of(self.images), "", list[str]()
+        if isinstance(images, SemanticSet):  # what all sites' images must have in common
+            names = hashlib.sha256(json.dumps(images.categories).encode()).hexdigest()[:8]
+            form = f"{len(images.categories)} classes and sets of anomalies ({names})"
+            anomalies = list(images.anomalies)
+        training = self.partition.by_stage[self.number]
+        return Facts(
+            stages=[by_product(images.train, products, indices) for indices in training],
+            held=by_product(images.train, products, whole.clients[self.number]),
+            tested=by_product(images.test, images.categories, range(len(images.test))),
+            anomalies=anomalies,
+            form=form,
+        )
 
     def noise(self, folder: Path, images: str) -> SiteNoise | None:
         """Plans the noise of the site; see `SiteNoise`. None for a federation without.
@@ -234,26 +261,6 @@ def site_partition(config: Config, images: Images, settings: SiteSettings, clien
     return Partition.in_stages([*([[()]] * client), by_stage])
 
 
-def told_apart(classes: Sequence[str], products: Sequence[str], images: Images) -> list[str]:
-    """Lists the classes or products that a site's model tells apart.
-
-    Before the products of other sites are known, one more than its own stands for them: what is disclosed of each
-    product is then judged already.
-
-    Args:
-        classes: The federation's classes.
-        products: Products of all sites, as far as they are known.
-        images: The site's images.
-
-    Raises:
-        RefusalError: If the site has a product that the coordinator does not know.
-    """
-    held = products_of(images)
-    if products and (unknown := [name for name in held if name not in products]):
-        raise RefusalError(Code.PRODUCT, detail=unknown[0])
-    return list(classes or products or [*held, "those of other sites"])
-
-
 def content_hashes_of(images: Images, memo: Path | None) -> list[str]:
     """Returns a hash of each training image's content, 16 hexadecimal digits, whatever it is called.
 
@@ -282,28 +289,6 @@ def products_of(images: Images) -> list[str]:
     """Lists the products or classes, without the sets of semantic anomalies."""
     anomalies = images.anomalies if isinstance(images, SemanticSet) else ()
     return [name for name in images.categories if name not in anomalies]
-
-
-def facts_of(images: Images, partition: Partition, whole: Partition, client: int) -> Facts:
-    """Counts what a site tells of its images when it says who it is.
-
-    Args:
-        images: The images.
-        partition: Those that it trains with, as the client of this number.
-        whole: Those that it calibrates with, too.
-        client: The number.
-    """
-    products, form, semantic = products_of(images), "", isinstance(images, SemanticSet)
-    if semantic:  # what all sites' images must have in common
-        names = hashlib.sha256(json.dumps(images.categories).encode()).hexdigest()[:8]
-        form = f"{len(images.categories)} classes and sets of anomalies ({names})"
-    return Facts(
-        stages=[by_product(images.train, products, indices) for indices in partition.by_stage[client]],
-        held=by_product(images.train, products, whole.clients[client]),
-        tested=by_product(images.test, images.categories, range(len(images.test))),
-        anomalies=list(images.anomalies) if isinstance(images, SemanticSet) else [],
-        form=form,
-    )
 
 
 def _renamed(images: ImageSet, settings: SiteSettings) -> ImageSet:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.sites.claims import Claims, Trained
+from lit_fedad.sites.claims import Claims, TrainingImages
 from lit_fedad.sites.refusals import Code, RefusalError
 
 ALL, FEWER = ["east", "north", "south"], ["east", "south"]
@@ -18,7 +18,7 @@ ROUND = (0, 0, "moments")
 def claims(tmp_path):
     claims = Claims(tmp_path / "runs.jsonl")
     for run, images in (("a", ["one", "two"]), ("b", ["two", "three"]), ("c", ["four"])):
-        claims.begin(run, "configuration", False, 20, Trained({"": images}))
+        claims.begin(run, "configuration", False, 20, TrainingImages({"": images}))
     claims.claim("a", ROUND, ALL)
     return Claims(tmp_path / "runs.jsonl")  # the site was started anew
 
@@ -79,12 +79,12 @@ IMAGES = [f"{number:02d}" for number in range(70)]
 
 
 def together(images):
-    return Trained({"": images})
+    return TrainingImages({"": images})
 
 
 def apart(images):
     """Five products, whose sums are told apart."""
-    return Trained(
+    return TrainingImages(
         {product: [image for image in images if int(image) % 5 == product] for product in range(5)}
     )
 
@@ -153,7 +153,7 @@ def test_sums_of_many_runs_tell_of_many_images_together(tmp_path, last, few):
 def test_what_tells_of_no_few_images_more_is_let_in(tmp_path):
     """A few that are summed by themselves, copies in all sums alike, one run of means, policies of single images."""
     claims = Claims(tmp_path / "runs.jsonl")
-    training = Trained({"few": IMAGES[:3], "copies": IMAGES[10:20] + IMAGES[10:12]})
+    training = TrainingImages({"few": IMAGES[:3], "copies": IMAGES[10:20] + IMAGES[10:12]})
     means, others = replace(training, groups="seed 0"), replace(training, groups="seed 1")
     for run, (own, least) in enumerate([(training, 5), (means, 5), (training, 5), (others, 1)]):
         claims.begin(str(run), "one", False, 20, own, least)
@@ -164,10 +164,13 @@ def test_what_tells_of_no_few_images_more_is_let_in(tmp_path):
 
 def test_mean_images_are_of_the_same_groups_in_all_runs(tmp_path):
     claims = Claims(tmp_path / "runs.jsonl")
-    claims.begin("a", "one", False, 20, Trained({"": IMAGES[:20]}, "seed 0"), 5)
-    claims.begin("b", "two", False, 20, Trained({"": IMAGES[:20]}, "seed 0"), 5)
-    claims.begin("c", "three", False, 20, Trained({"": IMAGES[30:]}, "seed 1"), 5)  # of other images
-    for training in (Trained({"": IMAGES[:20]}, "seed 1"), Trained({"": IMAGES[:30]}, "seed 0")):
+    claims.begin("a", "one", False, 20, TrainingImages({"": IMAGES[:20]}, "seed 0"), 5)
+    claims.begin("b", "two", False, 20, TrainingImages({"": IMAGES[:20]}, "seed 0"), 5)
+    claims.begin("c", "three", False, 20, TrainingImages({"": IMAGES[30:]}, "seed 1"), 5)  # of other images
+    for training in (
+        TrainingImages({"": IMAGES[:20]}, "seed 1"),
+        TrainingImages({"": IMAGES[:30]}, "seed 0"),
+    ):
         with pytest.raises(RefusalError) as refused:
             claims.begin("d", "four", False, 20, training, 5)
         assert refused.value.code is Code.GROUPS
