@@ -67,7 +67,7 @@ class RayTransport(LocalTransport):
     """
 
     def __init__(self, config: Config, simulation: Simulation, build: Builder, here: LocalTransport) -> None:
-        super().__init__(here.runner, here.data, here.pool, here.mine, here.evaluator, here.skips, here.limit)
+        super().__init__(here.runner, here.data, here.pool, here.mine, here.evaluator, here.sampler)
         self.config, self.simulation, self.build = config, simulation, build
         self._workers: list[Any] = []
         self._returning: dict[Any, Any] = {}

@@ -21,6 +21,7 @@ from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner, Mask, pose_client
 from lit_fedad.federation.evaluator import ClientQuery, Evaluator
 from lit_fedad.federation.processes import gather
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Outcome, Pose, Progress, Sent, SumStep
 
 GRACE_S = 5.0
@@ -94,8 +95,8 @@ class LocalTransport:
     """The transport to clients that one live object plays, their states in a pool.
 
     Attributes:
-        skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
-        limit: Longest time of a client in seconds; None for no limit.
+        sampler: Says whether a client that fails is left out, where otherwise mistakes in code are raised, and how much
+            time it has.
         parties: The clients' parts in secure sums; None where there are none.
     """
 
@@ -104,8 +105,7 @@ class LocalTransport:
     pool: ClientPool
     mine: set[int]
     evaluator: Evaluator
-    skips: bool
-    limit: float | None
+    sampler: ClientSampler
     parties: Parties | None = None
 
     def __post_init__(self) -> None:
@@ -172,11 +172,11 @@ class LocalTransport:
         for number in sorted(self.mine.intersection(sent.blobs)):
             own = replace(sent.context, client=number, stage=data.stages[number])
             try:
-                with deadline(self.limit, f"client {number}"):
+                with deadline(self.sampler.deadline, f"client {number}"):
                     self.runner.activate(sent.exchange, own, self.pool.get(number), sent.blobs[number])
                     answers[number] = act(self.runner.client, number), None
             except Exception as error:
-                if not self.skips and not isinstance(error, EXPECTED):
+                if not self.sampler.skips and not isinstance(error, EXPECTED):
                     raise
                 answers[number] = None, cause_of(error)
             self.progress.step()

@@ -107,7 +107,7 @@ class Federation:
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
         self.sender = Sender(server, client, channel.down, fabric)
-        here = LocalTransport(self.runner, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline)
+        here = LocalTransport(self.runner, data, pool, self.mine, evaluator, sampler)
         self.transport = transport(here) if transport else here
         self.collecting = Collecting(self.sender, self.transport, self.receiver, sampler, names, fabric)
         self.summing: Collecting | None = None
@@ -163,7 +163,7 @@ class Federation:
             turn = Turn(exchange, here, report, sizes, spares, partial(self._scored, exchange, here))
             collecting = (exchange.upload_spec(self.client) and self.summing) or self.collecting
             updates, results = collecting.collect(turn)
-            counted = on_first(self.fabric, partial(self._merge, exchange, here, report, updates, results))
+            counted = on_first(self.fabric, partial(self._merge, turn, updates, results))
             self.sender.forget()
             self.transport.settle(counted)
             report.participants = self.fabric.broadcast(report.participants)
@@ -290,15 +290,9 @@ class Federation:
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
-    def _merge(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        updates: dict[int, Update],
-        results: dict[int, ClientResult],
-    ) -> set[int]:
+    def _merge(self, turn: Turn, updates: dict[int, Update], results: dict[int, ClientResult]) -> set[int]:
         """Merges the updates on the server, and adds the results of merged clients to the report."""
+        exchange, context, report = turn.exchange, turn.context, turn.report
         updates = dict(sorted(updates.items()))
         answered = senders(updates)
         left_out = self.names.titled(report.failures | report.refused)
@@ -317,7 +311,7 @@ class Federation:
         add_counts(report.elements_up, {c: elements(u.message) for c, u in updates.items() if c in good})
         report.trained |= {c: result.trained for c, result in good.items() if result.trained is not None}
         scalars = {c: result.scalars for c, result in good.items()}
-        report.scalars |= mean_scalars(scalars, self.data.at(report.round).sizes)
+        report.scalars |= mean_scalars(scalars, turn.sizes)
         if exchange.name == report.exchange:
             report.per_client = scalars
         return good.keys() - merged.left_out

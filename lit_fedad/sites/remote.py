@@ -134,7 +134,7 @@ class Sites:
         if sent.context.round != self._round:
             self._round, self._away = sent.context.round, {}
         most = self.largest(sent.exchange) * (_MASKED if envelopes else 1)
-        replies = self._send("play", sent, most, envelopes=envelopes or {})
+        replies = self._send("play", sent, most, envelopes or {})
         self._played |= dict.fromkeys(replies.values, self.step)
         results = {c: ClientResult(reply.payload, reply.scalars) for c, reply in replies.values.items()}
         return Outcome(results, replies.failures)
@@ -161,7 +161,9 @@ class Sites:
                 f"{query.name}: sites answer queries of a declared form alone, with the model that predicts there"
             )
         answer = Link(Plain())
-        replies = self._send("ask", sent, answer.largest(query.spec()), query, pose)
+        asked = {"question": query.name, "numbers": dict(query.numbers), "names": self.products}
+        most = answer.largest(query.spec())
+        replies = self._send("ask", sent, most, {}, **asked, keep=pose.keep, sums=pose.sums)
         outcome: Outcome[Any] = Outcome({}, dict(replies.failures))
         for client, reply in replies.values.items():
             try:
@@ -200,20 +202,14 @@ class Sites:
         kind: Literal["play", "ask"],
         sent: Sent,
         most: int,
-        query: ClientQuery[Any] | None = None,
-        pose: Pose | None = None,
-        envelopes: Mapping[int, bytes] | None = None,
+        sealed: Mapping[int, bytes],
+        **more: Any,
     ) -> Outcome[Reply]:
         """Gives every site that a message is for the next request; what it was sent in the last is not sent again."""
         self.step += 1
         _, context, blobs = sent
-        sealed = envelopes or {}
-        common = self._request(kind, 0, round=context.round, exchange=context.exchange, step=self.step)
-        if query is not None and pose is not None:
-            numbers, names = dict(query.numbers), self.products
-            common = replace(
-                common, question=query.name, numbers=numbers, names=names, keep=pose.keep, sums=pose.sums
-            )
+        place = {"round": context.round, "exchange": context.exchange, "step": self.step}
+        common = self._request(kind, 0, **place, **more)
 
         def request(client: int, **message: Any) -> Request:
             base, settled = self.bases[client], self.settled[client]
