@@ -184,7 +184,7 @@ class SiteClients(Participants, RunCallback):
         open_to_all = joinable(config, model) or not begun
         known = {client: own for client, own in self.known.items() if own.size}
         enrolled = folder.path / ENROLLED
-        facts, warnings = enrol(sites, config, model, names, enrolled, open_to_all, known)
+        facts, warnings = enrol(sites, config, model, enrolled, open_to_all, known)
         if sites.told_apart:
             model = build_model(config, sites.told_apart, drawn, backbone=model.backbone)
         self.known, self.refused = facts, self.refused | set(sites.left_out)

@@ -194,7 +194,6 @@ def enrol(
     sites: Sites,
     config: Config,
     model: Model,
-    names: Mapping[int, str],
     file: Path,
     joinable: bool,
     known: Mapping[int, Facts],
@@ -209,7 +208,6 @@ def enrol(
         sites: The transport.
         config: The server's configuration.
         model: The server's model.
-        names: Names of the sites by client.
         file: File of what those said that have been in the run; written here.
         joinable: Whether sites can come to the run that have not been in it.
         known: What sites said that need not be asked.
@@ -221,6 +219,7 @@ def enrol(
         UserError: If a site is away or differs and the run does not go on without it, if none is left, or the file
             cannot be read.
     """
+    names = dict(enumerate(sites.names))
     before, settled = _read(file, names)
     outcome = sites.hello([client for client in names if client not in known])
     answered = {client: reply.facts for client, reply in outcome.values.items()}

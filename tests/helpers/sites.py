@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -107,13 +108,18 @@ def message_of(config: Config, model: Model, round: int = 1) -> bytes:
     return sender.pack(model.method.exchanges.at(context), [0], context)[0]
 
 
+def quiet_site(given: SiteSettings, **changed: Any) -> Site:
+    """A site whose operator says something else in some respects, and that prints nothing."""
+    return Site(replace(given, **changed), Display(quiet=True))
+
+
 def reply_of(site: Site, request: Request) -> Reply:
     """Asks a site as a coordinator does."""
     return Reply.from_bytes(site.answer(request.to_bytes()))
 
 
 def three_sites(folder: Path) -> list[Site]:
-    return [Site(settings(folder, name), Display(quiet=True)) for name in NAMES]
+    return [quiet_site(settings(folder, name)) for name in NAMES]
 
 
 def told(history):

@@ -7,20 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.class_sites import CLASSES, class_data
-from helpers.sites import DEBUG, HERE, message_of, reply_of, settings, with_keys
+from helpers.sites import DEBUG, HERE, message_of, quiet_site, reply_of, settings, with_keys
 from safetensors.torch import save
 
 from lit_fedad.contracts import TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Link, Plain
-from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import Claims
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.settings import Policy, SiteSettings
-from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
 SMALL = [*DEBUG, "rounds=1"]
@@ -29,7 +27,7 @@ SMALL = [*DEBUG, "rounds=1"]
 @pytest.fixture
 def site(folder, tmp_path):
     """A site of image files with the policy that `site init` writes."""
-    return Site(replace(settings(folder, "north"), folder=tmp_path, policy=Policy()), Display(quiet=True))
+    return quiet_site(settings(folder, "north"), folder=tmp_path, policy=Policy())
 
 
 ON_IMAGES = [
@@ -51,7 +49,7 @@ def test_settings_that_ask_for_images_are_refused(folder, tmp_path, site, overri
     if overrides in ON_IMAGES:
         own = (*HERE, f"cache.folder={folder / 'cache'}")
         data = class_data(folder / "classes" / "east")
-        site = Site(SiteSettings("east", tmp_path, data, own), Display(quiet=True))
+        site = quiet_site(SiteSettings("east", tmp_path, data, own))
     classes = list(CLASSES) if overrides in ON_IMAGES else []
     reply = reply_of(site, Request("hello", RUN, [*SMALL, *overrides], 0, classes))
     assert reply.code
@@ -144,7 +142,7 @@ def test_noise_that_hides_nothing_lets_no_sums_of_one_image_out(folder, tmp_path
     given = replace(with_keys(folder, "north"), folder=tmp_path, policy=Policy())
     overrides = ["method=federated_bank", "federation=secure", "federation/privacy=distributed", *SMALL]
     request = Request("hello", RUN, [*overrides, f"federation.privacy.epsilon={epsilon}"], 0)
-    assert reply_of(Site(given, Display(quiet=True)), request).code == code
+    assert reply_of(quiet_site(given), request).code == code
 
 
 def framed(text, length=None):

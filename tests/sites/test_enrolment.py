@@ -47,9 +47,10 @@ def call(folder, model, away=(), policy="skip", facts=FACTS, joinable=True, know
         ),
         asked=SimpleNamespace(classes=classes),
         told_apart=[],
+        names=list(NAMES.values()),
     )
     config = {"federation": {"sampler": {"on_failure": policy}}, "rounds": 3}
-    return sites, *enrol(sites, config, model, NAMES, folder / "sites.json", joinable, known or {})
+    return sites, *enrol(sites, config, model, folder / "sites.json", joinable, known or {})
 
 
 def test_a_run_goes_on_without_a_site_that_is_away(tmp_path, model):

@@ -1,24 +1,20 @@
 """Sites come to a run that has begun, and leave it."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.sites import DEBUG, HERE, NAMES, Here, settings, three_sites
+from helpers.sites import DEBUG, HERE, NAMES, Here, quiet_site, settings, three_sites
 
 from lit_fedad.contracts.exchange import Exchange, Exchanges
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import JoinError, Plan, SiteClients, coordinate, joinable
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.remote import NoReply
-from lit_fedad.sites.site import Site
 from lit_fedad.tracking.journal import journal_file
 
-QUIET = Display(quiet=True)
 SKIP = "federation.sampler.on_failure=skip"
 
 
@@ -115,10 +111,7 @@ def test_sums_of_a_site_that_comes_late_are_added(folder, tmp_path):
     """The model is that of a run which had the site from its beginning."""
     servers = []
     for name, names in (("late", NAMES[:2]), ("all", NAMES)):
-        own = [
-            Site(replace(settings(folder, "north"), name=name, folder=tmp_path / name), QUIET)
-            for name in NAMES
-        ]
+        own = [quiet_site(settings(folder, "north"), name=name, folder=tmp_path / name) for name in NAMES]
         carrier = Comes(own, 1) if name == "late" else Here(own)
         plan = Plan(
             ["method=federated_subspace", *DEBUG, "rounds=2", SKIP], names, str(tmp_path / name / "run"), HERE

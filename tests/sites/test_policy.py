@@ -8,19 +8,17 @@ from dataclasses import replace
 import pytest
 from helpers.class_sites import CLASSES, class_data, semantic_data
 from helpers.refusals import refusal
-from helpers.sites import DEBUG, HERE, message_of, reply_of, settings
+from helpers.sites import DEBUG, HERE, message_of, quiet_site, reply_of, settings
 
 from lit_fedad.contracts.disclosure import Kind, summed
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
-from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer, Taken
 from lit_fedad.sites.refusals import KINDS, Code, RefusalError
 from lit_fedad.sites.review import review
 from lit_fedad.sites.settings import Policy, SiteSettings
-from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
 SMALL = [*DEBUG, "rounds=1"]
@@ -41,7 +39,7 @@ def files(folder, tmp_path):
 
 
 def hello(given, overrides, learnt=(), run=RUN):
-    site = Site(given, Display(quiet=True))
+    site = quiet_site(given)
     return reply_of(site, Request("hello", run, [*SMALL, *overrides], 0, list(learnt)))
 
 
@@ -170,7 +168,7 @@ def test_products_are_counted_for_nobody_where_counts_do_not_leave(files, kinds,
 @pytest.mark.parametrize("products", [[], ["nut", "bolt"]])
 def test_no_sums_leave_before_the_sites_product_is_known(files, products):
     asked = Request("play", RUN, ["method=federated_subspace", *SMALL], 0, products=products, step=1)
-    assert reply_of(Site(files, Display(quiet=True)), asked).code == Code.PRODUCT
+    assert reply_of(quiet_site(files), asked).code == Code.PRODUCT
 
 
 NAMES = [
@@ -182,7 +180,7 @@ NAMES = [
 
 @pytest.mark.parametrize("word", NAMES)
 def test_no_override_names_a_file_or_learns_a_name(files, folder, word):
-    site = Site(files, Display(quiet=True))
+    site = quiet_site(files)
     request = Request("hello", RUN, ["method=federated_subspace", *SMALL, word], 0)
     blob = site.answer(request.to_bytes())
     reply = Reply.from_bytes(blob)
@@ -198,7 +196,7 @@ def test_errors_of_images_are_numbers(files, tmp_path):
     root.mkdir(parents=True)
     (root / "Adler_Karin_1950.png").write_bytes(b"no image")
     broken = replace(files, data=("data=mvtec_mixture", f"data.root={tmp_path / 'images'}"))
-    site = Site(broken, Display(quiet=True))
+    site = quiet_site(broken)
     overrides = ["method=federated_subspace", *SMALL]
     for kind in ("hello", "play", "ask", "offer", "reveal"):
         answer = site.answer(Request(kind, RUN, overrides, 0, payload=b"x", question="scores").to_bytes())
@@ -247,9 +245,7 @@ def test_no_approval_lets_images_go(classes):
 
 def test_a_site_under_another_number_tells_no_means_of_other_groups(classes):
     """Its number is part of what groups are drawn by."""
-    site = Site(
-        replace(classes, policy=Policy(allow=["counts", "weights", "mean_images"])), Display(quiet=True)
-    )
+    site = quiet_site(classes, policy=Policy(allow=["counts", "weights", "mean_images"]))
     codes = []
     for number in (0, 1):
         words = [*SMALL, "method=fedmix", "method.client.group=5"]
@@ -273,7 +269,7 @@ def test_what_is_offered_is_kept_for_review(classes, overrides):
 
 
 def test_the_log_says_what_was_asked_and_what_was_answered(files, folder):
-    site = Site(files, Display(quiet=True))
+    site = quiet_site(files)
     overrides = ["method=federated_subspace", *SMALL]
     config = Plan(overrides, ["north"], "x").config()
     payload = message_of(config, build_model(config, ()), round=0)
@@ -285,7 +281,7 @@ def test_the_log_says_what_was_asked_and_what_was_answered(files, folder):
         Request("hello", RUN, ["method=feddymem", *SMALL], 0),
     ]
     answers = [site.answer(request) for request in (*(one.to_bytes() for one in requests), b"garbage")]
-    log = Site(files, Display(quiet=True)).log.entries()
+    log = quiet_site(files).log.entries()
     assert [line["asked"] for line in log] == ["hello", "play", "hello", "bytes that are no request"]
     assert [line["verdict"] for line in log] == ["answered", "answered", "refused", "refused"]
     assert "mean and covariance of the features of each product's patches" in log[1]["told"]
@@ -294,7 +290,7 @@ def test_the_log_says_what_was_asked_and_what_was_answered(files, folder):
     text = site.log.file.read_text()
     site.log.file.write_text(text.replace('"answered"', '"refused"', 1))
     with pytest.raises(UserError, match="line 1: does not follow"):
-        Site(files, Display(quiet=True)).log.entries()
+        quiet_site(files).log.entries()
     assert reply_of(site, requests[0]).code == Code.LOG
 
 
@@ -307,7 +303,7 @@ def test_made_up_runs_leave_nothing_behind(files):
 @pytest.mark.slow
 def test_runs_without_noise_are_few(files):
     few = replace(files, policy=Policy(runs=1))
-    site = Site(few, Display(quiet=True))
+    site = quiet_site(few)
     overrides = ["method=federated_padim", *SMALL]
     codes = [reply_of(site, Request("reveal", f"{number:016x}", overrides, 0)).code for number in range(2)]
     assert codes == [Code.PART, Code.RUNS]
@@ -383,7 +379,7 @@ def test_no_list_of_names_is_compared_with_those_that_a_site_keeps(classes, lear
 
 @pytest.mark.slow
 def test_an_approval_holds_for_a_run_that_goes_on(files):
-    site = Site(files, Display(quiet=True))
+    site = quiet_site(files)
     asked = Request("hello", RUN, ["method=federated_subspace", *SMALL], 0).to_bytes()
     codes = [Reply.from_bytes(site.answer(asked)).code]
     Approvals(files.folder / APPROVED).add("another", "fedavg", [])

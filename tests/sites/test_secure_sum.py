@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.refusals import refusal
-from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, reply_of, settings, with_keys
+from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, quiet_site, reply_of, settings, with_keys
 from safetensors.torch import save
 
 from lit_fedad.core.errors import UserError
@@ -14,13 +14,11 @@ from lit_fedad.memory.moments import Moments, MomentSets
 from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.privacy.messages import write_survivors
 from lit_fedad.privacy.protocol import Gathering
-from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.settings import KeyRegistry, write_sum_key
-from lit_fedad.sites.site import Site
 
 WORDS = ["method=federated_subspace", *DEBUG, "rounds=0"]
 FOUR = (*NAMES, "west")  # of three, all must finish
@@ -29,7 +27,7 @@ OWN = ["cache.enabled=false", "fabric.accelerator=cpu"]
 
 def sites(folder, secure, names=NAMES):
     given = with_keys if secure else settings
-    return [Site(given(folder, name, *OWN), Display(quiet=True)) for name in names]
+    return [quiet_site(given(folder, name, *OWN)) for name in names]
 
 
 class Dropping(Here):

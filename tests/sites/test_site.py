@@ -3,19 +3,17 @@
 from dataclasses import replace
 
 import pytest
-from helpers.sites import DEBUG, OPEN, message_of, reply_of, settings
+from helpers.sites import DEBUG, OPEN, message_of, quiet_site, reply_of, settings
 from safetensors.torch import load
 
 from lit_fedad.experiment import build
 from lit_fedad.experiment.build import build_model
-from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import MOST_MESSAGES
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Reply, Request, digest
 from lit_fedad.sites.offer import APPROVED, Approvals, Offer
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.review import review
-from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
 WORDS = [
@@ -30,7 +28,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def site(folder):
-    return Site(settings(folder, "north"), Display(quiet=True))
+    return quiet_site(settings(folder, "north"))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +57,7 @@ def test_it_says_what_it_is(site, folder):
 
 def test_features_wait_for_a_coordinator_that_asks_for_more_than_who_it_is(folder, tmp_path):
     """Which compares backbones first: a wrong one was refused after minutes of extraction."""
-    site = Site(settings(folder, "north", f"cache.folder={tmp_path}"), Display(quiet=True))
+    site = quiet_site(settings(folder, "north", f"cache.folder={tmp_path}"))
     run, words = "9" * 16, ["method=federated_subspace", *DEBUG]
     (own,) = reply_of(site, Request("hello", run, words, 0)).facts.held
     assert not [*tmp_path.rglob("*.safetensors")]
@@ -73,7 +71,7 @@ def test_a_request_sent_twice_has_one_result(begun, site, train, folder):
     assert not later.cause
     assert reply_of(site, train) == begun
     # A site that was restarted has its states, whatever it did since, but no message.
-    restarted, kept = Site(settings(folder, "north"), Display(quiet=True)), replace(train, payload=b"")
+    restarted, kept = quiet_site(settings(folder, "north")), replace(train, payload=b"")
     kept = replace(kept, same=digest(train.payload))
     assert reply_of(restarted, kept).code == Code.AGAIN
     assert reply_of(restarted, replace(train, round=2, step=2, base=1)) == later
@@ -105,14 +103,14 @@ def test_what_it_refuses_is_a_number(begun, site, train, folder, change, code, n
 
 def test_messages_of_another_form_take_no_answer_of_their_place(train, folder, tmp_path):
     """Nothing is told for them, and three are answered."""
-    site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"), folder=tmp_path)
     garbage = [replace(train, payload=bytes([number])) for number in range(MOST_MESSAGES)]
     assert {reply_of(site, request).code for request in garbage} == {Code.MESSAGE}
     assert reply_of(site, train).code == Code.NONE
 
 
 def test_states_that_are_settled_are_removed(train, folder, tmp_path):
-    site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"), folder=tmp_path)
     for step in (1, 2, 3):
         assert not reply_of(
             site, replace(train, round=min(step, 2), step=step, base=step - 1, settled=step - 1)
@@ -122,14 +120,14 @@ def test_states_that_are_settled_are_removed(train, folder, tmp_path):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_what_predicts_is_kept_where_it_is_asked_for(train, folder, tmp_path, keep):
-    site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"), folder=tmp_path)
     asked = replace(train, kind="ask", question="scores", round=2, step=5, keep=keep)
     assert reply_of(site, asked).payload
     assert [path.name for path in (tmp_path / "states" / RUN).glob("*.pt")] == ["000000000005.pt"] * keep
 
 
 def test_a_model_that_all_share_is_no_detector_of_the_site(train, folder, tmp_path):
-    site = Site(replace(settings(folder, "north"), folder=tmp_path), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"), folder=tmp_path)
     assert reply_of(site, replace(train, kind="ask", question="scores", round=2, step=5, keep=True)).payload
     assert not (tmp_path / "detectors").exists()
 
@@ -139,7 +137,7 @@ def test_a_run_goes_on_with_what_it_began_with(begun, train, folder, mark, code)
     file = folder / "north" / "states" / RUN / mark
     noted = file.read_text()
     file.write_text("another")
-    reply = reply_of(Site(settings(folder, "north"), Display(quiet=True)), train)
+    reply = reply_of(quiet_site(settings(folder, "north")), train)
     file.write_text(noted)
     assert (reply.code, reply.payload) == (code, b"")
 
@@ -162,13 +160,13 @@ def test_losses_leave_where_sums_do_or_the_run_is_approved(train, folder, tmp_pa
     if approved:
         found = review(given, Offer(WORDS))
         Approvals(tmp_path / APPROVED).add(found.digest, found.method, found.taken)
-    reply = reply_of(Site(given, Display(quiet=True)), train)
+    reply = reply_of(quiet_site(given), train)
     assert reply.payload
     assert bool(reply.scalars) is told
 
 
 def test_a_site_with_a_budget_takes_no_part_without_noise(folder, tmp_path):
-    site = Site(replace(settings(folder, "north"), folder=tmp_path, epsilon=4.0), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"), folder=tmp_path, epsilon=4.0)
     reply = reply_of(site, Request("hello", RUN, WORDS, 0))
     assert (reply.code, reply.numbers) == (Code.PROMISE, [4])
     assert not reply.facts.held
@@ -177,9 +175,7 @@ def test_a_site_with_a_budget_takes_no_part_without_noise(folder, tmp_path):
 def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
     given = settings(folder, "north")
     root = tmp_path / "Adler, Karin 1950"
-    gone = Site(
-        replace(given, folder=tmp_path, data=("data=mvtec_mixture", f"data.root={root}")), Display(quiet=True)
-    )
+    gone = quiet_site(given, folder=tmp_path, data=("data=mvtec_mixture", f"data.root={root}"))
     reply = gone.answer(train.to_bytes())
     assert b"Adler" not in reply
     assert Reply.from_bytes(reply).cause == "failed; entry 1 of its log (lit-fedad site log) says why"
@@ -187,7 +183,7 @@ def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
 
 
 def test_products_apart_have_the_sites_name(folder):
-    site = Site(replace(settings(folder, "north"), apart=True), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"), apart=True)
     facts = reply_of(site, Request("hello", "a" * 16, WORDS, 0)).facts
     assert all(product.startswith("north.") for product in facts.held)
 
@@ -198,7 +194,7 @@ def test_its_backbone_is_built_once_also_where_products_are_told_apart_later(fol
     monkeypatch.setattr(
         build, "build", lambda section, **more: built.append(section) or create(section, **more)
     )
-    site = Site(settings(folder, "north"), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"))
     words = ["method=federated_subspace", *DEBUG]
     (own,) = reply_of(site, Request("hello", "b" * 16, words, 0)).facts.held
     play = Request("play", "b" * 16, words, 0, round=0, step=1)
@@ -212,15 +208,15 @@ def test_a_site_says_who_it_is_to_a_coordinator_that_began_again(folder):
     """Which names no products yet, where the run that the site knows has some."""
     words, run = ["method=federated_subspace", *DEBUG], "d" * 16
     hello = Request("hello", run, words, 0)
-    site = Site(settings(folder, "north"), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"))
     (own,) = reply_of(site, hello).facts.held
     assert not reply_of(site, Request("play", run, words, 0, round=0, step=1, products=[own])).code
-    assert reply_of(Site(settings(folder, "north"), Display(quiet=True)), hello).facts.held
+    assert reply_of(quiet_site(settings(folder, "north")), hello).facts.held
 
 
 def test_a_request_is_no_longer_than_a_message_of_the_run(folder, train):
     """Than the policy says, until all products are known that the model tells apart."""
-    site = Site(settings(folder, "north"), Display(quiet=True))
+    site = quiet_site(settings(folder, "north"))
     before = site.largest
     assert reply_of(site, Request("hello", "e" * 16, ["method=federated_subspace", *DEBUG], 0)).facts.held
     assert site.largest == before == OPEN.megabytes << 20

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 from helpers.class_sites import CLASSES, class_data, pack, sites
-from helpers.sites import DEBUG, HERE, NAMES, Here, message_of, reply_of, settings, with_keys
+from helpers.sites import DEBUG, HERE, NAMES, Here, message_of, quiet_site, reply_of, settings, with_keys
 from safetensors.torch import load
 
 from lit_fedad.contracts import Context, Exchanges, Method, Sums
@@ -18,13 +18,11 @@ from lit_fedad.privacy.image_privacy import KEY_FILE, ImagePrivacy, Plan
 from lit_fedad.privacy.ledger import LEDGER, BudgetError, Ledger
 from lit_fedad.privacy.noised_sums import gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
-from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.overrides import compose_overrides
 from lit_fedad.sites.refusals import Code
-from lit_fedad.sites.site import Site
 from lit_fedad.sites.site_noise import Asked, SiteNoise, check_promise
 
 RUN = "0123456789abcdef"
@@ -93,7 +91,7 @@ def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(folde
     def said(epsilon):
         privacy = ["federation/privacy=distributed", f"federation.privacy.epsilon={epsilon}"]
         request = Request("hello", RUN, [*SUBSPACE, "federation=secure", *privacy], 0)
-        return reply_of(Site(limited, Display(quiet=True)), request).cause
+        return reply_of(quiet_site(limited), request).cause
 
     assert "has epsilon 2 left, and this asks for 4" in said(4)
     assert not said(1)
@@ -256,7 +254,7 @@ def test_a_federation_whose_sites_train_privately(tmp_path):
 
 def centre(folder, name, noise):
     """The centre of features that sites find with so much noise."""
-    found = [Site(with_keys(folder, own, *OWN), Display(quiet=True)) for own in NAMES]
+    found = [quiet_site(with_keys(folder, own, *OWN)) for own in NAMES]
     private = ["federation/privacy=distributed", "federation.privacy.epsilon=1e12"]
     overrides = [*SUBSPACE, "federation=secure", *private, f"federation.privacy.noise={noise}"]
     plan = coordinator.Plan(overrides, NAMES, str(folder / name), OWN)
@@ -285,7 +283,7 @@ class Drawn(Exception):  # noqa: N818
 def test_a_coordinator_that_goes_on_with_other_sites_draws_other_noise(folder, tmp_path, monkeypatch):
     """The difference of two sums with the same would show what one site sends."""
     images = ("north", "east", "east")  # a product that no site had yet could not come
-    found = [Site(settings(folder, name, *OWN), Display(quiet=True)) for name in images]
+    found = [quiet_site(settings(folder, name, *OWN)) for name in images]
     private = ["federation/privacy=central", "federation.privacy.epsilon=8"]
     overrides = [*SUBSPACE, *private, "federation.sampler.on_failure=skip"]
     plan = coordinator.Plan(overrides, NAMES, str(tmp_path / "run"), OWN)

@@ -5,18 +5,16 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from helpers.sites import DEBUG, message_of, paint, reply_of, settings
+from helpers.sites import DEBUG, message_of, paint, quiet_site, reply_of, settings
 from PIL import Image
 
 from lit_fedad.experiment.build import build_model
-from lit_fedad.report.console import Display
 from lit_fedad.sites.claims import CLAIMS
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.offer import OFFERED
 from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.settings import SiteSettings
-from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
 PICTURES = [word for word in DEBUG if not word.startswith("evaluation.pictures")]
@@ -30,7 +28,7 @@ WORDS = [
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sites")
     paint(folder)
-    return Site(settings(folder, "north"), Display(quiet=True))
+    return quiet_site(settings(folder, "north"))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +62,7 @@ def decide(site, payload):
 def test_scores_of_fewer_test_images_than_the_policy_has_stay(site, payload, images, code):
     """Of four test images two are normal: their scores are told apart from those of the anomalous ones."""
     policy = replace(site.settings.policy, images=images)
-    few = Site(replace(site.settings, policy=policy), Display(quiet=True))
+    few = quiet_site(site.settings, policy=policy)
     request = Request("ask", "1" * 16, WORDS, 0, round=1, step=1, question="scores", payload=payload)
     reply = reply_of(few, request)
     assert (reply.code, list(reply.numbers)) == (code, [2, 3] if code else [])
@@ -80,7 +78,7 @@ def test_scores_that_are_told_by_stage_are_counted_by_stage(tmp_path, images, co
     given = settings(tmp_path, "north")
     policy = replace(given.policy, images=images)
     words = [*WORDS, "rounds=2"]
-    few = Site(replace(given, stages=[[product] for product in products], policy=policy), Display(quiet=True))
+    few = quiet_site(given, stages=[[product] for product in products], policy=policy)
     config = Plan(words, ["north"], "x").config()
     payload = message_of(config, build_model(config, ()))
     request = Request("ask", "2" * 16, words, 0, round=1, step=1, question="scores", payload=payload)
@@ -167,5 +165,5 @@ def test_what_a_killed_site_left_of_its_files_is_removed_when_it_starts(tmp_path
         (report / name).write_text("x")
     (states / f".{5:012d}.pt.partial").write_text("x")
     (tmp_path / f".{OFFERED}.4711.partial").write_text("x")
-    Site(SiteSettings("north", tmp_path, ()), Display(quiet=True)).tidy()
+    quiet_site(SiteSettings("north", tmp_path, ())).tidy()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["report.md"]
