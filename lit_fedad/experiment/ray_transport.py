@@ -84,7 +84,7 @@ class RayTransport(LocalTransport):
         busy, waiting = dict[Any, tuple[int, Any]](), sorted(blobs)
         # Equal messages are packed once, and lie in Ray's store once.
         stored = {id(blob): ray.put(blob) for blob in {id(blob): blob for blob in blobs.values()}.values()}
-        answers: dict[int, tuple[ClientResult | None, str | None]] = {}
+        outcome: Outcome[ClientResult] = Outcome({}, {})
         stages = self.data.at(context.round).stages
         while waiting or busy:
             while waiting and free:
@@ -95,7 +95,7 @@ class RayTransport(LocalTransport):
             awaited = [*busy, *self._returning]
             ended = ray.wait(awaited, timeout=None if busy else _PATIENCE)[0] if awaited else []
             if not ended:
-                answers |= dict.fromkeys(waiting, (None, "no worker is left to play it"))
+                outcome.failures.update(dict.fromkeys(waiting, "no worker is left to play it"))
                 break
             (done,) = ended
             if done in self._returning:
@@ -103,18 +103,19 @@ class RayTransport(LocalTransport):
                 continue
             number, worker = busy.pop(done)
             try:
-                value, cause, changed = ray.get(done)
+                played, changed = ray.get(done)
                 free.append(worker)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None  # a mistake in code, where clients that fail are not skipped
             except ray.exceptions.RayError as error:
-                value, cause, changed = None, f"its worker ended ({first_line(error)})", None
+                played, changed = Outcome({}, {number: f"its worker ended ({first_line(error)})"}), None
                 self._returning[worker.ready.options(max_task_retries=-1).remote()] = worker
             if changed is not None:
                 self.pool.hold(number, changed)
-            answers[number] = value, cause
+            outcome.values.update(played.values)
+            outcome.failures.update(played.failures)
             self.progress.step()
-        return self._gathered(answers)
+        return self._gathered(outcome)
 
     def _take_back(self, ready: Any) -> list[Any]:
         """Takes a worker in again that was started again; one that could not be, is none any more."""
@@ -180,8 +181,8 @@ class Worker:
 
     def play(
         self, context: Context, blob: bytes, state: State, scored: bool
-    ) -> tuple[ClientResult | None, str | None, State | None]:
-        """Plays an exchange with one client."""
+    ) -> tuple[Outcome[ClientResult], State | None]:
+        """Plays an exchange with one client; returns what came of it, and the client's state where that is new."""
         assert context.client is not None
         number = context.client
         self.transport.pool = ClientPool(state, Path(self.folder.name))
@@ -189,4 +190,4 @@ class Worker:
         outcome = self.transport.play(sent, {number} if scored else ())
         self.transport.settle({number})  # this worker's pool alone
         changed = self.transport.pool.get(number) if number in self.transport.pool else None
-        return outcome.values.get(number), outcome.failures.get(number), changed
+        return outcome, changed

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from lit_fedad.contracts import Client
 from lit_fedad.contracts.state import state_of
@@ -74,9 +74,6 @@ T = TypeVar("T")
 EXPECTED = (UserError, RuntimeError, ValueError, OSError, ArithmeticError)
 """Errors that data and machines cause, rather than mistakes in code."""
 
-Answers = dict[int, tuple[Any, str | None]]
-"""What clients answered, or why they failed, by client."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -135,13 +132,13 @@ class LocalTransport:
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
         """Has every client's part in a secure sum answer; see `Transport.confer`."""
         assert self.parties is not None
-        answers: Answers = {}
+        outcome: Outcome[bytes] = Outcome({}, {})
         for number in sorted(self.mine.intersection(blobs)):
             try:
-                answers[number] = self.parties.confer(step, number, blobs[number]), None
+                outcome.values[number] = self.parties.confer(step, number, blobs[number])
             except UserError as error:
-                answers[number] = None, str(error)
-        return self._gathered(answers)
+                outcome.failures[number] = str(error)
+        return self._gathered(outcome)
 
     def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:
         """Asks every client in its place, set up as it predicts; see `Transport.ask`."""
@@ -168,29 +165,24 @@ class LocalTransport:
 
         What goes wrong there, or takes too long, is the client's failure, and becomes its answer.
         """
-        answers: Answers = {}
+        outcome: Outcome[T] = Outcome({}, {})
         for number in sorted(self.mine.intersection(sent.blobs)):
             own = replace(sent.context, client=number, stage=data.stages[number])
             try:
                 with deadline(self.sampler.deadline, f"client {number}"):
                     self.runner.activate(sent.exchange, own, self.pool.get(number), sent.blobs[number])
-                    answers[number] = act(self.runner.client, number), None
+                    outcome.values[number] = act(self.runner.client, number)
             except Exception as error:
                 if not self.sampler.skips and not isinstance(error, EXPECTED):
                     raise
-                answers[number] = None, cause_of(error)
+                outcome.failures[number] = cause_of(error)
             self.progress.step()
-        return self._gathered(answers)
+        return self._gathered(outcome)
 
-    def _gathered(self, answers: Answers) -> Outcome[Any]:
-        """Gathers values and causes of all processes on the first."""
-        outcome: Outcome[Any] = Outcome({}, {})
-        for number, (value, cause) in gather(self.runner.fabric, answers).items():
-            if cause is None:
-                outcome.values[number] = value
-            else:
-                outcome.failures[number] = cause
-        return outcome
+    def _gathered(self, outcome: Outcome[T]) -> Outcome[T]:
+        """Gathers values and causes of all processes on the first, in the order of clients."""
+        fabric = self.runner.fabric
+        return Outcome(gather(fabric, outcome.values), gather(fabric, outcome.failures))
 
 
 def cause_of(error: Exception) -> str:

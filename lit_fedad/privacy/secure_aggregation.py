@@ -247,7 +247,6 @@ class Summing(Collecting):
 
     gathering: Gathering
     form: SumForm
-    causes: dict[int, str]  # by client that dropped out, or whose message was refused
 
     def __init__(self, secure: SecureSum, collecting: Collecting) -> None:
         super().__init__(**vars(collecting))
@@ -284,7 +283,7 @@ class Summing(Collecting):
         context = turn.context
         place = f"{context.seed}/{context.round}/{context.exchange}/{turn.exchange.name}"
         self.gathering = Gathering(place, members, self.secure.quorum_of(len(members)), self.names)
-        invitation, self.causes = self.gathering.invitation, dict[int, str]()
+        invitation = self.gathering.invitation
         self.form = SumForm.of(turn.exchange, self.sender.client, invitation)
         return _count(turn.report.bytes_down, dict.fromkeys(sorted(members), invitation.to_bytes()))
 
@@ -292,8 +291,8 @@ class Summing(Collecting):
         """Takes offers, and returns the envelopes for each client that goes on."""
         self._note(offers, report)
         envelopes, refused = self.gathering.take_offers(_count(report.bytes_up, offers.values))
-        self._refuse(refused, report)
-        self._check_left(len(envelopes), "take part")
+        add_causes(report.refused, refused)
+        self._check_left(report, offers, len(envelopes), "take part")
         return _count(report.bytes_down, envelopes)
 
     def _take(self, outcome: Outcome[ClientResult], report: RoundReport) -> dict[int, bytes]:
@@ -304,10 +303,10 @@ class Summing(Collecting):
             try:
                 self.gathering.add(client, self._words(result.blob))
             except UserError as error:
-                self._refuse({client: str(error)}, report)
+                add_causes(report.refused, {client: str(error)})
             result.blob = b""  # it is in the sum
         survivors = self.gathering.survivors
-        self._check_left(len(survivors), "are left")
+        self._check_left(report, outcome, len(survivors), "are left")
         return _count(report.bytes_down, dict.fromkeys(survivors, self.gathering.name_survivors()))
 
     def _words(self, blob: bytes) -> Words:
@@ -319,7 +318,8 @@ class Summing(Collecting):
     def _finish(self, shares: Outcome[bytes], report: RoundReport) -> dict[int, Update]:
         """Takes the masks off the sum, and returns it as one client's message, under the number `SUM`."""
         self._note(shares, report)
-        self._check_left(len(_count(report.bytes_up, shares.values)), "have revealed shares")
+        revealed = len(_count(report.bytes_up, shares.values))
+        self._check_left(report, shares, revealed, "have revealed shares")
         survivors = self.gathering.survivors
         answered = self.gathering.invitation.crowd(survivors)
         message = self.form.decode(self.gathering.unmask(shares.values), answered)
@@ -332,18 +332,14 @@ class Summing(Collecting):
         named = self.names.titled(outcome.failures)
         self.sampler.check_failures(named, report.round)
         arrived = self.gathering.survivors
-        self.causes |= outcome.failures
         left = {client: cause for client, cause in outcome.failures.items() if client not in arrived}
         add_causes(report.failures, left)
 
-    def _refuse(self, refused: dict[int, str], report: RoundReport) -> None:
-        self.causes |= refused
-        add_causes(report.refused, refused)
-
-    def _check_left(self, left: int, what: str) -> None:
+    def _check_left(self, report: RoundReport, outcome: Outcome[Any], left: int, what: str) -> None:
+        """Refuses a sum of too few clients, naming one that the round, or its last step, has lost."""
         members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
         if left < quorum:
-            causes = self.names.titled(self.causes)
+            causes = self.names.titled(report.failures | report.refused | outcome.failures)
             cause = next((f"; {client}: {text}" for client, text in causes.items()), "")
             raise UserError(
                 f"{left} of {members} clients {what}, and a secure sum needs {quorum}: the round is lost{cause}"
