@@ -120,7 +120,7 @@ class Session:
             if Kind.MEAN_IMAGES in kinds
             else "",
         )
-        exchanges = self.method.exchanges if noise is None else noise.plan.noised(self.method, b"declared")
+        exchanges = part.declared(noise)
         asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
         specs = [exchange.broadcast_spec(client) for exchange in asked]
         most = max(map(channel.down.largest, specs)) + (LONGEST_SHARES if self.secure else 0)

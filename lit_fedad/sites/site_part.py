@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from lit_fedad.contracts import Exchanges
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
@@ -126,14 +127,22 @@ class SitePart:
         ledger = Ledger(self.settings.folder / LEDGER, self.settings.epsilon)
         return None if plan is None else SiteNoise(plan, folder, images, ledger)
 
+    def declared(self, noise: SiteNoise | None) -> Exchanges:
+        """Returns the exchanges as they are judged: under such noise, of no secret."""
+        method = self.model.method
+        return method.exchanges if noise is None else noise.plan.noised(method, b"declared")
+
     def taken(self, noise: SiteNoise | None) -> list[Taken]:
         """Lists what the exchanges take of the images, under such noise."""
-        method = self.model.method
-        exchanges = method.exchanges if noise is None else noise.plan.noised(method, b"declared")
         hidden = noise is not None and noise.hides
         picture = self.images.train_images.shape[1:] if isinstance(self.images, LabelledSet) else ()
         return taken_by(
-            exchanges, self.model.client, self.config, self.fewest(by_product=True), hidden, picture
+            self.declared(noise),
+            self.model.client,
+            self.config,
+            self.fewest(by_product=True),
+            hidden,
+            picture,
         )
 
     def summed(self, by_product: bool) -> dict[str, list[str]]:

@@ -55,7 +55,8 @@ def knock(federation, monkeypatch):
     fed, folder = federation
 
     def enter(name, authority=fed.path / "ca.crt"):
-        fleet._activate(f"127.0.0.1:{fed.port}", authority, folder / name / "key", print)
+        shutil.copyfile(authority, folder / name / "ca.crt")
+        fleet._activate(f"127.0.0.1:{fed.port}", folder / name, print)
 
     return enter
 
