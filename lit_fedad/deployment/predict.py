@@ -161,6 +161,16 @@ def _begun(table: Path) -> TextIO:
     return appended(table)
 
 
+def score_cells(image: Scored, rule: DecisionRule) -> dict[str, str]:
+    """Writes what a detector says of an image as cells of a table."""
+    return {
+        "score": f"{image.score:.9g}",  # all digits of a float32
+        "p_value": f"{image.p_value:.6g}",
+        "threshold": f"{rule.threshold:.9g}",
+        "decision": image.decision,
+    }
+
+
 Read = TypeVar("Read")
 
 
@@ -246,13 +256,8 @@ class _Detect:
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
         said = self.opened.scored([pixels for pixels, _ in images.values()], self.rule, self.product)
         for (path, (_, shown)), image in zip(images.items(), said, strict=True):
-            rows[path] |= {
-                "score": f"{image.score:.9g}",  # all digits of a float32
-                "p_value": f"{image.p_value:.6g}",
-                "threshold": f"{self.rule.threshold:.9g}",
-                "decision": image.decision,
-                "heatmap": "" if image.map is None else self._draw(path, shown.numpy(), image),
-            }
+            heatmap = "" if image.map is None else self._draw(path, shown.numpy(), image)
+            rows[path] |= {**score_cells(image, self.rule), "heatmap": heatmap}
         self.alike.extend(image.alike for image in said)
         return list(rows.values())
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from scipy import stats
-from torch import Tensor
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition
 from lit_fedad.data.subset import by_product
-from lit_fedad.deployment.live_detector import most_look_like, recognised
-from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.deployment.live_detector import OpenedClient, Scored, most_look_like
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.experiment.finished_run import load_client, one_process
@@ -63,9 +60,10 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
     """
     fabric, found = one_process(config), []
     transform, size = image_transform(config, model.task), config["evaluation"]["batch_size"]
-    calibration, alpha = folder.calibration(), folder.alpha()
+    calibration, result, alpha = folder.calibration(), folder.result() or {}, folder.alpha()
     for client, samples in sorted(new.images.items()):
         load_client(model, folder.path, folder.config(), client, fabric)
+        opened = OpenedClient(folder, result, config, model.client, client, calibration, fabric, transform)
         for own in by_product(samples):
             product = own[0].category
             known = product if any(product in held for held in calibration.clients.values()) else None
@@ -73,17 +71,16 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
             scores = rule.scores
             if not scores.total:
                 continue
-            alike, parts = list[str | None](), list[Tensor]()
+            said = list[Scored]()
             for start in range(0, len(own), size):
-                images = torch.stack([transform.image(sample.path) for sample in own[start : start + size]])
-                batch, names = recognised(model.client, {"image": images}, fabric, folder.result() or {})
-                alike += names
-                parts.append(predict_batch(model.client, batch, fabric).image_score.cpu())
+                images = [transform.image(sample.path) for sample in own[start : start + size]]
+                said += opened.scored(images, rule, product)
             rate = max(rule.alpha, 1 / (scores.total + 1))
-            rank = scores.rank(rate)
-            beyond = int((~(torch.cat(parts) <= scores.threshold(rate))).sum())  # also what is no number
+            rank, threshold = scores.rank(rate), scores.threshold(rate)
+            beyond = sum(not image.score <= threshold for image in said)  # also what is no number
             chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)
-            found.append(Judged(client, product, len(own), beyond, float(chance), most_look_like(alike)))
+            alike = most_look_like([image.alike for image in said])
+            found.append(Judged(client, product, len(own), beyond, float(chance), alike))
     return found
 
 

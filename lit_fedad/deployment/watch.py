@@ -16,9 +16,9 @@ import torch
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.deployment.live_detector import ANOMALOUS, NORMAL, OpenedClient, open_client, warn_of_product
-from lit_fedad.deployment.predict import UNREADABLE, check_exists, listed, readable
-from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
+from lit_fedad.deployment.live_detector import OpenedClient, open_client, warn_of_product
+from lit_fedad.deployment.predict import UNREADABLE, check_exists, listed, readable, score_cells
+from lit_fedad.deployment.watch_log import KEY_COLUMNS, Key, WatchLog, key_of
 from lit_fedad.experiment.claim import ELSEWHERE, locked
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
@@ -139,8 +139,11 @@ class _Stream:
     unreadable: int = 0
 
     def add(self, scores: Sequence[float]) -> list[Step]:
-        """Adds the next images' scores; one that is no number ranks above all others, as in `ScoreCounts.p_values`."""
-        ranked = [math.inf if math.isnan(score) else score for score in scores]
+        """Adds the next images' scores; one that is no number ranks above all others, as in `ScoreCounts.p_values`.
+
+        They are those of a float32: the same command continues with the same numbers, which it reads from the log.
+        """
+        ranked = [math.inf if math.isnan(score) else float(np.float32(score)) for score in scores]
         found = self.test.add(ranked)
         self.scores += ranked
         self.steps += found
@@ -235,33 +238,20 @@ class _Watcher:
         return dict(sorted(found.items(), key=lambda item: (int(item[1][2]), item[1][0])))
 
     def _score(self, files: Mapping[Path, Key]) -> None:
-        # All digits of a float32, as they are read again: the same command continues with the same numbers.
-        images = readable(list(files), self.opened.transform.image, self.display)
-        said = self.opened.scored(list(images.values()), self.stream.rule, self.product)
+        rule, images = self.stream.rule, readable(list(files), self.opened.transform.image, self.display)
+        said = self.opened.scored(list(images.values()), rule, self.product)
         warn_of_product(self.product, [image.alike for image in said], self.display)
-        scores = {path: f"{image.score:.9g}" for path, image in zip(images, said, strict=True)}
-        steps = iter(self.stream.add([float(scores[path]) for path in files if path in scores]))
-        rows = []
-        for path, key in files.items():
-            row = dict(zip(("path", "bytes", "modified"), key, strict=True))
-            judged = self._judged(scores[path], next(steps)) if path in scores else {"decision": UNREADABLE}
-            rows.append({**row, **judged})
-        self.log.append(rows)
-        self.known.update(files.values())
-        self.stream.unreadable += len(files) - len(scores)
-
-    def _judged(self, text: str, step: Step) -> dict[str, str]:
-        score, rule = float(text), self.stream.rule
-        return {
-            "score": text,
-            "p_value": f"{float(rule.scores.p_values(torch.tensor([score]))[0]):.6g}",
-            "threshold": f"{rule.threshold:.9g}",
-            "decision": NORMAL if score <= rule.threshold else ANOMALOUS,
-            "stream_p_value": f"{step.p_value:.6g}",
-            "log10_martingale": f"{step.log_martingale:.6g}",
-            "statistic": f"{step.statistic:.6g}",
-            "alarm": str(step.alarm).lower(),
+        steps = self.stream.add([image.score for image in said])
+        cells = {
+            path: {**score_cells(image, rule), **_step_cells(step)}
+            for path, image, step in zip(images, said, steps, strict=True)
         }
+        self.log.append(
+            {**dict(zip(KEY_COLUMNS, key, strict=True)), **cells.get(path, {"decision": UNREADABLE})}
+            for path, key in files.items()
+        )
+        self.known.update(files.values())
+        self.stream.unreadable += len(files) - len(said)
 
     def _report(self, new: int) -> None:
         found, steps = self.stream.summary(), self.stream.steps
@@ -306,3 +296,13 @@ class _Watcher:
         self.display.unsent(delivery.kept, home)
         self.log.tracked = found["images"]
         self.log.save()
+
+
+def _step_cells(step: Step) -> dict[str, str]:
+    """Writes what the test of drift says after an image as cells of the log."""
+    return {
+        "stream_p_value": f"{step.p_value:.6g}",
+        "log10_martingale": f"{step.log_martingale:.6g}",
+        "statistic": f"{step.statistic:.6g}",
+        "alarm": str(step.alarm).lower(),
+    }

@@ -15,8 +15,9 @@ from lit_fedad.core.files import appended, atomic, stored_bytes, stored_text, to
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import csv_cell, printable
 
+KEY_COLUMNS = ("path", "bytes", "modified")
 COLUMNS = (
-    *("path", "bytes", "modified", "score", "p_value", "threshold", "decision"),
+    *(*KEY_COLUMNS, "score", "p_value", "threshold", "decision"),
     *("stream_p_value", "log10_martingale", "statistic", "alarm"),
 )
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from helpers.refusals import refusal
 
+from lit_fedad.contracts import Prediction
 from lit_fedad.data.additions import Addition
 from lit_fedad.data.sample import Sample
-from lit_fedad.deployment import update, update_check
+from lit_fedad.deployment import live_detector, update
 from lit_fedad.deployment.update import UpdateOptions
 from lit_fedad.deployment.update_check import Judged, judge_new, refuse_foreign
 from lit_fedad.experiment.finished_run import complete_run, same_model
@@ -55,8 +56,7 @@ def judged(tiny_run, monkeypatch):
 
     def judge(scores, product="weave"):
         new = Addition({0: tuple(Sample(photos[0], product) for _ in scores)})
-        scored = SimpleNamespace(image_score=torch.tensor(scores))
-        monkeypatch.setattr(update_check, "predict_batch", lambda *_: scored)
+        monkeypatch.setattr(live_detector, "predict_batch", lambda *_: Prediction(torch.tensor(scores)))
         (found,) = judge_new(folder, config, same_model(config, result), new)
         return found
 

@@ -5,16 +5,19 @@ import json
 import math
 import os
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from helpers.refusals import refusal
 from PIL import Image
 
+from lit_fedad.contracts import Prediction
 from lit_fedad.core.errors import UserError
+from lit_fedad.deployment import live_detector
 from lit_fedad.deployment import watch as module
 from lit_fedad.deployment.export import export
+from lit_fedad.deployment.live_detector import Scored
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.watch import watch
 from lit_fedad.deployment.watch_log import COLUMNS, WatchLog, key_of
@@ -49,7 +52,7 @@ def exact(monkeypatch):
     """Scores that do not depend, in their last digits, on which images share a batch."""
 
     def brightness(self, images, rule, product=None):
-        return [SimpleNamespace(score=float(image), alike=None) for image in images]
+        return [Scored(float(image), 0.5, "normal", None) for image in images]
 
     def read(paths, transform, display):
         return {path: np.asarray(Image.open(path)).mean() for path in paths}
@@ -262,13 +265,12 @@ def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
 def test_a_score_that_is_no_number_is_a_high_one(tiny_run, camera, tmp_path, monkeypatch):
     """It is called anomalous, as by `predict`, and the watch goes on."""
 
-    def scored(self, images, rule, product=None):
-        return [
-            SimpleNamespace(score=math.nan if number == 1 else 0.0, alike=None)
-            for number in range(len(images))
-        ]
+    def predict_batch(client, batch, fabric):
+        scores = torch.zeros(len(batch["image"]))
+        scores[1] = math.nan
+        return Prediction(scores)
 
-    monkeypatch.setattr(module.OpenedClient, "scored", scored)
+    monkeypatch.setattr(live_detector, "predict_batch", predict_batch)
     images, out = camera(3), tmp_path / "out"
     found = look(tiny_run, images, out, alpha=0.3)
     assert (found["images"], found["anomalous"]) == (3, 1)
