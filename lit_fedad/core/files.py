@@ -264,15 +264,19 @@ def check_own(path: Path) -> Path:
     return path
 
 
-def stored_bytes(path: Path) -> bytes:
-    """Reads a file of text.
+def stored_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
+    """Reads a file of a folder that may come from anybody.
+
+    Args:
+        path: The file.
+        most: Most bytes that it may have.
 
     Raises:
         UserError: If it is no file, or a longer one than any that a run writes, or this account may not read it.
         OSError: If it cannot be read for another reason.
     """
     check_stored(path)
-    return given_bytes(path)
+    return given_bytes(path, most)
 
 
 def stored_text(path: Path) -> str:

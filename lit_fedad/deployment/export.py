@@ -20,7 +20,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic, told_unwritable
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
-from lit_fedad.deployment.exported import read_sheet, write_sheet
+from lit_fedad.deployment.exported import SHEET, write_sheet
 from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
 from lit_fedad.deployment.live_detector import decision_rule, open_client
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
@@ -247,15 +247,14 @@ def export(
             normal=len(normal_paths),
         )
         how = save_json(destination, "preprocessing.json", facts.preprocessing)
-        sheet = write_sheet(destination, facts)
-        kept, new = read_sheet(destination).sha256, {file.files[0] for file in written}
+        kept, new = write_sheet(destination, facts).sha256, {file.files[0] for file in written}
         before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
         sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
         facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
         card = destination / "model_card.md"
         with atomic(card) as partial:
             partial.write_text(model_card(facts))
-    files = [*(destination / name for file in written for name in file.files), how, sheet, card]
+    files = [*(destination / name for file in written for name in file.files), how, destination / SHEET, card]
     place, home = folder.place(f"export/client_{label}"), folder.home.path
     try:
         with locked(home, _TURN_S):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError, one_line
-from lit_fedad.core.files import atomic, check_stored, stored_text, told_forbidden, user_cache
+from lit_fedad.core.files import atomic, stored_bytes, stored_text, user_cache
 from lit_fedad.core.plain_values import plain_json
 from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.formats import FORMATS
@@ -71,13 +71,7 @@ class DetectorSheet:
         if name not in self.sha256:
             raise UserError(f"{folder}: holds no {name}; {_EXPORT_AGAIN} format=onnx")
         try:
-            check_stored(path)
-            if (size := path.stat().st_size) > LARGEST_FILE:
-                raise UserError(
-                    f"{path}: has {size} bytes, and at most {LARGEST_FILE} are read; {_EXPORT_AGAIN}"
-                )
-            with told_forbidden(path):
-                content = path.read_bytes()
+            content = stored_bytes(path, LARGEST_FILE)
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror}); {_EXPORT_AGAIN}") from error
         if hashlib.sha256(content).hexdigest() != self.sha256[name]:
@@ -85,18 +79,18 @@ class DetectorSheet:
         return content
 
 
-def write_sheet(folder: Path, facts: Facts) -> Path:
+def write_sheet(folder: Path, facts: Facts) -> DetectorSheet:
     """Writes ``detector.json`` beside the files of an exported detector.
 
-    Formats of an earlier export are removed, with a warning, where that was of another detector, such as that of
-    another product: no sheet and no card would tell their threshold.
+    Formats that an earlier export of the same detector wrote stay listed. Those of another detector, such as that of
+    another product, are removed, with a warning: no sheet and no card would tell their threshold.
 
     Args:
         folder: Their folder.
         facts: What their model card states.
 
     Returns:
-        The file.
+        What the file says.
     """
     result, rule = facts.result, facts.rules.get(facts.client)
     files = [*(name for file in facts.files for name in file.files), "preprocessing.json"]
@@ -108,42 +102,30 @@ def write_sheet(folder: Path, facts: Facts) -> Path:
         classes=tuple(result["partition"]["products"]) if facts.classifies else (),
         sha256={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
     )
-    same = formats_of_before(folder, sheet)
-    for name in set() if same else (_FORMAT_FILES & _unchanged(folder).keys()) - sheet.sha256.keys():
-        (folder / name).unlink()
-        warnings.warn(f"{folder / name}: was of another detector, and is removed", stacklevel=2)
-    sheet = replace(sheet, sha256={**same, **sheet.sha256})
-    path = folder / SHEET
-    with atomic(path) as partial:
+    before = _sheet_of_before(folder)
+    if before and replace(before, sha256={}) == replace(sheet, sha256={}):
+        sheet = replace(sheet, sha256={**before.sha256, **sheet.sha256})
+    elif before:
+        for name in (_FORMAT_FILES & before.sha256.keys()) - sheet.sha256.keys():
+            (folder / name).unlink()
+            warnings.warn(f"{folder / name}: was of another detector, and is removed", stacklevel=2)
+    with atomic(folder / SHEET) as partial:
         partial.write_text(json.dumps({"format": _FORMAT, **asdict(sheet)}, indent=1))
-    return path
+    return sheet
 
 
-def formats_of_before(folder: Path, sheet: DetectorSheet) -> dict[str, str]:
-    """Returns the hashes of files that an earlier export of the same detector wrote, and that are still the same.
-
-    Args:
-        folder: The detector's folder.
-        sheet: The sheet of the export.
-    """
-    unchanged = _unchanged(folder)
-    return (
-        unchanged if unchanged and replace(read_sheet(folder), sha256={}) == replace(sheet, sha256={}) else {}
-    )
-
-
-def _unchanged(folder: Path) -> dict[str, str]:
-    """Returns the hashes of files that an earlier export wrote, and that are still the same."""
+def _sheet_of_before(folder: Path) -> DetectorSheet | None:
+    """Reads what an earlier export wrote, without files that have changed since; None where it cannot be read."""
     try:
-        before = read_sheet(folder)
+        sheet = read_sheet(folder)
     except UserError:
-        return {}
-    found = {}
-    for name, digest in before.sha256.items():
+        return None
+    unchanged = {}
+    for name, digest in sheet.sha256.items():
         with contextlib.suppress(UserError):
-            before.content(folder, name)
-            found[name] = digest
-    return found
+            sheet.content(folder, name)
+            unchanged[name] = digest
+    return replace(sheet, sha256=unchanged)
 
 
 def read_sheet(folder: Path) -> DetectorSheet:

@@ -23,7 +23,6 @@ from PIL import Image
 
 from lit_fedad.cli import main as cli
 from lit_fedad.core.errors import UserError
-from lit_fedad.deployment.exported import find_exported
 
 pytest.importorskip("fastapi")
 pytest.importorskip("onnxruntime")
@@ -322,28 +321,8 @@ def test_a_file_of_any_size_is_not_read(tmp_path):
         ServedDetector(folder)
 
 
-def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
-    folder = tiny_detector(tmp_path / "run" / "export" / "client_2")
-
-    class Run:
-        path = tmp_path / "run"
-
-        def version(self, number):
-            return self
-
-        def result(self):
-            return None
-
-    monkeypatch.setattr("lit_fedad.deployment.exported.RunFolder.find", lambda run: Run())
-    assert find_exported(str(folder)) == folder
-    assert find_exported("run") == find_exported("run", 2) == folder
-    with pytest.raises(
-        UserError, match="no exported detector client=1; first: lit-fedad export run=run client=1"
-    ):
-        find_exported("run", 1)
-    tiny_detector(tmp_path / "run" / "export" / "client_3")
-    with pytest.raises(UserError, match="give client=N, one of 2, 3"):
-        find_exported("run")
+def test_an_address_that_cannot_be_listened_on_is_one_line(tmp_path, capsys):
+    folder = tiny_detector(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["serve", f"run={folder}", f"port={port}"]) == 2
