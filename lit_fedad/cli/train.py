@@ -6,11 +6,10 @@ import warnings
 from collections.abc import Sequence
 
 from lit_fedad.core.config import Config, choices, compose, config_groups, given_keys
-from lit_fedad.core.conflicts import check_conflicts
+from lit_fedad.core.conflicts import check_conflicts, unread
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
 from lit_fedad.core.text import redacted, shell_word
-from lit_fedad.core.unread import unread
 from lit_fedad.experiment.claim import locked
 from lit_fedad.report.console import Display
 

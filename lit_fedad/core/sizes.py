@@ -1,4 +1,4 @@
-"""Sizes that YAML files leave to the data and the machine: of photographs, and of the grid of patches."""
+"""What YAML files leave to the data and the machine: sizes of images and of grids, and statistics of pixels."""
 
 import contextlib
 import os
@@ -11,7 +11,9 @@ from omegaconf import OmegaConf
 
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import locate, parameters_of
-from lit_fedad.core.pixels import pixels
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 PATCH = 8
 """Pixels along a patch: the stride of the middle one of three layers of a ResNet or an EfficientNet."""
@@ -74,6 +76,28 @@ def size_in_words(config: Mapping[str, Any]) -> str:
         else ""
     )
     return f"{height} x {width} pixels (image.size{why})"
+
+
+def pixel_statistics(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``mean`` and ``std`` as the configuration says them; of neither where it leaves them to others.
+
+    The image section wins over the data. Of semantic sets the data's section ``normal`` says them; elsewhere ``normal``
+    is a list of labels or folders.
+
+    Example:
+        >>> pixel_statistics({"data": {"normal": [0], "mean": [0.5]}, "image": {"size": 32}})
+        {'mean': [0.5]}
+    """
+    data = config["data"]
+    normal = data.get("normal")
+    places = (data, normal if isinstance(normal, Mapping) else {}, config["image"])
+    return {key: place[key] for key in ("mean", "std") for place in places if key in place}
+
+
+def pixels(key: str, _root_: Mapping[str, Any]) -> Sequence[float]:
+    """Returns the ``mean`` or ``std`` of a configuration's pixels; ImageNet's where it says none."""
+    imagenet = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    return list({**imagenet, **pixel_statistics(_root_)}[key])
 
 
 def register_resolvers() -> None:

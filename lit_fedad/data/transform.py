@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 from lit_fedad.core.bounds import RANGES, at_least, pair, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
+from lit_fedad.core.sizes import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.data.input_files import check_pixels
 from lit_fedad.data.masks import MaskFacts, measure, read_marks, resized_marks
 from lit_fedad.data.pictures import read_picture

@@ -23,7 +23,7 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import user_cache
 from lit_fedad.core.identity import TILING
-from lit_fedad.core.pixels import pixel_statistics
+from lit_fedad.core.sizes import pixel_statistics
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.datamodule import ImageDataset, Targets
 from lit_fedad.data.feature_cache import HASHES, FeatureCache

@@ -15,7 +15,7 @@ import torch
 from lit_fedad.contracts import Exchanges
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
+from lit_fedad.core.sizes import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.data.content import content_hashes
 from lit_fedad.data.labelled import Images, LabelledImage, LabelledSet
 from lit_fedad.data.partition import Partition

@@ -1,11 +1,11 @@
-"""Settings of presets for a part that another replaced, and a form of images that one part alone is given."""
+"""Settings of presets for a part that another replaced, forms of images for one part alone, and what is not read."""
 
 import re
 
 import pytest
 
 from lit_fedad.core.config import compose
-from lit_fedad.core.conflicts import check_conflicts
+from lit_fedad.core.conflicts import check_conflicts, unread
 from lit_fedad.core.errors import UserError
 
 
@@ -77,3 +77,23 @@ def test_what_all_have_from_the_images_is_not_given_to_one_part(overrides, said)
 def test_a_networks_own_channels_may_be_given():
     overrides = ["method=fedavg", "task=classifier_convnet", "encoder.channels=8"]
     check_conflicts(compose(overrides), overrides)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [
+        ("feddymem", ["backbone=resnet18", "grid=28"], []),
+        ("feddymem", ["features=frozen", "public=synthetic"], ["features=frozen", "public=synthetic"]),
+        ("feddymem", ["encoder=resnet18"], ["encoder=resnet18"]),
+        ("fadngs", ["public=synthetic", "distillation=small", "warmup=2", "features=frozen"], []),
+        ("fadngs", ["features=frozen", "backbone=resnet18"], []),
+        ("fadngs", ["features=train", "backbone=resnet18"], ["backbone=resnet18"]),
+        ("fedvck", ["condensation=small", "condensation.contrast=1.0"], []),
+        ("feddm", ["condensation.steps=3", "condensation.contrast=1.0"], ["condensation.contrast=1.0"]),
+        ("feddymem", ["calibration.share=0.3", "evaluation.client_test=balanced"], ["evaluation.client_test=balanced"]),
+        ("gldp", ["calibration.share=0.3", "evaluation.client_test=balanced"], ["calibration.share=0.3"]),
+        ("feddymem", ["public=null", "seed=3", "task.slots=9"], []),
+    ],
+)  # fmt: skip
+def test_settings_that_nothing_refers_to_are_found(method, given, expected):
+    assert unread([f"method={method}", *given]) == expected

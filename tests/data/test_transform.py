@@ -8,7 +8,7 @@ from helpers.refusals import refusal
 from PIL import Image
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
+from lit_fedad.core.sizes import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.data.transform import ImageTransform
 
 

@@ -9,7 +9,7 @@ import torch
 from helpers.refusals import refusal
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.pixels import IMAGENET_MEAN, IMAGENET_STD
+from lit_fedad.core.sizes import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.experiment.datasets import image_transform
 from lit_fedad.models.backbone_parts import dynamic_size
 from lit_fedad.models.backbones import create_backbone
