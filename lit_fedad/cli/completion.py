@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from lit_fedad.cli.help import Command, configuration_keys
 from lit_fedad.core.config import choices, config_groups
-from lit_fedad.core.errors import UserError
-
-_SHELLS = ("bash", "zsh")
 
 _SCRIPT = """{head}_lit_fedad() {{
   local line="${{COMP_LINE:0:COMP_POINT}}" words= COMMAND
@@ -33,17 +31,12 @@ complete -F _lit_fedad lit-fedad
 """
 
 
-def completion(shell: str = "bash") -> None:
+def completion(shell: Literal["bash", "zsh"] = "bash") -> None:
     """Prints the script that completes ``lit-fedad`` in a shell.
 
     Args:
-        shell: ``bash`` or ``zsh``.
-
-    Raises:
-        UserError: If it is another.
+        shell: The shell.
     """
-    if shell not in _SHELLS:
-        raise UserError(f"shell={shell}: give one of {', '.join(_SHELLS)}")
     from lit_fedad.cli.main import COMMANDS
 
     cases = "\n".join(

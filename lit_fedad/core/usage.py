@@ -47,7 +47,7 @@ def keys(path: str) -> list[Key]:
 
     Example:
         >>> [key.syntax for key in keys("lit_fedad.cli.completion.completion")]
-        ['shell=SHELL']
+        ['shell=bash|zsh']
     """
     module, node = _find(*path.rpartition(".")[::2])
     if not isinstance(node, _Declared):

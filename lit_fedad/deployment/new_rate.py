@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import told_unwritable
 from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.ui.reading import RunView, false_alarm_rate
 from lit_fedad.evaluation.decisions import RATES
@@ -49,21 +50,18 @@ def save_rate(home: RunFolder, alpha: float) -> int:
     config = folder.config()
     config["evaluation"]["alpha"] = alpha
     last = {name: value for name, value in result["last"].items() if name not in RATES}
-    try:
-        with home.new_version() as (number, made):
-            claim(made.path, config)
-            for name in _KEPT:
-                for path in filter(Path.is_file, [folder.path / name, *folder.path.glob(f"{name}/**/*")]):
-                    copy = made.path / path.relative_to(folder.path)
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, copy)
-            if additions := folder.additions():
-                made.save_additions(additions)
-            save_json(made.path, "calibration.json", calibration.to_json())
-            changed = {"config": config, "decisions": {}, "last": last, "version": number}
-            save_json(made.path, "result.json", {**result, **changed})
-    except OSError as error:
-        raise UserError(f"{home.path}: its new version cannot be written ({error.strerror})") from error
+    with told_unwritable(home.path), home.new_version() as (number, made):
+        claim(made.path, config)
+        for name in _KEPT:
+            for path in filter(Path.is_file, [folder.path / name, *folder.path.glob(f"{name}/**/*")]):
+                copy = made.path / path.relative_to(folder.path)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+        if additions := folder.additions():
+            made.save_additions(additions)
+        save_json(made.path, "calibration.json", calibration.to_json())
+        changed = {"config": config, "decisions": {}, "last": last, "version": number}
+        save_json(made.path, "result.json", {**result, **changed})
     return number
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from lit_fedad.cli import completion
 from lit_fedad.cli.main import COMMANDS
-from lit_fedad.core.errors import UserError
 
 
 @pytest.mark.slow
@@ -29,8 +28,3 @@ def test_bash_completes_commands_keys_and_choices(tmp_path, capsys):
     assert "port=" in completed("lit-fedad serve po")
     assert completed("lit-fedad site ini") == ["init"]
     assert completed("lit-fedad predict images=pho") == ["photo.png"]
-
-
-def test_another_shell_is_refused():
-    with pytest.raises(UserError, match="shell=fish: give one of bash, zsh"):
-        completion.completion("fish")

@@ -85,7 +85,7 @@ def test_a_version_that_cannot_be_written_is_said_with_its_cause(run, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(UserError, match=r"its new version cannot be written \(No space left on device\)"):
+    with pytest.raises(UserError, match=r"run: cannot be written \(No space left on device\)$"):
         update(UpdateOptions(str(run), alpha=0.5))
     assert RunFolder(run).versions() == [0]
 
