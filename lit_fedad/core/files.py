@@ -242,15 +242,8 @@ def check_stored(path: Path) -> None:
     mode = path.lstat().st_mode
     if stat.S_ISREG(mode):
         return
-    kinds = {
-        stat.S_IFLNK: "a link",
-        stat.S_IFDIR: "a folder",
-        stat.S_IFIFO: "a pipe",
-        stat.S_IFSOCK: "a socket",
-    }
-    raise UserError(
-        f"{path}: is {kinds.get(stat.S_IFMT(mode), 'a device')} and no file; put the file itself there"
-    )
+    kind = "a link" if stat.S_ISLNK(mode) else "a folder, pipe, socket or device"
+    raise UserError(f"{path}: is {kind} and no file; put the file itself there")
 
 
 def check_own(path: Path) -> Path:

@@ -30,7 +30,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.connections import PatientProtocol
 from lit_fedad.deployment.exported import find_exported
 from lit_fedad.deployment.served_detector import ServedDetector, Verdict
-from lit_fedad.deployment.uploads import Limits, RefusedError, file_in, image_format, read_upload
+from lit_fedad.deployment.uploads import Limits, RefusedError, file_in, read_upload
 from lit_fedad.report.console import Display
 
 _PAGE = Path(__file__).parent / "serving.html"
@@ -74,12 +74,11 @@ class Desk:
             if draw and not self.detector.localises:
                 raise RefusedError(422, "this detector draws no heatmaps")
             content = file_in(await self._body(request), request.headers.get("content-type", ""))
-            form = image_format(content)
             # A thread that has begun ends, even if whoever asked has gone: its place is not free before.
-            return await run_sync(self._work, content, form, draw, limiter=self._workers)
+            return await run_sync(self._work, content, draw, limiter=self._workers)
 
-    def _work(self, content: bytes, form: str, draw: bool) -> tuple[Verdict, bytes | None]:
-        image = read_upload(content, form, self.limits.pixels, self.detector.page)
+    def _work(self, content: bytes, draw: bool) -> tuple[Verdict, bytes | None]:
+        image = read_upload(content, self.limits.pixels, self.detector.page)
         try:
             verdict = self.detector(image)
         except UserError as error:  # of a shape that the detector's geometry does not take

@@ -97,12 +97,11 @@ def file_in(content: bytes, content_type: str) -> bytes:
     raise RefusedError(422, "the form holds no file: curl -F file=@IMAGE.png")
 
 
-def read_upload(content: bytes, form: str, most_pixels: int, page: int | None = None) -> Image.Image:
+def read_upload(content: bytes, most_pixels: int, page: int | None = None) -> Image.Image:
     """Decodes an upload; its size is read from its header before any memory is taken for its pixels.
 
     Args:
         content: The bytes.
-        form: One of `FORMATS`, the only one that is tried.
         most_pixels: Largest width times height.
         page: Page or frame that is read, from 0; None where it may hold one alone.
 
@@ -110,10 +109,9 @@ def read_upload(content: bytes, form: str, most_pixels: int, page: int | None = 
         The image in eight-bit RGB, upright; its ``info`` has nothing but ``caution``, what may be wrong with it.
 
     Raises:
-        RefusedError: 413, if it has more pixels; 422, if it is no image of this format.
+        RefusedError: 413, if it has more pixels; 415, as `image_format`; 422, if it is no image of its format.
     """
-    if sniff(content) != form:
-        raise RefusedError(422, f"is no {form} file")
+    form = image_format(content)
     try:
         picture = decode_upload(content, form, most_pixels, page)
         image = to_rgb(picture, Path("upload"))

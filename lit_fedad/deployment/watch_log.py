@@ -72,8 +72,6 @@ class WatchLog:
             for name, value in settings.items():
                 if held.get(name) != value:
                     differs = f"with {name}={held.get(name)}, not {name}={value}"
-                    if name not in held:
-                        differs = f"of another version of lit_fedad, which does not say its {name}"
                     if name == "calibration":  # all scores, in one line
                         differs = "by the calibration scores of another version of the detector"
                     raise UserError(f"{folder}: holds a watch {differs}; give another out=DIR")

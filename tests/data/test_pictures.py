@@ -60,8 +60,8 @@ def test_one_picture_is_read_alike_from_every_file_and_upload(tmp_path, colour, 
     for name, content in files.items():
         path.write_bytes(content)
         assert np.array_equal(transform.raw(path), expected), name
-        if (form := sniff(content)) in FORMATS:
-            assert np.array_equal(read_upload(content, form, 10_000, page), expected), name
+        if sniff(content) in FORMATS:
+            assert np.array_equal(read_upload(content, 10_000, page), expected), name
 
 
 def test_grey_that_was_multiplied_by_its_opacity_is_read(tmp_path):
@@ -94,7 +94,7 @@ def test_few_bits_stored_in_sixteen_are_told(tmp_path, shown, form):
     (tmp_path / "a.tif").write_bytes(content)
     with pytest.warns(UserWarning, match="has images of 16 bits that are nearly black or dark"):
         read_picture(tmp_path / "a.tif")
-    assert "nearly black" in read_upload(content, sniff(content), 10_000).info["caution"]
+    assert "nearly black" in read_upload(content, 10_000).info["caution"]
 
 
 def test_eight_bits_in_sixteen_of_colour_are_told_though_nothing_is_left_of_them():
@@ -155,7 +155,7 @@ def test_what_is_not_one_picture_is_one_line(tmp_path, content, said):
     assert str(path) in str(caught.value)
     if sniff(content) in FORMATS:
         with pytest.raises(RefusedError, match=said):
-            read_upload(content, sniff(content), 10_000)
+            read_upload(content, 10_000)
 
 
 PAGES = {
@@ -178,7 +178,7 @@ def test_a_page_is_chosen_at_every_door_with_its_mask(tmp_path, form):
     assert np.array_equal(transform.mask(mask, path), GREY > 0)  # of one page, whatever the image's
     assert np.array_equal(transform.mask(path, path), GREY > 0)
     if form in FORMATS:
-        assert np.array_equal(read_upload(content, form, 10_000, 1), expected)
+        assert np.array_equal(read_upload(content, 10_000, 1), expected)
     assert np.array_equal(ImageTransform((24, 32), page=0).raw(path), 255 - expected)
     for file, page in ((path, 2), (mask, 1)):
         with pytest.raises(UserError, match=f"{file.name}: .*has no page {page}; image.page counts from 0"):
@@ -245,7 +245,7 @@ def test_compressions_that_pillow_lacks_name_their_extra(tmp_path, monkeypatch):
     ):
         read_picture(path)
     with pytest.raises(RefusedError, match="is TIFF of a kind that is not read"):
-        read_upload(content, "TIFF", 10_000)
+        read_upload(content, 10_000)
 
 
 def test_small_copies_in_a_tiff_are_no_pages(tmp_path):

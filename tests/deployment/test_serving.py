@@ -201,15 +201,15 @@ def test_a_request_is_a_line(detector):
 def test_sixteen_bits_and_transparency_are_read_as_in_training():
     file = BytesIO()
     Image.fromarray(np.full((4, 4), 65535, np.uint16)).save(file, "PNG")
-    assert np.asarray(read_upload(file.getvalue(), "PNG", 100)).min() == 255
+    assert np.asarray(read_upload(file.getvalue(), 100)).min() == 255
     file = BytesIO()
     Image.fromarray(np.ones((4, 4), np.float32)).save(file, "TIFF")
     with pytest.raises(RefusedError, match="float or 32-bit"):
-        read_upload(file.getvalue(), "TIFF", 100)
+        read_upload(file.getvalue(), 100)
     half = png(np.full((4, 4, 4), (0, 0, 0, 102), np.uint8))
-    assert np.asarray(read_upload(half, "PNG", 100)).min() == 153
+    assert np.asarray(read_upload(half, 100)).min() == 153
     with pytest.raises(RefusedError, match="transparent"):
-        read_upload(png(np.zeros((4, 4, 4), np.uint8)), "PNG", 100)
+        read_upload(png(np.zeros((4, 4, 4), np.uint8)), 100)
 
 
 def test_requests_beyond_the_queue_are_told_to_try_again(detector):
@@ -373,7 +373,7 @@ def test_the_served_detector_scores_as_predict_does(tiny_run, tmp_path):
         scores = predict(str(tiny_run), str(path), client=1, out=str(tmp_path / "scores"))
         with scores.open(newline="") as file:
             (row,) = csv.DictReader(file)
-        words = detector(read_upload(path.read_bytes(), "PNG", 10**7)).words
+        words = detector(read_upload(path.read_bytes(), 10**7)).words
         assert words["score"] == pytest.approx(float(row["score"]), rel=1e-4)
         assert words["p_value"] == pytest.approx(float(row["p_value"]), abs=1e-5)
         assert words["decision"] == row["decision"]

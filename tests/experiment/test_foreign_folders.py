@@ -60,7 +60,7 @@ def test_what_is_no_file_is_refused_in_one_line(tmp_path, name, kind):
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     kind(path)
-    with refusal(rf"{path.name}: is (a link|a pipe|a folder|a device) and no file"):
+    with refusal(rf"{path.name}: is a (link|folder, pipe, socket or device) and no file"):
         READERS[name](path)
 
 

@@ -97,7 +97,7 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
         from PIL import Image
 
         from lit_fedad.deployment.served_detector import ServedDetector
-        from lit_fedad.deployment.uploads import RefusedError, image_format, read_upload
+        from lit_fedad.deployment.uploads import RefusedError, read_upload
 
         if not (folders := onnx_exports(run)):
             raise UserError(
@@ -107,7 +107,7 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
             loaded[:] = [ServedDetector(folders[0])]
         (detector,) = loaded
         try:
-            verdict = detector(read_upload(content, image_format(content), _MOST_PIXELS, detector.page))
+            verdict = detector(read_upload(content, _MOST_PIXELS, detector.page))
         except RefusedError as error:
             raise UserError(f"{name}: {error.reason}") from error
         heatmap = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None
