@@ -148,7 +148,8 @@ def predict(
     if isinstance(scorer, _Detect):
         warn_of_product(product, scorer.alike, display)
     display.note(f"{opened.title}{named_version(opened.result)}: {scorer.summary(rows)}")
-    display.where_next([("scores", str(scores)), *scorer.pictures(rows)])
+    drawn = any(row.get("heatmap") for row in rows)
+    display.where_next([("scores", str(scores)), *([("heatmaps", str(destination / "heatmaps"))] * drawn)])
     if read < len(rows):
         others = f"; the others are scored: {scores}" if read else ""
         raise UserError(f"{len(rows) - read} of {len(rows)} images could not be read{others}")
@@ -214,10 +215,6 @@ class _Classify:
         counts = Counter(row["class"] for row in rows)
         return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
-    def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-        """Returns nothing: a classifier draws no pictures."""
-        return []
-
 
 @dataclass(frozen=True)
 class _Detect:
@@ -239,11 +236,6 @@ class _Detect:
         decisions = [row["decision"] for row in rows]
         read = len(rows) - decisions.count(UNREADABLE)
         return f"{decisions.count(ANOMALOUS)} of {read} images are anomalous ({self.rule})"
-
-    def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-        """Returns name and folder of the heatmaps, if there are any."""
-        drawn = any(row.get("heatmap") for row in rows)
-        return [("heatmaps", str(self.destination / "heatmaps"))] if drawn else []
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows; unreadable images have no score and no heatmap."""

@@ -78,7 +78,7 @@ class Desk:
             return await run_sync(self._work, content, draw, limiter=self._workers)
 
     def _work(self, content: bytes, draw: bool) -> tuple[Verdict, bytes | None]:
-        image = read_upload(content, self.limits.pixels, self.detector.page)
+        image = read_upload(content, self.limits.max_pixels, self.detector.page)
         try:
             verdict = self.detector(image)
         except UserError as error:  # of a shape that the detector's geometry does not take
@@ -97,7 +97,7 @@ class Desk:
             self.present -= 1
 
     async def _body(self, request: Request) -> bytes:
-        most = self.limits.bytes
+        most = self.limits.max_bytes
         too_large = RefusedError(413, f"the upload is larger than {most} bytes")
         if int(request.headers.get("content-length", 0)) > most:
             raise too_large
@@ -238,9 +238,8 @@ def serve(
     workers: int = 1,
     queue: int = 16,
     threads: int | None = None,
-    max_bytes: int = 20_000_000,
-    max_pixels: int = 25_000_000,
-    patience: float = 30.0,
+    *,
+    limits: Limits,
 ) -> None:
     """Answers HTTP requests with score, p-value, decision and heatmap of an image, until it is ended.
 
@@ -254,21 +253,19 @@ def serve(
         workers: Images that are scored at a time.
         queue: Requests that may wait beside them; others are told to try again.
         threads: Threads that compute one image; None to share the cores among the workers.
-        max_bytes: Largest upload.
-        max_pixels: Largest image, width times height.
-        patience: Longest time in seconds that an upload may take to arrive.
+        limits: What one request may cost.
 
     Raises:
         UserError: If there is no such exported detector, a file of it was changed, or the address cannot be used.
     """
-    at_least("serve", 1, workers=workers, max_bytes=max_bytes, max_pixels=max_pixels, threads=threads)
+    least = {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels}
+    at_least("serve", 1, workers=workers, threads=threads, **least)
     at_least("serve", 0, queue=queue)
     within("serve", 0, 65535, port=port)
-    above("serve", 0, patience=patience)
+    above("serve", 0, patience=limits.patience)
     folder = find_exported(run, client, version)
     threads = threads or max(1, (os.cpu_count() or 1) // workers)
     detector = ServedDetector(folder, threads)
-    limits = Limits(max_bytes, max_pixels, patience)
     listener = _listen(host, port)
     address = f"http://{_host(host)}:{listener.getsockname()[1]}"
     if not _is_loopback(host):

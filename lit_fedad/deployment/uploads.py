@@ -40,13 +40,13 @@ class Limits:
     """What one request may cost.
 
     Attributes:
-        bytes: Largest upload.
-        pixels: Largest image, width times height.
+        max_bytes: Largest upload.
+        max_pixels: Largest image, width times height.
         patience: Longest time in seconds that an upload may take to arrive.
     """
 
-    bytes: int = 20_000_000
-    pixels: int = 25_000_000
+    max_bytes: int = 20_000_000
+    max_pixels: int = 25_000_000
     patience: float = 30.0
 
 

@@ -34,7 +34,7 @@ from lit_fedad.deployment.ui.command import trial
 from lit_fedad.deployment.uploads import Limits, RefusedError, read_upload
 from lit_fedad.report.overlay import overlay
 
-LIMITS = Limits(bytes=20_000, pixels=10_000, patience=1.0)
+LIMITS = Limits(max_bytes=20_000, max_pixels=10_000, patience=1.0)
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 
 
@@ -150,11 +150,6 @@ def test_a_narrow_image_that_its_crop_would_make_huge_is_refused(ask, detector, 
     assert "600x1 pixels are too narrow for image.fit=crop" in line
 
 
-def test_a_header_that_cannot_be_read_is_one_line(ask):
-    header = "multipart/form-data; boundary*;boundary*0=x"
-    assert refusal(ask("POST", "/score", png(), Content_Type=header))[0] == 422
-
-
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP"])
 @pytest.mark.parametrize("named", ["image/png", "application/x-www-form-urlencoded", None])
 def test_the_format_is_read_from_the_first_bytes(ask, form, named):
@@ -178,6 +173,15 @@ def test_the_page_loads_nothing_from_elsewhere(ask, path):
     status, headers, body = ask("GET", path)
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert b"//" not in body.replace(b"// without heatmaps", b"")
+
+
+@pytest.mark.parametrize("page", ["/", "/docs", "/health"])
+def test_head_answers_as_get_does_without_a_body(ask, page):
+    """Probes and proxies may ask with HEAD whether a page is there."""
+    answers = [ask(method, page) for method in ("GET", "HEAD")]
+    get, head = ([named[key] for key in ("content-type", "content-length")] for _, named, _ in answers)
+    assert get == head
+    assert [(status, bool(body)) for status, _, body in answers] == [(200, True), (200, False)]
 
 
 def test_a_request_is_a_line(detector):

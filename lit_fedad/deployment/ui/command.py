@@ -9,16 +9,19 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from lit_fedad.core.bounds import within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
 from lit_fedad.deployment.exported import onnx_exports, read_sheet
 from lit_fedad.deployment.ui.reading import RunView
+from lit_fedad.deployment.uploads import Limits, RefusedError, read_upload
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import escaped
 from lit_fedad.report.naming import p_value_text
 
-_MOST_BYTES, _MOST_PIXELS = 20_000_000, 25_000_000
+_LIMITS = Limits()
 
 # A decision is written over the top of its heatmap, whose lowest line is the p-value. On a phone, wide tables scroll
 # sideways; Gradio breaks words between any two letters, and its heatmaps get too small.
@@ -69,7 +72,7 @@ def ui(
                 share=False,
                 inbrowser=False,
                 ssr_mode=False,
-                max_file_size=_MOST_BYTES,
+                max_file_size=_LIMITS.max_bytes,
                 allowed_paths=[str(view.path / name) for name in ("predictions", "watch")],
                 footer_links=[],
                 theme=gr.themes.Default(font="sans-serif", font_mono="monospace"),  # fonts of this machine
@@ -94,10 +97,7 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
     loaded: list[Any] = []
 
     def attempt(content: bytes, name: str) -> tuple[Any, Any, str]:
-        from PIL import Image
-
         from lit_fedad.deployment.served_detector import ServedDetector
-        from lit_fedad.deployment.uploads import RefusedError, read_upload
 
         if not (folders := onnx_exports(run)):
             raise UserError(
@@ -107,7 +107,7 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
             loaded[:] = [ServedDetector(folders[0])]
         (detector,) = loaded
         try:
-            verdict = detector(read_upload(content, _MOST_PIXELS, detector.page))
+            verdict = detector(read_upload(content, _LIMITS.max_pixels, detector.page))
         except RefusedError as error:
             raise UserError(f"{name}: {error.reason}") from error
         heatmap = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None
