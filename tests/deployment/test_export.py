@@ -3,9 +3,9 @@
 import csv
 import json
 import re
-import shutil
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +17,9 @@ from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import export as exporting
+from lit_fedad.deployment import predict as predicting
 from lit_fedad.deployment.export import export
+from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import predict
 from lit_fedad.experiment.claim import LOCK, clear, locked
 from lit_fedad.experiment.run_folder import RunFolder
@@ -180,11 +182,21 @@ def test_bad_input_is_one_line(tiny_run, tmp_path, given, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_incomplete_run_is_one_line(tiny_run, tmp_path):
-    for name in ("config.yaml", "manifest.json"):
-        shutil.copy(tiny_run / name, tmp_path)
-    with pytest.raises(UserError, match="the run is not complete"):
-        export(str(tmp_path), format=("pt2",))
+@pytest.mark.parametrize(
+    ("module", "command", "given"),
+    [
+        (predicting, predict, {"images": "photos", "product": "screw"}),
+        (predicting, predict, {"images": "photos", "alpha": 0.05}),
+        (exporting, export, {"format": ("pt2",), "product": "screw"}),
+    ],
+)
+def test_a_classifier_takes_no_product_and_no_rate(monkeypatch, module, command, given):
+    classifier = SimpleNamespace(task=SimpleNamespace(kind="classification"))
+    opened = OpenedClient(None, {}, {}, classifier, 0, None, None, None)
+    monkeypatch.setattr(module, "open_client", lambda *_: opened)
+    name = list(given)[-1]
+    with refusal(f"^{name}={given[name]}: a classifier has no threshold; leave it out$"):
+        command("run", **given)
 
 
 def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):

@@ -27,6 +27,7 @@ from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import live_detector
 from lit_fedad.deployment import predict as prediction
+from lit_fedad.deployment.export import export
 from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.watch import watch
@@ -321,7 +322,9 @@ def test_a_folder_that_another_command_writes_to_is_left_alone(tiny_run, photos,
     assert (tmp_path / "out" / "scores.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize("command", [lambda run: predict(run, run), evaluate])
+@pytest.mark.parametrize(
+    "command", [lambda run: predict(run, run), evaluate, lambda run: export(run, format=("pt2",))]
+)
 def test_an_incomplete_run_is_one_line(tiny_run, tmp_path, command):
     for name in ("config.yaml", "manifest.json"):
         shutil.copy(tiny_run / name, tmp_path)

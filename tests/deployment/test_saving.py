@@ -26,6 +26,20 @@ def run(tiny_run, tmp_path):
     return Path(shutil.copytree(tiny_run, tmp_path / "run"))
 
 
+@pytest.fixture
+def built(run, tmp_path):
+    """Builds the operator's page of the run, whose reviews are ``reviews.csv``."""
+    pytest.importorskip("gradio")
+    from lit_fedad.deployment.ui.page import OperatorPage
+
+    return lambda: OperatorPage(RunView.open(str(run)), tmp_path / "reviews.csv", trial(run)).build()
+
+
+def buttons(page):
+    """What a page does at a click or a visit, by the name of its function."""
+    return {function.name: function.fn for function in page.fns.values()}
+
+
 def above(counts, threshold):
     return int(counts.counts[counts.edges > threshold].sum())
 
@@ -90,14 +104,9 @@ def test_a_version_that_cannot_be_written_is_said_with_its_cause(run, monkeypatc
     assert RunFolder(run).versions() == [0]
 
 
-def test_the_page_s_buttons_save_and_undo(run, tmp_path):
-    pytest.importorskip("gradio")
-    from lit_fedad.deployment.ui.page import OperatorPage
-
-    view = RunView.open(str(run))
-    page = OperatorPage(view, tmp_path / "reviews.csv", lambda content, name: (None, "")).build()
-    press = {function.name: function.fn for function in page.fns.values()}
-    at = float(view.shipped(0, None).scores.edges[-3:-1].mean())
+def test_the_page_s_buttons_save_and_undo(run, built):
+    press = buttons(built())
+    at = float(RunView.open(str(run)).shipped(0, None).scores.edges[-3:-1].mean())
     said, versions, _ = press["keep"](0, "any", at, [])
     assert (said.split(":")[0], versions) == ("Version 1 is the default", [[0, 1]])
     assert press["undo"](versions)[:2] == ("Version 0 is the default again.", [])
@@ -146,29 +155,19 @@ def updated(run, reviews):
         (updated, "is the default version now"),
     ],
 )
-def test_the_page_tells_what_its_user_can_mend(run, tmp_path, change, cause):
+def test_the_page_tells_what_its_user_can_mend(run, built, tmp_path, change, cause):
     gradio = pytest.importorskip("gradio")
-    from lit_fedad.deployment.ui.page import OperatorPage
-
-    reviews = tmp_path / "reviews.csv"
-    page = OperatorPage(RunView.open(str(run)), reviews, trial(run)).build()
-    health = next(function.fn for function in page.fns.values() if function.name == "_health")
+    health = buttons(built())["_health"]
     health()
-    change(run, reviews)
+    change(run, tmp_path / "reviews.csv")
     with pytest.raises(gradio.Error, match=cause):
         health()
 
 
-def test_a_watch_that_has_seen_no_image_yet_is_told(run, tmp_path):
-    pytest.importorskip("gradio")
-    from lit_fedad.deployment.ui.page import OperatorPage
-
-    images = tmp_path / "empty"
-    images.mkdir()
-    watch(str(run), str(images), client=0, once=True)
-    page = OperatorPage(RunView.open(str(run)), tmp_path / "reviews.csv", trial(run)).build()
-    health = next(function.fn for function in page.fns.values() if function.name == "_health")
-    assert "No image watched yet" in health()
+def test_a_watch_that_has_seen_no_image_yet_is_told(run, built, tmp_path):
+    (tmp_path / "empty").mkdir()
+    watch(str(run), str(tmp_path / "empty"), client=0, once=True)
+    assert "No image watched yet" in buttons(built())["_health"]()
 
 
 @pytest.mark.slow
@@ -186,14 +185,13 @@ def test_a_version_of_another_rate_decides_as_that_rate_does(run, tiny_run, tmp_
     assert RunFolder(run).default_version() == 0
 
 
-def test_the_page_of_a_stranger_s_run_loads_nothing_from_elsewhere(run, tmp_path):
+def test_the_page_of_a_stranger_s_run_loads_nothing_from_elsewhere(run, built):
     """Markdown loads the pictures that it names."""
     gradio = pytest.importorskip("gradio")
-    from lit_fedad.deployment.ui.page import OperatorPage
-
     named = "![x](http://127.0.0.1:9/x.png)"
     forge(run, "result.json", json.dumps({**RunFolder(run).result(), "method": named}))
-    page = OperatorPage(RunView.open(str(run)), tmp_path / "reviews.csv", trial(run)).build()
-    texts = [part.value for part in page.blocks.values() if isinstance(part, gradio.Markdown) and part.value]
+    texts = [
+        part.value for part in built().blocks.values() if isinstance(part, gradio.Markdown) and part.value
+    ]
     assert any(r"# !\[x\](http://" in text for text in texts)
     assert not any(named in text for text in texts)
