@@ -1,4 +1,4 @@
-"""Code of README and docs runs as it stands on its page; the method of docs/extend.md has a test of its own."""
+"""Code of README and docs runs as it stands on its page; a method is one file, one YAML, one test."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers.pairs import TASKS
+from helpers.pairs import refusal as unfit
 from torch import nn
 
 from lit_fedad.core import config
+from lit_fedad.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+EXTEND = "docs/extend.md"
+WITHOUT_WEIGHTS = {"subspace", "padim", "feature_neighbours", "feature_svm"}
+"""Tasks that train no weights, which an averaging method has nothing to do with."""
 
 
 def blocks(page: str, kind: str) -> list[str]:
@@ -67,8 +73,8 @@ def test_json_and_yaml_are_what_they_claim(page):
     ("page", "words"),
     [
         ("README.md", "MyClient"),
-        ("docs/extend.md", "class MomentumServer"),
-        ("docs/extend.md", "class LinearAuto"),
+        (EXTEND, "class MomentumServer"),
+        (EXTEND, "class LinearAuto"),
     ],
 )
 def test_examples_pass_the_lint_that_the_page_asks_for(page, words):
@@ -96,7 +102,7 @@ def test_the_readmes_method_is_fedavg_without_its_term(lab, added, tmp_path):
 
 @pytest.mark.slow
 def test_the_exchange_of_its_own_reports_a_distance(lab, added, tmp_path):
-    settings = block("docs/extend.md", "yaml", "MomentumServer")
+    settings = block(EXTEND, "yaml", "MomentumServer")
     for old, new in (
         ("fedavg.exchanges", "feature_spread.exchanges"),
         ("fedmomentum.MomentumServer", "feature_spread.SpreadServer"),
@@ -104,7 +110,7 @@ def test_the_exchange_of_its_own_reports_a_distance(lab, added, tmp_path):
     ):
         settings = settings.replace(old, new)
     settings = "\n".join(line for line in settings.splitlines() if "momentum:" not in line)
-    added("feature_spread", block("docs/extend.md", "python", "class SpreadServer"), "method", settings)
+    added("feature_spread", block(EXTEND, "python", "class SpreadServer"), "method", settings)
     result = lab.train(tmp_path / "run", "method=feature_spread")
     distances = [scalars["feature_spread"] for scalars in result["scalars"] if "feature_spread" in scalars]
     assert distances
@@ -121,7 +127,7 @@ class Layers(nn.Module):
 
 
 def test_errors_of_the_added_task_by_hand(added):
-    added("linear_autoencoder", block("docs/extend.md", "python", "class LinearAutoencoder"))
+    added("linear_autoencoder", block(EXTEND, "python", "class LinearAutoencoder"))
     from linear_autoencoder import LinearAutoencoder
 
     torch.manual_seed(0)
@@ -136,10 +142,10 @@ def test_errors_of_the_added_task_by_hand(added):
 
 @pytest.mark.slow
 def test_the_added_task_runs_under_moon(lab, added, tmp_path):
-    settings = block("docs/extend.md", "yaml", "LinearAutoencoder")
+    settings = block(EXTEND, "yaml", "LinearAutoencoder")
     added(
         "linear_autoencoder",
-        block("docs/extend.md", "python", "class LinearAutoencoder"),
+        block(EXTEND, "python", "class LinearAutoencoder"),
         "task",
         settings,
     )
@@ -150,7 +156,7 @@ def test_the_added_task_runs_under_moon(lab, added, tmp_path):
 
 @pytest.mark.slow
 def test_the_callback_writes_a_line_for_every_upload(lab, added, tmp_path):
-    added("upload_norms", block("docs/extend.md", "python", "class UploadNorms"))
+    added("upload_norms", block(EXTEND, "python", "class UploadNorms"))
     named = "+callbacks.norms._target_=upload_norms.UploadNorms"
     lab.train(tmp_path / "run", "method=fedavg", named)
     lines = [line.split(",") for line in (tmp_path / "run" / "upload_norms.csv").read_text().splitlines()]
@@ -168,3 +174,37 @@ def test_the_readmes_script_trains_and_loads_a_detector(tmp_path, monkeypatch):
     made = runpy.run_path(str(script), run_name="__main__")
     image = torch.zeros(3, 32, 32, dtype=torch.uint8)
     assert made["detector"](image).decision in ("normal", "anomalous")
+
+
+@pytest.fixture
+def momentum(added, tmp_path):
+    """Adds the method of the page; returns the folder of its code."""
+    code = block(EXTEND, "python", "class MomentumServer")
+    added("fedmomentum", code, "method", block(EXTEND, "yaml", "MomentumServer"))
+    return tmp_path / "code"
+
+
+def test_the_test_of_the_added_method_passes(momentum):
+    test = block(EXTEND, "python", "def test_three_rounds_by_hand")
+    (momentum / "test_fedmomentum.py").write_text(
+        test.replace("lit_fedad.methods.fedmomentum", "fedmomentum")
+    )
+    assert pytest.main([str(momentum / "test_fedmomentum.py"), "-q", "-p", "no:cacheprovider"]) == 0
+
+
+@pytest.mark.usefixtures("momentum")
+def test_the_added_method_is_offered_refuses_tasks_without_weights_and_names_its_nearest():
+    assert {task for task in TASKS if unfit("fedmomentum", task)} == WITHOUT_WEIGHTS
+    assert "fedmomentum" in config.choices("method")
+    with pytest.raises(UserError, match="did you mean 'fedmomentum'"):
+        config.compose(["method=fedmomentumm"])
+
+
+@pytest.mark.usefixtures("momentum")
+@pytest.mark.parametrize(
+    "task",
+    ["classifier", *(pytest.param(task, marks=pytest.mark.slow) for task in ("memory_bank", "contrastive"))],
+)
+def test_the_added_method_plays_tasks_of_each_kind(play_pair, task):
+    """Half of the clients a round, one that fails, an interruption, and new images, as every method is tested."""
+    play_pair("fedmomentum", task)
