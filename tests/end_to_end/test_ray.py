@@ -1,4 +1,4 @@
-"""Clients that are played on a cluster of two nodes end with the digits of one process, also where a node is killed."""
+"""Clients that Ray plays end with the digits of one process, also where a worker ends or a node is killed."""
 
 import os
 import threading
@@ -10,14 +10,27 @@ import pytest
 pytest.importorskip("ray")
 
 import ray
-from helpers.where import HOLD, NOTES, NotingWorker
+from helpers.on_ray import HOLD, NOTES, NotingWorker
 from ray.cluster_utils import Cluster
 
 from lit_fedad.experiment import ray_transport
 
 pytestmark = pytest.mark.slow
 SMALL = ("data=textures", "data.size=64", "data.train_per_product=8", "partition.clients=4", "batch_size=2")
-ON_CLUSTER = ("simulation.workers=2", "simulation.address=auto")
+WORKERS = "simulation.workers=2"
+DIES = ("method=fedavg", "task=memory_bank", "federation.sampler.on_failure=skip",
+        "method.client._target_=helpers.on_ray.DyingClient")  # fmt: skip
+SCAFFOLD = ("method=scaffold", "task=memory_bank", "federation=partial", "federation.sampler.fraction=0.5")
+ON_CLUSTER = (WORKERS, "simulation.address=auto")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended():
+    """Ray, whose workers find the tests' helpers, for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        yield
+    ray.shutdown()
 
 
 @pytest.fixture
@@ -26,7 +39,6 @@ def cluster(tmp_path, monkeypatch):
     notes = tmp_path / "notes"
     notes.mkdir()
     monkeypatch.setenv(NOTES, str(notes))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     monkeypatch.setattr(ray_transport, "Worker", NotingWorker)
     # Otherwise Ray takes the machine's own address for that of the loopback device.
     monkeypatch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
@@ -54,7 +66,7 @@ def turns(folder):
     "words",
     [
         ("method=fedavg", "task=memory_bank"),
-        ("method=scaffold", "task=memory_bank", "federation=partial", "federation.sampler.fraction=0.5"),
+        SCAFFOLD,
         ("method=federated_subspace",),
     ],
     ids=lambda words: words[0],
@@ -71,8 +83,7 @@ def test_two_nodes_and_one_process_end_alike(cluster, lab, tmp_path, differences
 
 def test_a_killed_node_is_the_failure_of_the_client_whose_turn_it_played(cluster, lab, tmp_path, differences):
     """All other turns are played on the node that is left."""
-    given = [*SMALL, "method=fedavg", "task=memory_bank", "rounds=3", "federation.sampler.on_failure=skip",
-             "method.client._target_=helpers.dying_client.DyingClient"]  # fmt: skip
+    given = [*SMALL, *DIES, "rounds=3"]
     one = lab.train(tmp_path / "one", *given)
     notes, killed = tmp_path / "notes", []
     (notes / HOLD).write_text("2.1")
@@ -97,3 +108,34 @@ def test_a_killed_node_is_the_failure_of_the_client_whose_turn_it_played(cluster
     assert max(by_node[killed[0]]) == (2, 1)
     (left,) = set(by_node) - set(killed)
     assert {(3, client) for client in range(4)} < set(by_node[left])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        SCAFFOLD,
+        ("method=federated_subspace",),
+        ("method=gldp", "features=train", "task=classifier_convnet", "encoder.channels=4"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_workers_and_one_process_end_alike(lab, small_tasks, tmp_path, differences, outcome, words):
+    """Personal states, exchanges before round 1, and clients that are scored right after training."""
+    given = [*SMALL, *words]
+    if "method=gldp" in words:
+        data = [word for word in small_tasks["classifier"] if "data" in word]
+        given = [*words, *data, "partition=task_stream", "partition.classes=2", "partition.stages=2",
+                 "partition.imbalance=1", "partition.clients=3"]  # fmt: skip
+    one = lab.train(tmp_path / "one", *given)
+    there = lab.train(tmp_path / "there", *given, WORKERS)
+    assert differences(outcome(there), outcome(one)) == []
+    assert differences(lab.state(tmp_path / "there"), lab.state(tmp_path / "one")) == []
+
+
+def test_a_worker_that_ends_is_the_failure_of_its_client(lab, tmp_path, differences):
+    one = lab.train(tmp_path / "one", *SMALL, *DIES)
+    there = lab.train(tmp_path / "there", *SMALL, *DIES, WORKERS)
+    assert list(one["failures"]["2"]) == list(there["failures"]["2"]) == ["1"]
+    assert there["failures"]["2"]["1"].startswith("its worker ended")
+    assert differences(there["last"], one["last"]) == []
+    assert differences(lab.state(tmp_path / "there")["server"], lab.state(tmp_path / "one")["server"]) == []
