@@ -18,7 +18,7 @@ from helpers.class_sites import (
     words_of,
 )
 from helpers.nightly import by_method
-from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, told
+from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, coordinated, kept_states, told
 
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
@@ -27,32 +27,21 @@ from lit_fedad.experiment.finished_run import load_client
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.report.console import Display
-from lit_fedad.sites import coordinator
-from lit_fedad.sites.coordinator import Plan, coordinate
+from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.enrolment import check_crosses
 
 
-def check_alike(folder, monkeypatch, differences, words, data, classes, public):
+def check_alike(folder, differences, words, data, classes, public):
     """Plays both ways, and compares server, personal states, bytes and metrics."""
-    played, build = [], coordinator.build_federation
-    monkeypatch.setattr(
-        coordinator,
-        "build_federation",
-        lambda *given, **more: played.append(build(*given, **more)) or played[-1],
-    )
     pack(folder, own_numbers=bool(classes))
     form = [] if classes else ["data.mean=0", "data.std=1"]  # as sets of semantic anomalies have it
     plan = Plan([*words, *form], NAMES, str(folder / "run"), (*HERE, *public), classes)
-    result = coordinate(plan, Here(sites(folder, data)), quiet=True)
-    (there,) = played
+    result, there = coordinated(plan, Here(sites(folder, data)))
     run = in_one_process(folder, words, data, *public)
     one = run.federation
     assert told(there.history) == told(one.history)
     assert differences(state_of(there.server), state_of(one.server)) == []
-    bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
-    for client, name in enumerate(NAMES):
-        (states,) = (folder / name / "states").glob("*")
-        kept = torch.load(states / f"{bases[client]:012d}.pt")
+    for client, kept in enumerate(kept_states(folder, there)):
         found = differences(kept, one.pool.get(client))
         assert [line for line in found if not line.split(":")[0].endswith(PLACES)] == []
     check_own_detectors(folder, run)
@@ -80,9 +69,9 @@ def check_own_detectors(folder, run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", by_method(LEARN_CLASSES))
-def test_classifiers(tmp_path, monkeypatch, differences, capsys, method):
+def test_classifiers(tmp_path, differences, capsys, method):
     words, public = words_of(method, "classifier", tmp_path)
-    result = check_alike(tmp_path, monkeypatch, differences, words, class_data, CLASSES, public)
+    result = check_alike(tmp_path, differences, words, class_data, CLASSES, public)
     # Two sites hold two of three classes in equal parts, one all: of those that it tests, too.
     assert result["constants"]["client_largest"]["2"]["accuracy"] == pytest.approx(
         (1 / 2 + 1 / 3 + 1 / 2) / 3
@@ -101,9 +90,9 @@ def test_classifiers(tmp_path, monkeypatch, differences, capsys, method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "task"), by_method(SEMANTIC))
-def test_semantic_anomalies(tmp_path, monkeypatch, differences, method, task):
+def test_semantic_anomalies(tmp_path, differences, method, task):
     words, public = words_of(method, task, tmp_path)
-    result = check_alike(tmp_path, monkeypatch, differences, words, semantic_data, (), public)
+    result = check_alike(tmp_path, differences, words, semantic_data, (), public)
     assert {"auroc", "fe_calibrated", "false_alarm_rate", "miss_rate"} <= set(result["last"])
 
 

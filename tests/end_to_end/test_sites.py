@@ -14,6 +14,7 @@ from helpers.sites import (
     OF_FILES,
     Here,
     comparable,
+    coordinated,
     in_one_process,
     paint,
     three_sites,
@@ -32,7 +33,6 @@ from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.papers.page import report_runs
 from lit_fedad.report.console import Display
-from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.messages import Request
 from lit_fedad.sites.remote import NoReply
@@ -42,14 +42,7 @@ from lit_fedad.tracking.reading import tracked_runs
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", by_method(["federated_patchcore", *OF_FILES]))
-def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, method):
-    played = []
-    build = coordinator.build_federation
-    monkeypatch.setattr(
-        coordinator,
-        "build_federation",
-        lambda *given, **more: played.append(build(*given, **more)) or played[-1],
-    )
+def test_sites_and_one_process_end_alike(tmp_path, differences, method):
     words = [f"method={method}", *DEBUG]
     if (
         method == "feddymem"
@@ -57,9 +50,7 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
         words.append("backbone=resnet18")
     products = paint(tmp_path)
     plan = Plan(words, NAMES, str(tmp_path / "run"), ("fabric.accelerator=cpu",))
-    result = coordinate(plan, Here(three_sites(tmp_path)), quiet=True)
-    (there,) = played
-
+    result, there = coordinated(plan, Here(three_sites(tmp_path)))
     run = in_one_process(tmp_path, words, products)
     assert differences(state_of(there.server), state_of(run.federation.server)) == []
     assert told(there.history) == told(run.federation.history)

@@ -6,20 +6,15 @@ import shutil
 from dataclasses import replace
 
 import pytest
-import torch
-from helpers.sites import DEBUG, HERE, NAMES, Here, settings, told
-from lightning.fabric import Fabric
+from helpers.sites import DEBUG, HERE, NAMES, Here, OwnTests, coordinated, kept_states, settings, told
 
 from lit_fedad.contracts.state import state_of
-from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
-from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate, calibration_scores
-from lit_fedad.experiment.local_clients import build_run
+from lit_fedad.experiment.train import train
 from lit_fedad.report.console import Display
-from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.site import Site
 
@@ -75,18 +70,19 @@ def in_one_process(folder, overrides, products):
         *overrides, *data, "partition=file", f"partition.path={folder / 'stages.json'}", "~partition.clients",
         "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *HERE,
     ])  # fmt: skip
-    run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
-    assert [sample.category for sample in run.local.images.train] == [
-        n for n in products[:5] for _ in range(8)
-    ]
+    clients = OwnTests(evaluator_of)
+    train(config, clients, quiet=True)
+    return clients.run
+
+
+def evaluator_of(run):
+    """An evaluator of stages that packs answers as sites do."""
     judge = run.federation.evaluator
     assert isinstance(judge, AnomalyStreamEvaluator)
     counts = run.local.partition.stage_counts(run.local.images)
-    run.federation.evaluator = OwnHere(judge.judges, judge.timetable, counts, judge.pro_limit, common=False)
-    run.federation.evaluator.metrics = judge.metrics
-    run.federation.names = ClientNames(dict(enumerate(NAMES)))
-    run.federation.run()
-    return run
+    own = OwnHere(judge.judges, judge.timetable, counts, judge.pro_limit, common=False)
+    own.metrics = judge.metrics
+    return own
 
 
 @pytest.mark.slow
@@ -95,35 +91,20 @@ def in_one_process(folder, overrides, products):
     [["method=federated_bank"], ["method=federated_subspace"], ["method=fedavg", "task=memory_bank"]],
     ids=lambda overrides: overrides[0],
 )
-def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, differences, overrides):
-    played, build = [], coordinator.build_federation
-    monkeypatch.setattr(
-        coordinator,
-        "build_federation",
-        lambda *given, **more: played.append(build(*given, **more)) or played[-1],
-    )
+def test_sites_with_stages_and_one_process_end_alike(tmp_path, differences, overrides):
     overrides = [*overrides, *DEBUG, f"rounds={ROUNDS}"]
     products = paint(tmp_path)
-    result = coordinate(
-        Plan(overrides, NAMES, str(tmp_path / "run"), HERE), Here(sites(tmp_path, products)), quiet=True
-    )
-    (there,) = played
-    run = in_one_process(tmp_path, overrides, products)
-    one, data = run.federation, run.local
+    plan = Plan(overrides, NAMES, str(tmp_path / "run"), HERE)
+    result, there = coordinated(plan, Here(sites(tmp_path, products)))
+    one = in_one_process(tmp_path, overrides, products).federation
     assert told(there.history) == told(one.history)
     assert differences(state_of(there.server), state_of(one.server)) == []
-    bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
-    for client, name in enumerate(NAMES):
-        (states,) = (tmp_path / name / "states").glob("*")
-        kept = torch.load(states / f"{bases[client]:012d}.pt")
+    for client, kept in enumerate(kept_states(tmp_path, there)):
         assert differences(kept, one.pool.get(client)) == []
-    scores = calibration_scores(
-        run.config, data.images, data.partition, data.module, run.fabric, run.federation.method
+    of_sites, of_one = (
+        json.loads((tmp_path / name / "calibration.json").read_text()) for name in ("run", "one")
     )
-    here = json.loads(
-        json.dumps(calibrate(one, one.rounds, CalibrationQuery(data.images.categories, scores)).to_json())
-    )
-    assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == here
+    assert of_sites == of_one
     assert [len(own) for own in result["partition"]["stage_sizes"]] == [2, 1, 2]
     # Sites in their second stage are judged on what they have met, the others on all that they will ever meet.
     assert sorted(there.data.milestones) == [2, 4]

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.fabric import Fabric
 
@@ -27,6 +28,7 @@ from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
+from lit_fedad.sites import coordinator
 from lit_fedad.sites.messages import Reply, Request
 from lit_fedad.sites.remote import NoReply
 from lit_fedad.sites.settings import FLOORS, KeyRegistry, Policy, SiteSettings, write_sum_key
@@ -120,6 +122,28 @@ def reply_of(site: Site, request: Request) -> Reply:
 
 def three_sites(folder: Path) -> list[Site]:
     return [quiet_site(settings(folder, name)) for name in NAMES]
+
+
+def coordinated(plan, carrier):
+    """Plays a federation of sites; returns its result, and the federation itself."""
+    played, build = [], coordinator.build_federation
+
+    def build_and_keep(*given, **more):
+        played.append(build(*given, **more))
+        return played[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coordinator, "build_federation", build_and_keep)
+        result = coordinator.coordinate(plan, carrier, quiet=True)
+    (federation,) = played
+    return result, federation
+
+
+def kept_states(folder: Path, federation) -> list[dict]:
+    """Loads the state of each site's client at the end of its one run."""
+    bases = torch.load(federation.checkpoints.latest() / "sites.pt")["bases"]
+    of_runs = [next((folder / name / "states").glob("*")) for name in NAMES]
+    return [torch.load(states / f"{bases[client]:012d}.pt") for client, states in enumerate(of_runs)]
 
 
 def told(history):
