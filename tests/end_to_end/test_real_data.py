@@ -1,14 +1,17 @@
-"""Small runs on real images with real weights."""
+"""Small runs on real images with real weights, and with the library's own."""
 
 from __future__ import annotations
 
 import os
+import statistics
 from pathlib import Path
 
 import pytest
 
+from lit_fedad.core.config import compose
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.experiment.train import train
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
 pytestmark = [
@@ -22,8 +25,6 @@ SMALL = ("data.train_per_product=12", "data.test_per_product=12", "rounds=1", "e
 @pytest.fixture
 def real(lab, tmp_path):
     """Trains one of the experiments on real images."""
-    from lit_fedad.core.config import compose
-    from lit_fedad.experiment.train import train
 
     def run(experiment: str, *overrides: str):
         (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
@@ -69,9 +70,6 @@ def test_literal_feddymem_collapses_and_says_so(real, capsys):
 @pytest.mark.long
 def test_fadngs_on_cifar(tmp_path, lab):
     """A tenth of the paper's images a client: every part of FADngs, against two sets of anomalies."""
-    from lit_fedad.core.config import compose
-    from lit_fedad.experiment.train import train
-
     overrides = (
         "method=fadngs",
         "experiment=semantic_cifar10",
@@ -107,9 +105,6 @@ def test_fadngs_on_cifar(tmp_path, lab):
 @pytest.mark.nightly
 def test_fedvck_on_medical_images_of_six_kinds(tmp_path):
     """From noise: 25 small grey images a client and round, of which none began as a patient's."""
-    from lit_fedad.core.config import compose
-    from lit_fedad.experiment.train import train
-
     overrides = (
         "method=fedvck",
         "data=packed",
@@ -143,3 +138,31 @@ def test_fedvck_on_medical_images_of_six_kinds(tmp_path):
     assert result["last"]["accuracy"]["pooled"] > 0.45  # chance: 0.17
     assert result["last"]["accuracy"]["pooled"] > result["first"]["accuracy"]["pooled"] - 0.1
     assert [scalars["images"] for scalars in result["scalars"]] == [result["scalars"][0]["images"]] * 3
+
+
+@pytest.mark.nightly
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_own_weights_close_half_of_the_gap_from_random_to_imagenets(tmp_path):
+    imagenet = Path(ROOT).parent / "weights/resnet18_imagenet1k_v1_bnfolded_stem_to_layer3.pth"
+    backbones = {
+        "random": ["backbone=resnet18", "backbone.weights=random"],
+        "own": ["backbone=own"],
+        "imagenet": ["backbone=resnet18", f"backbone.weights={imagenet}"],
+    }
+    common = (
+        "method=nearest_neighbour", "task.standardise=false", "data=mvtec_mixture", f"data.root={ROOT}",
+        "data.train_per_product=40", "data.test_per_product=40", "tracking=off", "evaluation.pictures=0",
+        "evaluation.alone=false", "calibration.share=0", f"cache.folder={tmp_path / 'cache'}",
+    )  # fmt: skip
+
+    def detect(name: str, product: str) -> tuple[float, float]:
+        own = [f"data.products=[{product}]", f"out={tmp_path / name / Path(product).name}"]
+        last = train(compose([*common, *own, *backbones[name]]), quiet=True)["last"]
+        return last["i_auroc"]["mean"], last["p_auroc"]["mean"]
+
+    products = ("mvtec/bottle", "other_ad/magnetic_tile")
+    found = {name: [detect(name, product) for product in products] for name in backbones}
+    for metric in (0, 1):
+        low, own, high = (statistics.mean(values[metric] for values in found[name]) for name in backbones)
+        assert own > low + 0.5 * (high - low), (found, metric)
