@@ -1,12 +1,9 @@
-"""Every configuration file composes, builds, and is part of the wheel."""
+"""Every configuration file composes and builds."""
 
 from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
-import zipfile
 
 import numpy as np
 import pytest
@@ -335,38 +332,6 @@ def test_every_federation_builds(federation):
     section = compose([f"federation={federation}"])["federation"]
     assert isinstance(build(section["sampler"]), ClientSampler)
     assert isinstance(build(section["channel"]), Channel)
-
-
-@pytest.mark.slow
-def test_wheel_carries_the_configuration(tmp_path):
-    repository = conf_folder().parent
-    wheel_folder, unpacked, away = tmp_path / "wheel", tmp_path / "unpacked", tmp_path / "away"
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
-    subprocess.run([*pip, "-w", wheel_folder, repository], check=True)
-    (wheel,) = wheel_folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(unpacked)
-    ours = {path.relative_to(conf_folder()) for path in conf_folder().rglob("*.yaml")}
-    assert ours == {
-        path.relative_to(unpacked / "lit_fedad/conf") for path in unpacked.rglob("lit_fedad/conf/**/*.yaml")
-    }
-    package = repository / "lit_fedad"
-    templates = {path.relative_to(package) for path in package.rglob("*") if path.suffix in (".md", ".html")}
-    assert len(templates) >= 3
-    assert all((unpacked / "lit_fedad" / path).is_file() for path in templates)
-    away.mkdir()
-    code = (
-        "import lit_fedad.core.config as c; print(c.__file__); print(c.conf_folder());"
-        "print(c.compose(['method=feddymem_literal', 'debug=seconds'])['method']['name'])"
-    )
-    path = {"PYTHONPATH": str(unpacked), "PATH": ""}
-    shown = subprocess.run(
-        [sys.executable, "-c", code], cwd=away, env=path, check=True, capture_output=True, text=True
-    )
-    file, folder, method = shown.stdout.splitlines()
-    assert file.startswith(str(unpacked))
-    assert folder == str(unpacked / "lit_fedad" / "conf")
-    assert method == "feddymem_literal"
 
 
 def test_what_tests_compose_is_what_hydra_composes():

@@ -1,6 +1,8 @@
 """The wheel: all files of the package and of its configuration, and a readme that stands without the repository."""
 
 import re
+import subprocess
+import sys
 import tomllib
 import zipfile
 from email import message_from_string
@@ -17,10 +19,11 @@ SOURCE = "https://example.org/owner/lit_fedad"
 
 
 def readme(root, monkeypatch, tmp_path):
-    """The readme of a wheel that is built of a folder."""
+    """The readme of a wheel that is built of a folder, and the names of its files, which lie in ``unpacked``."""
     monkeypatch.chdir(root)
     (wheel,) = WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"])
     with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "unpacked")
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         return message_from_string(archive.read(name).decode()).get_payload(), archive.namelist()
 
@@ -72,3 +75,15 @@ def test_the_wheel_is_complete(monkeypatch, tmp_path):
         wanted = {f"{place}/{file.as_posix()}" for file in files if "__pycache__" not in file.parts}
         assert wanted <= set(names)
     assert not [name for name in names if not name.startswith(("lit_fedad/", "lit_fedad-"))]
+
+
+@pytest.mark.slow
+def test_its_configuration_is_found_away_from_the_repository(monkeypatch, tmp_path):
+    readme(ROOT, monkeypatch, tmp_path)
+    code = (
+        "import lit_fedad.core.config as c; print(c.conf_folder());"
+        "print(c.compose(['method=feddymem_literal', 'debug=seconds'])['method']['name'])"
+    )
+    away = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path / "unpacked"), "PATH": ""}}
+    found = subprocess.run([sys.executable, "-c", code], **away, check=True, capture_output=True, text=True)
+    assert found.stdout.splitlines() == [str(tmp_path / "unpacked/lit_fedad/conf"), "feddymem_literal"]
