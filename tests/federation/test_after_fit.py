@@ -1,7 +1,7 @@
 """Scores of clients right after their training."""
 
 import pytest
-from helpers.toy_method import by_hand
+from helpers.toy_federation import by_hand
 
 from lit_fedad.contracts import Predictors
 from lit_fedad.federation.sampling import ClientSampler

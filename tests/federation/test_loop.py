@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.toy_method import by_hand
+from helpers.toy_federation import by_hand
 from safetensors.torch import save
 
 from lit_fedad.contracts import Predictors

@@ -1,4 +1,4 @@
-"""Methods and protected federations that tests build by hand, without a configuration."""
+"""Methods, data and protected federations that tests build by hand, without a configuration."""
 
 import sys
 from pathlib import Path
@@ -14,6 +14,19 @@ from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.protection import protect
+
+
+class SameEveryRound:
+    """What `ClientData` asks for, but for ``sizes`` and ``client_loader``."""
+
+    milestones = frozenset()
+
+    @property
+    def stages(self):
+        return dict.fromkeys(self.sizes, 0)
+
+    def at(self, round):
+        return self
 
 
 def exchanges_of(client) -> Exchanges:

@@ -10,8 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from helpers.client_data import SameEveryRound
-from helpers.methods import federation_of
+from helpers.methods import SameEveryRound, federation_of
 from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Sums, Task, TensorSpec
 from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.contracts.sums import WeightedMeans
@@ -146,3 +145,16 @@ def toy(tmp_path: Path):
         return federation_of(folder=folder, **{**parts, **overrides})
 
     return make
+
+
+def by_hand(rounds: int) -> list[float]:
+    """One step of 0.5 for client 0 (target 1), three for client 1 (target 4), averaged 1 : 3."""
+    w, path = 0.0, []
+    for _ in range(rounds):
+        first = w + 0.5 * (1 - w)
+        second = w
+        for _ in range(3):
+            second += 0.5 * (4 - second)
+        w = 0.25 * first + 0.75 * second
+        path.append(w)
+    return path

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.client_data import SameEveryRound
-from helpers.methods import federation_of
+from helpers.methods import SameEveryRound, federation_of
 from lightning.fabric import Fabric
 from torch import nn
 from torch.nn import functional as F

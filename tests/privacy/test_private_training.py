@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.client_data import SameEveryRound
-from helpers.methods import method_of
+from helpers.methods import SameEveryRound, method_of
 from helpers.refusals import refusal
 from lightning.fabric import Fabric
 from torch import nn

@@ -1,9 +1,10 @@
-"""Commands that are ended from outside: one line, the status of the signal, and no signal that is lost."""
+"""Commands and the process that they run in: signals that end them, streams, the folder that they are called in."""
 
 import functools
 import io
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from helpers.tiny_detector import tiny_detector
 from lit_fedad.cli import main as cli
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.experiment import train as experiment
+from lit_fedad.report.console import Display
 
 
 @pytest.mark.parametrize(("command", "hint"), [("train", True), ("evaluate", False)])
@@ -91,3 +93,34 @@ def test_a_signal_is_the_end_of_a_served_detector_and_no_error(say, tmp_path, mo
     monkeypatch.setattr("uvicorn.Server.run", lambda *_, **given: signal.raise_signal(number))
     status, _, err = say("serve", f"run={tiny_detector(tmp_path / 'tiny')}", "port=0")
     assert (status, err) == (0, [])
+
+
+def test_a_current_folder_that_was_deleted_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(["options"]) == 2
+    assert capsys.readouterr().err == "error: the current folder does not exist any more: cd to another one\n"
+
+
+def test_streams_that_the_caller_has_closed_lead_nowhere(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+
+    def command():
+        sys.stdout.write("a line")
+        Display().warn(f"read {sys.stdin.read()!r}")
+        return 0
+
+    monkeypatch.setattr(cli, "main", command)
+    assert cli.run() == 0
+
+
+def test_a_display_leaves_a_reader_who_has_enough_to_the_command(monkeypatch):
+    class Left(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Left())
+    with pytest.raises(BrokenPipeError):
+        Display().note("a line")
