@@ -3,7 +3,6 @@
 import csv
 import functools
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -28,7 +27,6 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import live_detector
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.export import export
-from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.watch import watch
 from lit_fedad.experiment.build import build_model
@@ -39,7 +37,6 @@ from lit_fedad.experiment.run_files import save_json
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.metrics.conformal import DecisionRule, ScoreCounts
 from lit_fedad.report.naming import METRIC_TITLES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
@@ -330,26 +327,6 @@ def test_an_incomplete_run_is_one_line(tiny_run, tmp_path, command):
         shutil.copy(tiny_run / name, tmp_path)
     with pytest.raises(UserError, match="the run is not complete"):
         command(str(tmp_path))
-
-
-def test_a_score_that_is_no_number_is_not_called_normal(tmp_path, photos):
-    class Broken(torch.nn.Module):
-        def predict_step(self, batch):
-            return prediction_of(torch.full((len(batch["image"]),), math.nan))
-
-    fabric = make_fabric(accelerator="cpu")
-    rule = DecisionRule("drawn", ScoreCounts.of(torch.arange(9.0)), 0.1)
-    opened = OpenedClient(None, {}, {}, Broken(), 0, None, fabric, ImageTransform(32))
-    row = prediction._Detect(opened, rule, tmp_path, photos, prediction.Display(quiet=True), None)(
-        [photos / "top.bmp"]
-    )[0]
-    assert (row["decision"], row["heatmap"]) == ("anomalous", "")
-
-
-def prediction_of(score):
-    from lit_fedad.contracts import Prediction
-
-    return Prediction(score)
 
 
 def test_evaluation_equals_what_the_run_reported(tiny_run, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.small_tasks import MOTIFS, SEMANTIC, STREAM
 from PIL import Image
 
 from lit_fedad.deployment.export import TOLERANCE, export
@@ -18,20 +19,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*RANDOM weights")]
 
-MOTIFS = (
-    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
-    "data.test_per_class=3", "data.size=16", "image.size=16",
-)  # fmt: skip
-SEMANTIC = (
-    "experiment=semantic_small", "features=train",
-    "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
-    "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
-    "encoder=lenet", "encoder.channels=4", "task.projection=8", "partition.clients=2",
-)  # fmt: skip
-STREAM = (
-    *MOTIFS, "partition=task_stream", "partition.stages=2", "partition.imbalance=2",
-    "encoder=lenet", "encoder.channels=4", "method.client.base_epochs=1", "method.client.head_epochs=2",
-)  # fmt: skip
+EPOCHS = ("method.client.base_epochs=1", "method.client.head_epochs=2")
 RUNS = {
     "feddymem": ("method=feddymem",),
     "federated_bank": ("method=federated_bank",),
@@ -49,11 +37,9 @@ RUNS = {
         "method=fedavg", "task=dinomaly", "backbone.name=vit_tiny_patch16_224", "backbone.layers=[0,1]"
     ),
     "reverse_distillation": ("method=fedavg", "task=reverse_distillation", "task.blocks=1", "image.size=64"),
-    "contrastive": (
-        "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "task.warmup=1"
-    ),
-    "gldp": ("method=gldp", "experiment=gldp_small", *STREAM),  # two classifiers
-    "frozen": ("method=gldp", *STREAM[: len(MOTIFS)], "method.client.base_epochs=1", "method.client.head_epochs=2"),
+    "contrastive": ("method=fadngs", *SEMANTIC, "encoder=lenet"),
+    "gldp": ("method=gldp", *STREAM, "encoder=lenet", *EPOCHS),  # two classifiers
+    "frozen": ("method=gldp", *MOTIFS, *EPOCHS),
 }  # fmt: skip
 
 

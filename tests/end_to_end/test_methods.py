@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 from helpers.pairs import of_method
 from helpers.refusals import refusal
+from helpers.small_tasks import CONDENSING, SEMANTIC, STREAM
 from helpers.strict_json import strict_json
 
 from lit_fedad.core.errors import UserError
@@ -64,15 +65,6 @@ def test_method_trains_and_writes_its_files(lab, method):
     assert sorted(index for own in held for index in own) == list(range(20))
 
 
-SMALL_SEMANTIC = (
-    "experiment=semantic_small", "features=train",
-    "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
-    "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
-    "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "task.warmup=1",
-    "partition.clients=2",
-)  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["federated_bank", "federated_subspace", "federated_padim"])
 def test_methods_of_sums_score_and_calibrate_images_in_memory(lab, tmp_path, method):
@@ -87,7 +79,7 @@ def test_methods_of_sums_score_and_calibrate_images_in_memory(lab, tmp_path, met
     "method", ["fadngs", *(pytest.param(f"fadngs_{m}", marks=pytest.mark.slow) for m in ("code", "literal"))]
 )
 def test_semantic_method_trains_and_writes_its_files(lab, method):
-    out, result = lab.finished(f"method={method}", *SMALL_SEMANTIC)
+    out, result = lab.finished(f"method={method}", *SEMANTIC)
     stored = strict_json(out / "result.json")
     assert stored == json.loads(json.dumps(result))
     assert (stored["method"], stored["task"], stored["data"]) == (method, "Contrastive", "motifs")
@@ -108,12 +100,6 @@ def test_semantic_method_trains_and_writes_its_files(lab, method):
     assert set(strict_json(out / "calibration.json")["clients"]) == {"0", "1"}
 
 
-STREAM = (
-    "experiment=gldp_small",
-    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
-    "data.test_per_class=3", "data.size=16", "image.size=16", "partition=task_stream", "partition.stages=2",
-    "partition.imbalance=2", "partition.server_labelled=2", "encoder.channels=4",
-)  # fmt: skip
 SHORT = {
     "gldp": ("method.client.base_epochs=1", "method.client.head_epochs=2"),
     "prototype_statistics": ("experiment=gldp_frozen",),
@@ -150,17 +136,9 @@ def test_classifying_method_trains_and_writes_its_files(lab, differences, method
     assert differences(strict_json(out / "evaluation.json"), last) == []
 
 
-MOTIFS = (
-    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
-    "data.test_per_class=3", "data.size=16", "image.size=16", "partition=iid", "partition.clients=2",
-    "encoder.channels=4", "method.client.least=3", "method.client.minimum=2",
-    "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("method", ["fedvck", pytest.param("feddm", marks=pytest.mark.slow)])
 def test_image_sharing_method_trains_and_writes_its_files(lab, differences, method):
-    out, result = lab.finished(f"method={method}", *MOTIFS)
+    out, result = lab.finished(f"method={method}", *CONDENSING, "partition.clients=2")
     stored = strict_json(out / "result.json")
     assert stored == json.loads(json.dumps(result))
     assert (stored["method"], stored["task"], stored["data"]) == (method, "Classifier", "motif_classes")
@@ -192,14 +170,14 @@ def test_evaluating_a_semantic_run_again_gives_the_same(lab, differences):
 
 def ended(lab):
     """Folder, and what it says of its last round, of a run to start from."""
-    out, result = lab.finished("method=fadngs", *SMALL_SEMANTIC)
+    out, result = lab.finished("method=fadngs", *SEMANTIC)
     return out, result["last"]
 
 
 def test_a_run_that_starts_from_another_begins_where_that_ended(lab, tmp_path, differences):
     """Densities are made anew, under weights that are the other run's: scores are the same to the last bit."""
     start, last = ended(lab)
-    settings = ("method=fadngs", *SMALL_SEMANTIC, f"start={start}", "rounds=1")
+    settings = ("method=fadngs", *SEMANTIC, f"start={start}", "rounds=1")
     config = (start / "config.yaml").read_bytes()
     other = lab.train(tmp_path / "other", *settings)
     assert other["first"]["round"] == 0
@@ -215,7 +193,7 @@ def test_weights_that_fit_are_taken_and_the_others_drawn(lab, tmp_path, differen
     start, _ = ended(lab)
     overrides = [
         override
-        for override in SMALL_SEMANTIC
+        for override in SEMANTIC
         if not override.startswith(("public", "method.server", "task.projection"))
     ]
     overrides = [
@@ -246,7 +224,7 @@ def test_a_start_that_is_none_is_refused_in_one_line(lab, tmp_path):
         ((f"start={local}",), "start=.*holds no weights that fit this task"),
     ]:
         with refusal(said):
-            lab.train(tmp_path / "run", "method=fadngs", *SMALL_SEMANTIC, *overrides)
+            lab.train(tmp_path / "run", "method=fadngs", *SEMANTIC, *overrides)
 
 
 @pytest.mark.slow

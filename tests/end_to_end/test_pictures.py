@@ -1,16 +1,11 @@
 """A run draws what suits its kind of data, and nothing where no pictures are wanted."""
 
 import pytest
+from helpers.small_tasks import STREAM
 
 DRAWN = ("evaluation.pictures=1",)
 IN_TURN = ("partition=products_in_turn", "partition.order=[gravel,grain]", "partition.clients=2")
-CLASSES = (
-    "experiment=gldp_small",
-    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
-    "data.test_per_class=3", "data.size=16", "image.size=16", "partition=task_stream", "partition.stages=2",
-    "partition.imbalance=2", "partition.server_labelled=2", "encoder.channels=4",
-    "method.client.base_epochs=1", "method.client.head_epochs=2",
-)  # fmt: skip
+CLASSES = (*STREAM, "method.client.base_epochs=1", "method.client.head_epochs=2")
 DETECTOR = {"partition", "heatmaps", "scores", "calibration", "i_auroc", "p_auroc", "pro", "aupr"}
 
 

@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from helpers.small_tasks import CONDENSING
 
 from lit_fedad.methods.feddymem import FedDyMemClient
 
@@ -25,12 +26,7 @@ def fails(self, loader):
 FedDyMemClient.send = fails
 """
 
-FEDVCK = (
-    "method=fedvck", "data=motif_classes", "~data.train_per_product", "~data.test_per_product",
-    "data.train_per_class=12", "data.test_per_class=3", "data.size=16", "image.size=16", "partition=iid",
-    "partition.clients=3", "encoder.channels=4", "method.client.least=3", "method.client.minimum=2",
-    "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
-)  # fmt: skip
+FEDVCK = ("method=fedvck", *CONDENSING, "partition.clients=3")
 
 
 @pytest.mark.parametrize(

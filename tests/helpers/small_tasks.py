@@ -4,6 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
+MOTIFS = (
+    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
+    "data.test_per_class=3", "data.size=16", "image.size=16",
+)  # fmt: skip
+"""Drawn classes of small images."""
+
+STREAM = (
+    "experiment=gldp_small", *MOTIFS, "partition=task_stream", "partition.stages=2", "partition.imbalance=2",
+    "partition.server_labelled=2", "encoder.channels=4",
+)  # fmt: skip
+"""Classes that come in two stages."""
+
+CONDENSING = (
+    *MOTIFS, "partition=iid", "encoder.channels=4", "method.client.least=3", "method.client.minimum=2",
+    "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
+)  # fmt: skip
+"""Classes whose images clients condense."""
+
+SEMANTIC = (
+    "experiment=semantic_small", "features=train", "data=motifs", "~data.train_per_product", "~data.test_per_product",
+    "data.train_per_class=5", "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16",
+    "image.size=16", "encoder.channels=4", "task.projection=8", "public.count=8",
+    "method.server.distillation.queue=64", "task.warmup=1", "partition.clients=2",
+)  # fmt: skip
+"""Drawn classes of which one is normal, for FADngs."""
+
 
 def small_tasks(folder):
     """Overrides by task; labelled images are written to the folder."""
