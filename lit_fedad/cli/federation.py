@@ -96,11 +96,11 @@ def status(fed: str) -> None:
     from lit_fedad.sites.status import read_status, status_rows
 
     folder, display = FederationFolder.open(Path(fed)), Display()
-    found = read_status(folder.run)
-    display.note(f"round {found['round']} of {found['rounds']}")
-    display.table(status_rows(found["sites"]))
-    for name, own in found["sites"].items():
-        for trouble in own["troubles"][-3:]:
+    progress = read_status(folder.run)
+    display.note(f"round {progress['round']} of {progress['rounds']}")
+    display.table(status_rows(progress["sites"]))
+    for name, site in progress["sites"].items():
+        for trouble in site["troubles"][-3:]:
             display.note(f"site {name}: {trouble}")
 
 

@@ -100,11 +100,11 @@ def review(site: str, offer: str | None = None) -> None:
     from lit_fedad.sites.review import review as reviewed
 
     folder, display = SiteFolder.open(Path(site)), Display()
-    found = reviewed(folder.settings, folder.offer(offer))
-    for line in found.lines:
+    federation = reviewed(folder.settings, folder.offer(offer))
+    for line in federation.lines:
         display.note(line)
     same = f" offer={offer}" if offer else ""
-    display.where_next([("approve", f"lit-fedad site approve site={site} hash={found.digest}{same}")])
+    display.where_next([("approve", f"lit-fedad site approve site={site} hash={federation.digest}{same}")])
 
 
 def approve(site: str, hash: str, offer: str | None = None) -> None:
@@ -120,13 +120,15 @@ def approve(site: str, hash: str, offer: str | None = None) -> None:
     from lit_fedad.sites.review import review as reviewed
 
     folder = SiteFolder.open(Path(site))
-    found = reviewed(folder.settings, folder.offer(offer))
-    if found.digest != hash:
-        raise UserError(f"hash={hash}: the federation that is offered has {found.digest}; review it again")
-    found.check(folder.settings.policy)
-    Approvals(folder.path / APPROVED).add(found.digest, found.method, found.taken)
+    federation = reviewed(folder.settings, folder.offer(offer))
+    if federation.digest != hash:
+        raise UserError(
+            f"hash={hash}: the federation that is offered has {federation.digest}; review it again"
+        )
+    federation.check(folder.settings.policy)
+    Approvals(folder.path / APPROVED).add(federation.digest, federation.method, federation.taken)
     Display().where_next(
-        [("approved", f"{found.method} ({found.digest}); others need an approval of their own")]
+        [("approved", f"{federation.method} ({federation.digest}); others need an approval of their own")]
     )
 
 
@@ -172,11 +174,11 @@ def clean(site: str, runs: tuple[str, ...] = ()) -> None:
     from lit_fedad.flower.site_folder import SiteFolder
 
     folder, display = SiteFolder.open(Path(site)), Display()
-    known = folder.runs()
-    if unknown := set(runs) - {*known, "all"}:
-        names = ", ".join(known) or "none"
+    steps = folder.runs()
+    if unknown := set(runs) - {*steps, "all"}:
+        names = ", ".join(steps) or "none"
         raise UserError(f"runs={min(unknown)}: the site has no states of it; it has those of {names}")
-    for run, step in known.items():
+    for run, step in steps.items():
         if "all" in runs or run in runs:
             folder.clean(run)
             display.note(f"removed the states of run {run}")

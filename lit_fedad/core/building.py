@@ -145,26 +145,27 @@ def _takers(target: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 @cache
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a function or class that have names, with those of the classes above."""
-    found: dict[str, inspect.Parameter] = {}
+    parameters: dict[str, inspect.Parameter] = {}
     try:
         for taker in _takers(target):
-            found = {**inspect.signature(taker).parameters, **found}
+            parameters = {**inspect.signature(taker).parameters, **parameters}
     except (TypeError, ValueError) as error:  # no function or class, or one of C that does not say it
         raise UserError(f"_target_ {target!r} is nothing that a section can describe: {error}") from error
-    return {name: one for name, one in found.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind not in unnamed}
 
 
 @cache
 def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
     """Returns the types of the parameters of a function or class, as far as they can be read."""
-    found: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     for taker in _takers(target):
         try:
             hints = typing.get_type_hints(taker.__init__ if inspect.isclass(taker) else taker)  # type: ignore[misc]
         except (NameError, TypeError):
             break
-        found = {**hints, **found}
-    return found
+        annotations = {**hints, **annotations}
+    return annotations
 
 
 def options_of(target: Callable[..., Any], argument: str) -> tuple[str, ...]:
@@ -183,26 +184,26 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 def check_type(value: Any, annotation: Any, where: str) -> None:
     """Refuses scalars, paths and lists of the wrong type; what is more complicated is checked by the target."""
     if typing.get_origin(annotation) is typing.Literal:
-        listed = typing.get_args(annotation)
-        if value not in listed:
-            known = ["null" if one is None else one for one in listed]
-            raise UserError(f"{where}={value!r} must be one of {known}")
+        choices = typing.get_args(annotation)
+        if value not in choices:
+            shown = ["null" if one is None else one for one in choices]
+            raise UserError(f"{where}={value!r} must be one of {shown}")
         return
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{where}={value} must be a finite number")
     if isinstance(value, Mapping) and "_target_" in value:
         return
-    taken = [typing.get_origin(one) or one for one in alternatives(annotation)]
-    kinds = {_CONFIG_TYPES.get(one) for one in taken}
+    accepted = [typing.get_origin(one) or one for one in alternatives(annotation)]
+    kinds = {_CONFIG_TYPES.get(one) for one in accepted}
     if None in kinds:
-        _check_built(value, taken, where)
+        _check_built(value, accepted, where)
         return
     kind = _CONFIG_TYPES.get(type(value))
     if kind not in kinds and not (kind == "int" and "float" in kinds):
         example = f"; give [{value}]" if kinds == {"list"} and kind in ("str", "int", "float") else ""
         raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}{example}")
-    held = [typing.get_args(one)[:1] for one in alternatives(annotation) if typing.get_args(one)]
-    if kind == "list" and held == [(float,)]:
+    element_types = [typing.get_args(one)[:1] for one in alternatives(annotation) if typing.get_args(one)]
+    if kind == "list" and element_types == [(float,)]:
         for number, part in enumerate(value):
             check_type(part, float, f"{where}[{number}]")
 

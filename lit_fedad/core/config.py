@@ -309,12 +309,12 @@ def _check_complete(config: Config) -> None:
     root = _parsed((conf_folder() / "config.yaml").read_text())
     for key in (*flatten({name: default for name, default in root.items() if name != "defaults"}), *_NEEDED):
         section, _, leaf = key.rpartition(".")
-        held = config.get(section, {}) if section else config
-        if leaf not in held:
+        holder = config.get(section, {}) if section else config
+        if leaf not in holder:
             raise UserError(f"{key} is missing, and every run has one; give it a value")
         if (kind := _NEEDED.get(key)) is not Mapping:
-            check_type(held[leaf], kind or Any, key)
-        elif not isinstance(held[leaf], Mapping) or not isinstance(held[leaf].get("_target_"), str):
+            check_type(holder[leaf], kind or Any, key)
+        elif not isinstance(holder[leaf], Mapping) or not isinstance(holder[leaf].get("_target_"), str):
             raise UserError(f"{key} must be a section with _target_")
     for key, value in flatten(config).items():
         for part in value if isinstance(value, list) else (value,):
@@ -369,13 +369,13 @@ def _explain(error: Exception, overrides: list[str]) -> str:
 def _instead(key: str, overrides: list[str]) -> str:
     """Returns the end of a message: what may be meant by a key that there is not."""
     # A preset may choose another file of the group after this key was looked up: not suggested again.
-    known = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
+    keys = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key]) - {key}
     section, _, name = key.rpartition(".")
-    beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
+    beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
     beside.pop("_target_", None)
     if not beside and (files := choices(section.replace(".", "/"))):
         return f"; choose {section.replace('.', '/')}= first: {', '.join(files)}"
-    elsewhere = sorted(other for other in known if other.endswith(f".{name}"))
+    elsewhere = sorted(other for other in keys if other.endswith(f".{name}"))
     near = [beside[close] for close in difflib.get_close_matches(name.lower(), beside, n=1, cutoff=0.6)]
     if meant := elsewhere[:3] or near:
         return f"; did you mean {' or '.join(map(repr, meant))}?"

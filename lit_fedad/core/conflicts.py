@@ -75,8 +75,8 @@ def _check_form_of_images(overrides: Sequence[str]) -> None:
         key, _, value = given.lstrip("+").partition("=")
         if not re.fullmatch(r"(task|method|encoder)\..*(image_size|channels|inputs|mean|std)", key):
             continue
-        own = value_at(unresolved([override for override in overrides if override is not given]), key)
-        if isinstance(own, str) and (said := _OF_IMAGES.search(own)):
+        as_written = value_at(unresolved([override for override in overrides if override is not given]), key)
+        if isinstance(as_written, str) and (said := _OF_IMAGES.search(as_written)):
             source = said[1] or f"image.{said[2]}"
             raise UserError(f"{given}: it is that of the images everywhere; give {source}={value}")
 
@@ -153,13 +153,13 @@ def _taken(config: Config) -> set[str]:
 
 def _referred(config: Config) -> set[str]:
     """Returns the dotted keys that sections refer to, and those that these refer to in turn."""
-    found: set[str] = set()
+    referred: set[str] = set()
     waiting: list[Any] = [section for name, section in config.items() if name not in _BY_REFERENCE]
     while waiting:
-        for reference in set(_references(waiting.pop())) - found:
-            found.add(reference)
+        for reference in set(_references(waiting.pop())) - referred:
+            referred.add(reference)
             waiting.append(value_at(config, reference))
-    return found
+    return referred
 
 
 def _references(value: Any) -> Iterator[str]:

@@ -289,10 +289,10 @@ def check_unpacked(path: Path) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         parts = archive.infolist()
-    size, held = path.stat().st_size, sum(part.file_size for part in parts)
-    if held > size:
+    size, unpacked = path.stat().st_size, sum(part.file_size for part in parts)
+    if unpacked > size:
         raise ValueError("it is packed")
-    if size > held + _HEADER * (len(parts) + 1):  # a hole of any size would take hours to hash
+    if size > unpacked + _HEADER * (len(parts) + 1):  # a hole of any size would take hours to hash
         raise ValueError("it has bytes that are of no part of it")
 
 

@@ -225,17 +225,17 @@ def find_exported(run: str, client: int | str | None = None, version: int | None
         return given
     version_folder = RunFolder.find(run).version(version)
     folder, names = version_folder.path, ClientNames.of(version_folder.result() or {})
-    found = {path.parent.name: path.parent for path in sorted((folder / "export").glob(f"*/{SHEET}"))}
+    exported = {path.parent.name: path.parent for path in sorted((folder / "export").glob(f"*/{SHEET}"))}
     number = None if client is None else names.number(str(client))
     label = str(client) if number is None else names.label(number)
-    wanted = list(found) if client is None else [f"client_{label}"]
-    if not found or wanted[0] not in found:
+    wanted = list(exported) if client is None else [f"client_{label}"]
+    if not exported or wanted[0] not in exported:
         name = "" if client is None else f" client={client}"
         raise UserError(
             f"{folder}: no exported detector{name}; first: lit-fedad export {shell_word(f'run={run}')}{name}"
         )
     if len(wanted) > 1:
         raise UserError(
-            f"{folder}: give client=N, one of {', '.join(one.removeprefix('client_') for one in found)}"
+            f"{folder}: give client=N, one of {', '.join(name.removeprefix('client_') for name in exported)}"
         )
-    return found[wanted[0]]
+    return exported[wanted[0]]

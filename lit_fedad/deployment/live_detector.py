@@ -233,9 +233,8 @@ def decision_rule(
     """
     if alpha != "auto" and not (isinstance(alpha, int | float) and 0 < alpha < 1):
         raise UserError(f"alpha={alpha} must be above 0 and below 1")
-    known = sorted({name for own in calibration.clients.values() for name in own})
-    if product is not None and product not in known:
-        raise UserError(f"product={product}: calibrated are {', '.join(known) or 'none'}")
+    if product is not None and product not in calibration.products:
+        raise UserError(f"product={product}: calibrated are {', '.join(calibration.products) or 'none'}")
     return calibration.rule(client, alpha, product)
 
 

@@ -246,11 +246,11 @@ class _Detect:
 
         images = readable(paths, read, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
-        said = self.opened.scored([pixels for pixels, _ in images.values()], self.rule, self.product)
-        for (path, (_, shown)), image in zip(images.items(), said, strict=True):
+        scored = self.opened.scored([pixels for pixels, _ in images.values()], self.rule, self.product)
+        for (path, (_, shown)), image in zip(images.items(), scored, strict=True):
             heatmap = "" if image.map is None else self._draw(path, shown.numpy(), image)
             rows[path] |= {**score_cells(image, self.rule), "heatmap": heatmap}
-        self.alike.extend(image.alike for image in said)
+        self.alike.extend(image.alike for image in scored)
         return list(rows.values())
 
     def _draw(self, path: Path, image: np.ndarray, said: Scored) -> str:
@@ -292,14 +292,14 @@ def image_files(root: Path, destination: Path, display: Display) -> list[Path]:
     Raises:
         UserError: If there is no image.
     """
-    made = destination.resolve() / "heatmaps"
+    heatmaps = destination.resolve() / "heatmaps"
     paths, left_out = listed(root)
-    own = {path for path in paths if made.is_dir() and path.resolve().is_relative_to(made)}
+    drawn = {path for path in paths if heatmaps.is_dir() and path.resolve().is_relative_to(heatmaps)}
     if left_out:
         display.warn(left_out)
-    if len(own) == len(paths):
+    if len(drawn) == len(paths):
         raise UserError(f"images={root}: no image there ({SOME})")
-    return [path for path in paths if path not in own]
+    return [path for path in paths if path not in drawn]
 
 
 def listed(root: Path) -> tuple[list[Path], str | None]:

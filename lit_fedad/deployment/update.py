@@ -245,41 +245,41 @@ class _NewImages:
         Raises:
             UserError: If there is none, a folder or client is unknown, or one is a test image of the run.
         """
-        held = [self.images.train[index] for own in self.partition.clients for index in own]
-        known = set(self._hashes([sample.path for sample in held]).values())
-        tested = set(self._hashes([sample.path for sample in self.images.test]).values())
+        samples = [self.images.train[index] for images in self.partition.clients for index in images]
+        known_hashes = set(self._hashes([sample.path for sample in samples]).values())
+        test_hashes = set(self._hashes([sample.path for sample in self.images.test]).values())
         reviews = None if self.options.reviews is None else Reviews(Path(self.options.reviews))
-        found, old = {}, 0
+        new_images, repeated = {}, 0
         for client, folder in self._folders().items():
             if client not in self.clients:
                 raise UserError(f"client={client}: the run has clients {', '.join(map(str, self.clients))}")
-            new, again = self._new(folder, known, tested, reviews)
-            old += again
+            new, again = self._new(folder, known_hashes, test_hashes, reviews)
+            repeated += again
             if new:
-                found[client] = tuple(new)
-        if not found:
+                new_images[client] = tuple(new)
+        if not new_images:
             if self.unreadable:
                 raise self.unreadable[0]
-            has = f"; the {old} there {_KNOWN}" if old else ""
+            has = f"; the {repeated} there {_KNOWN}" if repeated else ""
             kind = (
                 "new image"
                 if reviews is None
                 else f"new image that {self.options.reviews} calls a false alarm"
             )
             raise UserError(f"images={self.options.images}: no {kind} there{has}")
-        if old:
-            self.display.note(f"{old} images {_KNOWN}")
-        products = {sample.category for sample in held}
-        if fresh := {sample.category for own in found.values() for sample in own} - products:
+        if repeated:
+            self.display.note(f"{repeated} images {_KNOWN}")
+        products = {sample.category for sample in samples}
+        if fresh := {sample.category for images in new_images.values() for sample in images} - products:
             if not self.options.force:  # a review says nothing of the product, whose name may be misspelt
                 raise UserError(
                     f"product={min(fresh)}: the detector has {', '.join(sorted(products))}; force=true adds a new one"
                 )
             self.display.note(f"new products: {', '.join(sorted(fresh))}")
-        return Addition(found)
+        return Addition(new_images)
 
     def _new(
-        self, folder: Path, known: set[bytes], tested: set[bytes], reviews: Reviews | None
+        self, folder: Path, known_hashes: set[bytes], test_hashes: set[bytes], reviews: Reviews | None
     ) -> tuple[list[Sample], int]:
         """Lists the new images in a client's folder, which are known from then on; and counts the others."""
         paths, left_out = listed(folder)
@@ -290,15 +290,15 @@ class _NewImages:
             # By its path below all folders: of one name several clients may have images.
             if reviews and reviews.of(path, Path(str(self.options.images))) != "false alarm":
                 continue
-            if content in tested:
+            if content in test_hashes:
                 raise UserError(f"{path}: is a test image of the run; give others")
-            if content in known:
+            if content in known_hashes:
                 again += 1
             else:
                 sample = Sample(path.resolve(), self._product(path, folder))
                 if self._readable(path):
                     new.append(sample)
-                    known.add(content)
+                    known_hashes.add(content)
         return new, again
 
     def _hashes(self, paths: Sequence[Path]) -> dict[Path, bytes]:

@@ -58,30 +58,29 @@ def judge_new(folder: RunFolder, config: Config, model: Model, new: Addition) ->
     Raises:
         UserError: If an image cannot be read.
     """
-    fabric, found = one_process(config), []
+    fabric, judged = one_process(config), []
     transform, size = image_transform(config, model.task), config["evaluation"]["batch_size"]
     calibration, result, alpha = folder.calibration(), folder.result() or {}, folder.alpha()
-    for client, samples in sorted(new.images.items()):
+    for client, all_samples in sorted(new.images.items()):
         load_client(model, folder.path, folder.config(), client, fabric)
         opened = OpenedClient(folder, result, config, model.client, client, calibration, fabric, transform)
-        for own in by_product(samples):
-            product = own[0].category
-            known = product if any(product in held for held in calibration.clients.values()) else None
-            rule = calibration.rule(client, alpha, known)
+        for samples in by_product(all_samples):
+            product = samples[0].category
+            rule = calibration.rule(client, alpha, product if product in calibration.products else None)
             scores = rule.scores
             if not scores.total:
                 continue
-            said = list[Scored]()
-            for start in range(0, len(own), size):
-                images = [transform.image(sample.path) for sample in own[start : start + size]]
-                said += opened.scored(images, rule, product)
+            scored = list[Scored]()
+            for start in range(0, len(samples), size):
+                images = [transform.image(sample.path) for sample in samples[start : start + size]]
+                scored += opened.scored(images, rule, product)
             rate = max(rule.alpha, 1 / (scores.total + 1))
             rank, threshold = scores.rank(rate), scores.threshold(rate)
-            beyond = sum(not image.score <= threshold for image in said)  # also what is no number
-            chance = stats.betabinom.sf(beyond - 1, len(own), scores.total + 1 - rank, rank)
-            alike = most_look_like([image.alike for image in said])
-            found.append(Judged(client, product, len(own), beyond, float(chance), alike))
-    return found
+            beyond = sum(not image.score <= threshold for image in scored)  # also what is no number
+            chance = stats.betabinom.sf(beyond - 1, len(samples), scores.total + 1 - rank, rank)
+            alike = most_look_like([image.alike for image in scored])
+            judged.append(Judged(client, product, len(samples), beyond, float(chance), alike))
+    return judged
 
 
 def refuse_foreign(judged: Sequence[Judged]) -> None:

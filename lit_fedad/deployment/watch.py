@@ -239,24 +239,24 @@ class _Watcher:
 
     def _score(self, files: Mapping[Path, Key]) -> None:
         rule, images = self.stream.rule, readable(list(files), self.opened.transform.image, self.display)
-        said = self.opened.scored(list(images.values()), rule, self.product)
-        warn_of_product(self.product, [image.alike for image in said], self.display)
-        steps = self.stream.add([image.score for image in said])
+        scored = self.opened.scored(list(images.values()), rule, self.product)
+        warn_of_product(self.product, [image.alike for image in scored], self.display)
+        steps = self.stream.add([image.score for image in scored])
         cells = {
             path: {**score_cells(image, rule), **_step_cells(step)}
-            for path, image, step in zip(images, said, steps, strict=True)
+            for path, image, step in zip(images, scored, steps, strict=True)
         }
         self.log.append(
             {**dict(zip(KEY_COLUMNS, key, strict=True)), **cells.get(path, {"decision": UNREADABLE})}
             for path, key in files.items()
         )
         self.known.update(files.values())
-        self.stream.unreadable += len(files) - len(said)
+        self.stream.unreadable += len(files) - len(scored)
 
     def _report(self, new: int) -> None:
-        found, steps = self.stream.summary(), self.stream.steps
+        summary, steps = self.stream.summary(), self.stream.steps
         folder = self.log.folder
-        path = save_json(folder, "summary.json", found)
+        path = save_json(folder, "summary.json", summary)
         if find_spec("matplotlib"):  # not part of what a site needs to score
             from lit_fedad.report.decision_figures import drift_figure
             from lit_fedad.report.figures import save_figure
@@ -265,21 +265,21 @@ class _Watcher:
                 [step.p_value for step in steps],
                 [step.log_martingale for step in steps],
                 [step.statistic for step in steps],
-                found["alarms"],
+                summary["alarms"],
                 self.stream.test.run_length,
             )
             save_figure(figure, folder / "drift.png")
         last = (
-            f"; last {min(found['images'], self.stream.window)}: uniform p-values {found['ks_p_value']:.2g} (KS),"
-            f" PSI {found['psi']:.2f} (below {found['psi_limit']:.2f} without drift)"
+            f"; last {min(summary['images'], self.stream.window)}: uniform p-values {summary['ks_p_value']:.2g} (KS),"
+            f" PSI {summary['psi']:.2f} (below {summary['psi_limit']:.2f} without drift)"
         )
         self.display.note(
-            f"{new} new of {found['images'] + found['unreadable']} images: {found['anomalous']} anomalous,"
-            f" {found['unreadable']} unreadable, alarms of drift: {len(found['alarms'])}"
-            + (last if found["images"] else "")
+            f"{new} new of {summary['images'] + summary['unreadable']} images: {summary['anomalous']} anomalous,"
+            f" {summary['unreadable']} unreadable, alarms of drift: {len(summary['alarms'])}"
+            + (last if summary["images"] else "")
         )
-        if found["images"] - self.log.tracked >= _LEAST:
-            self._track(found, path)
+        if summary["images"] - self.log.tracked >= _LEAST:
+            self._track(summary, path)
 
     def _track(self, found: Mapping[str, Any], summary: Path) -> None:
         """Adds counts and statistics to the run's record in MLflow."""

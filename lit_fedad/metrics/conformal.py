@@ -180,6 +180,11 @@ class Calibration:
     shared: bool
     names: ClientNames = NUMBERS
 
+    @property
+    def products(self) -> list[str]:
+        """Lists the products that any client has calibrated with."""
+        return sorted({name for scores in self.clients.values() for name in scores})
+
     def rule(self, client: int, alpha: Alpha, product: str | None = None) -> DecisionRule:
         """Chooses a client's rule for a decision: by the most specific calibration scores that are enough for alpha.
 

@@ -114,10 +114,10 @@ def trial(run: Path) -> Callable[[bytes, str], tuple[Any, Any, str]]:
         words = verdict.words
         doubt = f"; it {words['caution']}" if "caution" in words else ""
         if "class" in words:
-            said = f"**{escaped(words['class'])}** ({words['probability']:.3f})"
+            sentence = f"**{escaped(words['class'])}** ({words['probability']:.3f})"
         else:
             score = "that is no number" if words["score"] is None else f"{words['score']:.4g}"
-            said = f"**{words['decision']}**, score {score}, {p_value_text(words['p_value'])}"
-        return verdict.image, heatmap, f"{said}, by {escaped(detector.sheet.name)}{doubt}"
+            sentence = f"**{words['decision']}**, score {score}, {p_value_text(words['p_value'])}"
+        return verdict.image, heatmap, f"{sentence}, by {escaped(detector.sheet.name)}{doubt}"
 
     return attempt

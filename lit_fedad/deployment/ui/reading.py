@@ -201,8 +201,7 @@ class RunView:
 
     def products(self) -> list[str]:
         """Lists the calibrated products."""
-        own = self.calibration.clients.values() if self.calibration else []
-        return sorted({name for scores in own for name in scores})
+        return self.calibration.products if self.calibration else []
 
     def rules(self) -> dict[int, DecisionRule]:
         """Returns the rules that clients decide by, for images of any product."""
