@@ -69,7 +69,7 @@ def summary(path: str) -> str:
 
 def _keys(module: str, node: _Declared) -> list[Key]:
     meanings, listed, overrides = _meanings(node), list[Key](), list[Key]()
-    for name, kind, default in _parameters(module, node):
+    for name, kind, default in _parameters(node):
         found = _find(module, kind.id) if isinstance(kind, ast.Name) else (module, kind)
         mapping = _of(kind) == "Mapping"
         if name == "overrides":
@@ -83,7 +83,7 @@ def _keys(module: str, node: _Declared) -> list[Key]:
             listed.append(
                 Key(
                     f"{name}.NAME" if mapping else name,
-                    "" if mapping else _default(module, default),
+                    "" if mapping else _default(default),
                     meanings.get(name, ""),
                     _choices(module, kind),
                 )
@@ -91,12 +91,9 @@ def _keys(module: str, node: _Declared) -> list[Key]:
     return listed + overrides
 
 
-def _parameters(module: str, node: _Declared) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
-    """Yields name, type and default of each parameter or field, bases first."""
+def _parameters(node: _Declared) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
+    """Yields name, type and default of each parameter or field."""
     if isinstance(node, ast.ClassDef):
-        for base in node.bases:
-            if isinstance(base, ast.Name) and isinstance((parent := _find(module, base.id))[1], ast.ClassDef):
-                yield from _parameters(*parent)
         for line in node.body:
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                 yield line.target.id, line.annotation, line.value
@@ -126,7 +123,7 @@ def _choices(module: str, kind: ast.expr) -> tuple[str, ...]:
     return values if isinstance(values, tuple) else (values,)
 
 
-def _default(module: str, node: ast.expr | None) -> str | None:
+def _default(node: ast.expr | None) -> str | None:
     """Writes a default as a user gives it; None where there is none."""
     match node:
         case None:
@@ -136,13 +133,7 @@ def _default(module: str, node: ast.expr | None) -> str | None:
         case ast.Constant(value=value):
             return str(value)
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return ",".join(str(_default(module, part)) for part in parts)
-        case ast.Name(id=name):
-            module, target = _find(module, name)
-            return name if isinstance(target, ast.Name) else _default(module, target)
-        case ast.Call(func=ast.Name(id="field"), keywords=keywords):
-            (default,) = (one.value for one in keywords if one.arg in ("default", "default_factory"))
-            return _default(module, default.body if isinstance(default, ast.Lambda) else default)
+            return ",".join(str(_default(part)) for part in parts)
     return ast.unparse(node)
 
 
@@ -152,9 +143,7 @@ def _find(module: str, name: str) -> tuple[str, Any]:
         match line:
             case ast.FunctionDef() | ast.ClassDef() if line.name == name:
                 return module, line
-            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
-                return module, value
-            case ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as value) if found == name:
+            case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
                 return module, value
             case ast.ImportFrom(module=str() as source, names=names):
                 for one in names:
