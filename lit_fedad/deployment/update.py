@@ -106,12 +106,14 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         UserError: If there is no such complete run or version, its method or images cannot be updated, there is no new
             image, one looks anomalous, or a client fails or is left out. Nothing has changed then.
     """
-    home = RunFolder.find(options.run).home
+    home, display = RunFolder.find(options.run).home, Display()
     with locked(home.path):
         if options.default is not None:
-            return _choose(home, options.default)
+            chosen = home.choose_version(options.default).path
+            display.note(f"version {options.default} is the default: {chosen}")
+            return chosen
         if options.alpha is not None:
-            number, display = save_rate(home, options.alpha), Display()
+            number = save_rate(home, options.alpha)
             display.note(
                 f"version {number}: at most {options.alpha:g} of normal images, and otherwise the default one"
             )
@@ -123,7 +125,7 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
             _check(folder, config, model, images)
             assert isinstance(images, ImageSet)
             partition = with_calibration(config, images, build_partition(config, images), model.method)
-        additions, display = folder.additions(), Display()
+        additions = folder.additions()
         clients = sorted(folder.calibration().clients)
         new = _NewImages(
             *(options, clients, *grow(images, partition, additions), hashes_file(config), display),
@@ -146,30 +148,20 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
     return version.path
 
 
-def _choose(home: RunFolder, number: int) -> Path:
-    """Makes a version the default."""
-    folder = home.choose_version(number)
-    Display().note(f"version {number} is the default: {folder.path}")
-    return folder.path
-
-
 def _check(folder: RunFolder, config: Config, model: Model, images: Images) -> None:
+    """Refuses a detector that images cannot be added to, telling why."""
     if model.method.exchanges.leave_out is None:
-        raise UserError(
-            f"{folder.path}: a detector of {config['method']['name']} with these settings is not made of sums that"
-            " images can be added to; train again with all images"
-        )
-    if noised_run(config):
-        raise UserError(
-            f"{folder.path}: its sums are noised, and an update's would not be; train again with all images"
-        )
-    if config["federation"].get("secure_sum") is not None:
-        raise UserError(
-            f"{folder.path}: its sums are of all clients, and an update's would be of those with new images alone;"
-            " train again with all images"
-        )
-    if not isinstance(images, ImageSet):
-        raise UserError(f"{folder.path}: {images.name} is no set of image files; train again with all images")
+        method = config["method"]["name"]
+        cause = f"a detector of {method} with these settings is not made of sums that images can be added to"
+    elif noised_run(config):
+        cause = "its sums are noised, and an update's would not be"
+    elif config["federation"].get("secure_sum") is not None:
+        cause = "its sums are of all clients, and an update's would be of those with new images alone"
+    elif not isinstance(images, ImageSet):
+        cause = f"{images.name} is no set of image files"
+    else:
+        return
+    raise UserError(f"{folder.path}: {cause}; train again with all images")
 
 
 def _play(
