@@ -22,7 +22,7 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.exported import SHEET, write_sheet
 from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
-from lit_fedad.deployment.live_detector import decision_rule, open_client
+from lit_fedad.deployment.live_detector import open_client
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
 from lit_fedad.deployment.predict import image_files
 from lit_fedad.evaluation.predict import predict_batch
@@ -215,9 +215,7 @@ def export(
     opened.check_options(product=product)
     folder, result, config, transform = opened.folder, opened.result, opened.config, opened.transform
     number, label = opened.number, ClientNames.of(result).label(opened.number)
-    rules = {
-        n: decision_rule(opened.calibration, n, folder.alpha(), product) for n in opened.calibration.clients
-    }
+    rules = {n: opened.rule(product=product, client=n) for n in opened.calibration.clients}
     destination = Path(out) if out else folder.path / "export" / f"client_{label}"
     display = Display()
     paths = image_files(Path(images), destination, display) if images else []

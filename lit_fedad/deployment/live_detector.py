@@ -86,10 +86,26 @@ class OpenedClient:
         """Names the client in words."""
         return ClientNames.of(self.result).title(self.number)
 
-    def rule(self, alpha: Alpha | None, product: str | None) -> DecisionRule:
-        """Chooses the client's decision rule; ``alpha`` None takes the run's own (`decision_rule`)."""
+    def rule(
+        self, alpha: Alpha | None = None, product: str | None = None, client: int | None = None
+    ) -> DecisionRule:
+        """Chooses a decision rule.
+
+        Args:
+            alpha: Promised rate of false alarms; None for the run's own.
+            product: Product that all images show, where it is known.
+            client: Whose rule it is; None for that of the client itself.
+
+        Raises:
+            UserError: If alpha is not in (0, 1), or nobody has calibrated with this product.
+        """
         chosen = self.folder.alpha() if alpha is None else alpha
-        return decision_rule(self.calibration, self.number, chosen, product)
+        if chosen != "auto" and not (isinstance(chosen, int | float) and 0 < chosen < 1):
+            raise UserError(f"alpha={chosen} must be above 0 and below 1")
+        products = self.calibration.products
+        if product is not None and product not in products:
+            raise UserError(f"product={product}: calibrated are {', '.join(products) or 'none'}")
+        return self.calibration.rule(self.number if client is None else client, chosen, product)
 
     def check_options(self, **options: object) -> None:
         """Refuses options of a decision, such as a product, where the run learned classes."""
@@ -112,7 +128,7 @@ class OpenedClient:
         batch: dict[str, Any] = {"image": torch.stack(list(images))}
         alike: list[str | None] = [None] * len(images)
         if product is not None:
-            batch, alike = recognised(self.client, batch, self.fabric, self.result)
+            batch, alike = self.recognised(batch)
         prediction = predict_batch(self.client, batch, self.fabric)
         p_values, maps = rule.scores.p_values(prediction.image_score), prediction.anomaly_map
         return [
@@ -126,33 +142,25 @@ class OpenedClient:
             for place, score in enumerate(prediction.image_score.tolist())
         ]
 
+    def recognised(self, batch: dict[str, Any]) -> tuple[dict[str, Any], list[str | None]]:
+        """Finds the product that each image of a batch looks like, where the client's model tells products apart.
 
-def recognised(
-    client: Client, batch: dict[str, Any], fabric: Fabric, result: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str | None]]:
-    """Finds the product that each image looks like.
-
-    Args:
-        client: The client, whose model may tell products apart.
-        batch: The images.
-        fabric: A Fabric of one process.
-        result: Content of the run's ``result.json``.
-
-    Returns:
-        The batch, with the backbone's features where they were computed; and the products, None for an image that looks
-        like none that has a name.
-    """
-    task = client.task
-    nobody: list[str | None] = [None] * len(batch["image"])
-    if not isinstance(task, PatchTask) or task.kinds == 1:
-        return batch, nobody
-    with torch.inference_mode(), fabric.autocast():
-        batch = task.with_pyramid(fabric.to_device(batch))
-        kinds = task.nearest_kind(batch)
-    partition = result["partition"]
-    images = dict(zip(partition["products"], map(sum, zip(*partition["counts"], strict=True)), strict=True))
-    names = [*(product for product in task.products if images.get(product)), None]
-    return batch, nobody if kinds is None else [names[kind] for kind in kinds.tolist()]
+        Returns:
+            The batch, with the backbone's features where they were computed; and the products, None for an image that
+            looks like none that has a name.
+        """
+        task = self.client.task
+        nobody: list[str | None] = [None] * len(batch["image"])
+        if not isinstance(task, PatchTask) or task.kinds == 1:
+            return batch, nobody
+        with torch.inference_mode(), self.fabric.autocast():
+            batch = task.with_pyramid(self.fabric.to_device(batch))
+            kinds = task.nearest_kind(batch)
+        partition = self.result["partition"]
+        counts = map(sum, zip(*partition["counts"], strict=True))
+        images = dict(zip(partition["products"], counts, strict=True))
+        names = [*(product for product in task.products if images.get(product)), None]
+        return batch, nobody if kinds is None else [names[kind] for kind in kinds.tolist()]
 
 
 def most_look_like(alike: Sequence[str | None]) -> str | None:
@@ -221,21 +229,6 @@ def choose_client(client: int | str | None, result: Mapping[str, Any], calibrate
     if number not in holders:
         raise UserError(f"client={client}: the run has clients {', '.join(map(names.label, holders))}")
     return number
-
-
-def decision_rule(
-    calibration: Calibration, client: int, alpha: Alpha, product: str | None = None
-) -> DecisionRule:
-    """Chooses a client's decision rule.
-
-    Raises:
-        UserError: If alpha is not in (0, 1), or nobody has calibrated with this product.
-    """
-    if alpha != "auto" and not (isinstance(alpha, int | float) and 0 < alpha < 1):
-        raise UserError(f"alpha={alpha} must be above 0 and below 1")
-    if product is not None and product not in calibration.products:
-        raise UserError(f"product={product}: calibrated are {', '.join(calibration.products) or 'none'}")
-    return calibration.rule(client, alpha, product)
 
 
 ImageLike: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor

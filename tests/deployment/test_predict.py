@@ -24,9 +24,9 @@ from lit_fedad.data import textures
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment import live_detector
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.export import export
+from lit_fedad.deployment.live_detector import OpenedClient
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.watch import watch
 from lit_fedad.experiment.build import build_model
@@ -136,7 +136,7 @@ def test_images_that_look_like_another_product_are_warned_of(
     """Told that they show the product, `predict` and `watch` compare them with its calibration images alone."""
     said = "images look like screw, not like"
     product = next(iter(RunFolder(tiny_run).calibration().clients[0]))
-    monkeypatch.setattr(live_detector, "recognised", lambda client, batch, *_: (batch, alike))
+    monkeypatch.setattr(OpenedClient, "recognised", lambda opened, batch: (batch, alike))
     for told in (product, None):
         predict(str(tiny_run), str(photos), out=str(tmp_path / "scores"), product=told)
         assert (said in capsys.readouterr().err) == (warned and told is not None)
