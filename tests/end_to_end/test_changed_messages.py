@@ -1,4 +1,4 @@
-"""A whole run with differential privacy: what it says of itself, what it leaves behind, what refuses it."""
+"""Whole runs with differential privacy, and with rounded messages: what they say, leave behind and refuse."""
 
 import json
 
@@ -56,3 +56,20 @@ def test_methods_whose_exchanges_cannot_be_noised_say_so(tmp_path, method):
     places = [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}", "tracking=off"]
     with refusal(r"is no sum over images .* docs/privacy\.md"):
         train(compose([f"method={method}", *SETTINGS, *places]), quiet=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+@pytest.mark.parametrize(
+    ("method", "federation"),
+    [
+        ("federated_bank", "half"),
+        ("federated_bank", "byte"),
+        ("federated_padim", "half"),
+    ],
+)
+def test_covariances_of_few_vectors_stay_covariances(tmp_path, method, federation):
+    given = ["debug=seconds", "tracking=off", "evaluation.pictures=0", f"out={tmp_path / 'run'}"]
+    result = train(compose([f"method={method}", f"federation={federation}", *given]), quiet=True)
+    assert not result["refused"]
+    assert not result["failures"]
