@@ -51,12 +51,12 @@ def doctor(display: Display) -> None:
 
 def _seen(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     """Returns what a check finds; a package that cannot be imported is a finding, not the end of all others."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        found.extend(check())  # what was found before an error stays
+        findings.extend(check())  # what was found before an error stays
     except (ImportError, OSError, RuntimeError) as error:
-        found.append(Finding(check.__name__, "trouble", f"cannot be checked: {first_line(error)}"))
-    return found
+        findings.append(Finding(check.__name__, "trouble", f"cannot be checked: {first_line(error)}"))
+    return findings
 
 
 def versions() -> Iterator[Finding]:

@@ -63,12 +63,12 @@ class Command(NamedTuple):
             if chosen[-1] in self.forms:
                 others = [word for word in words if word not in chosen]
                 return self.forms[chosen[-1]], others, f"{name} {chosen[-1]}"
-            known = ", ".join(word.removeprefix(f"{key}=") for word in self.forms)
-            raise UserError(f"{name}: {chosen[-1]} must be one of {known}")
+            choices = ", ".join(word.removeprefix(f"{key}=") for word in self.forms)
+            raise UserError(f"{name}: {chosen[-1]} must be one of {choices}")
         if "" in self.forms:
             given = [word.partition("=")[0] for word in words]
-            if key and (typed := difflib.get_close_matches(key, given, n=1, cutoff=0.7)):
-                raise UserError(f"{name} has no key '{typed[0]}'; did you mean '{key}'?")
+            if key and (misspelt := difflib.get_close_matches(key, given, n=1, cutoff=0.7)):
+                raise UserError(f"{name} has no key '{misspelt[0]}'; did you mean '{key}'?")
             return self.forms[""], words, f"{name} without {key}=" if key else name
         if words and words[0] in self.forms:
             return self.forms[words[0]], words[1:], f"{name} {words[0]}"

@@ -77,11 +77,11 @@ def list_choices(overrides: Sequence[str]) -> None:
     Raises:
         UserError: If there is no such group.
     """
-    known = [group for group in config_groups() if choices(group)]
-    for group in overrides or known:
-        if group not in known:
-            raise UserError(f"no group '{group}'; one of {', '.join(known)}")
-        print(f"{group:<{max(map(len, known))}}  {'  '.join(choices(group))}")  # noqa: T201
+    groups = [group for group in config_groups() if choices(group)]
+    for group in overrides or groups:
+        if group not in groups:
+            raise UserError(f"no group '{group}'; one of {', '.join(groups)}")
+        print(f"{group:<{max(map(len, groups))}}  {'  '.join(choices(group))}")  # noqa: T201
 
 
 def sync(run: str, display: Display) -> None:

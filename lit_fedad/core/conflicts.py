@@ -34,34 +34,36 @@ def _check_presets(config: Config, overrides: Sequence[str]) -> None:
     if not (asked & set(config_groups())) - {"method", "debug"}:
         return  # a method's own presets fit each other
     files, folder = chosen(overrides), conf_folder()
-    ours = tuple(f"{key}." for key in asked)
+    given_prefixes = tuple(f"{key}." for key in asked)
     for group, name in files.items():
         section = config.get(group)
         if name is None or not isinstance(section, Mapping) or "_target_" not in section:
             continue
-        own = _file(folder / group / f"{name}.yaml") | {"_target_": section["_target_"]}
+        file_section = _file(folder / group / f"{name}.yaml") | {"_target_": section["_target_"]}
         set_by_others = {
-            k: v for k, v in section.items() if not any(o.startswith(f"{group}.{k}.") for o in ours)
+            k: v for k, v in section.items() if not any(o.startswith(f"{group}.{k}.") for o in given_prefixes)
         }
-        wrong = {key: value for key, value in set_by_others.items() if not _takes(own, key, value)}
-        if not wrong:
+        not_taken = {
+            key: value for key, value in set_by_others.items() if not _takes(file_section, key, value)
+        }
+        if not not_taken:
             continue
         if group == "task":
             locate(config["method"]["client"]["_target_"]).check_task(locate(section["_target_"]))
         method = _file(folder / "method" / f"{files['method']}.yaml")
-        setter = "method" if wrong.keys() & method.get(group, {}).keys() else "experiment"
-        others = {file.stem: _file(file) for file in sorted((folder / group).glob("*.yaml"))}
-        fit = [
+        setter = "method" if not_taken.keys() & method.get(group, {}).keys() else "experiment"
+        sections = {file.stem: _file(file) for file in sorted((folder / group).glob("*.yaml"))}
+        fitting = [
             stem
-            for stem, one in others.items()  # some files set keys of other groups too, and so name their own
-            if all(_takes(one.get(group, one), *item) for item in wrong.items())
+            for stem, one in sections.items()  # some files set keys of other groups too, and so name their own
+            if all(_takes(one.get(group, one), *item) for item in not_taken.items())
         ]
-        ways = [f"{group}={' or '.join(fit)}"] if 0 < len(fit) < 5 else []
-        if not wrong.keys() & own.keys():
-            ways.append(" ".join(f"~{group}.{key}" for key in wrong))
+        ways = [f"{group}={' or '.join(fitting)}"] if 0 < len(fitting) < 5 else []
+        if not not_taken.keys() & file_section.keys():
+            ways.append(" ".join(f"~{group}.{key}" for key in not_taken))
         raise UserError(
-            f"{setter}={files.get(setter)} sets {' and '.join(f'{group}.{key}' for key in wrong)}, which {group}={name}"
-            f" does not take; give {', or '.join(ways or [f'another {group}'])}"
+            f"{setter}={files.get(setter)} sets {' and '.join(f'{group}.{key}' for key in not_taken)}, which"
+            f" {group}={name} does not take; give {', or '.join(ways or [f'another {group}'])}"
         )
 
 
@@ -81,15 +83,15 @@ def _check_form_of_images(overrides: Sequence[str]) -> None:
             raise UserError(f"{given}: it is that of the images everywhere; give {source}={value}")
 
 
-def _takes(own: Mapping[str, Any], key: str, value: Any) -> bool:
+def _takes(file_section: Mapping[str, Any], key: str, value: Any) -> bool:
     """Tells whether a file's section takes a key, and has the part that the value changes or changes that part."""
-    if key not in own:
-        return "_target_" in own and key in parameters_of(locate(own["_target_"]))
+    if key not in file_section:
+        return "_target_" in file_section and key in parameters_of(locate(file_section["_target_"]))
     if not isinstance(value, Mapping):
         return True
     if "_target_" not in value:
-        return own[key] is not None
-    inner = own[key].keys() if isinstance(own[key], Mapping) else set()
+        return file_section[key] is not None
+    inner = file_section[key].keys() if isinstance(file_section[key], Mapping) else set()
     return inner - {"_target_", "_partial_"} <= parameters_of(locate(value["_target_"])).keys()
 
 
@@ -97,12 +99,12 @@ def _file(path: Path) -> dict[str, Any]:
     """Reads a group's file over those of its group that it builds on; empty where there is none."""
     if not path.is_file():
         return {}
-    own = yaml.safe_load(path.read_text()) or {}
-    bases = [base for base in own.pop("defaults", ()) if isinstance(base, str) and base != "_self_"]
+    content = yaml.safe_load(path.read_text()) or {}
+    bases = [base for base in content.pop("defaults", ()) if isinstance(base, str) and base != "_self_"]
     merged: dict[str, Any] = {}
     for base in bases:
         merged |= _file(path.parent / f"{base}.yaml")
-    return merged | own
+    return merged | content
 
 
 _BY_REFERENCE = frozenset(

@@ -32,8 +32,10 @@ def fit_preset(
         if "_target_" not in composed.backbone:
             composed.backbone = None
         most = composed.pop("most", {})
-        own = {name: OmegaConf.to_container(composed[name], resolve=True) for name in ("method", "encoder")}
-        for key, value in flatten(own).items():
+        settings = {
+            name: OmegaConf.to_container(composed[name], resolve=True) for name in ("method", "encoder")
+        }
+        for key, value in flatten(settings).items():
             word = re.split(r"[._]", key)[-1]
             if word in most and key not in given and isinstance(value, int) and value > most[word]:
                 OmegaConf.update(composed, key, most[word])

@@ -314,10 +314,10 @@ def _normal_images(formats: Sequence[str], folder: str | None, out: Path, displa
 
 
 def _on_images(file: DetectorFile) -> str:
-    seen = file.on_images
-    if seen is None:
+    compared = file.on_images
+    if compared is None:
         return ""
     return (
-        f"; image scores of files differ by {seen.median:.1e} (median; at most {seen.largest:.1e}), decisions by"
-        f" {seen.changed} of {seen.images}"
+        f"; image scores of files differ by {compared.median:.1e} (median; at most {compared.largest:.1e}),"
+        f" decisions by {compared.changed} of {compared.images}"
     )

@@ -163,13 +163,13 @@ def _network(model: Any) -> set[str]:
     """
     last = ("Convolution", "GroupConvolution", "Gelu")
     waiting = [node for node in model.get_ordered_ops() if node.get_type_name() in last]
-    found: set[str] = set()
+    names: set[str] = set()
     while waiting:
         node = waiting.pop()
-        if node.get_friendly_name() not in found:
-            found.add(node.get_friendly_name())
+        if node.get_friendly_name() not in names:
+            names.add(node.get_friendly_name())
             waiting.extend(value.get_source_output().get_node() for value in node.inputs())
-    return found
+    return names
 
 
 def _halve(model: Any, names: set[str]) -> None:

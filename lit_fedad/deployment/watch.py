@@ -144,10 +144,10 @@ class _Stream:
         They are those of a float32: the same command continues with the same numbers, which it reads from the log.
         """
         ranked = [math.inf if math.isnan(score) else float(np.float32(score)) for score in scores]
-        found = self.test.add(ranked)
+        steps = self.test.add(ranked)
         self.scores += ranked
-        self.steps += found
-        return found
+        self.steps += steps
+        return steps
 
     @property
     def alarms(self) -> list[int]:
@@ -223,7 +223,7 @@ class _Watcher:
 
     def _new(self) -> dict[Path, Key]:
         """Lists files that have not been looked at, in the order of their last change."""
-        own, found = self.log.folder.resolve(), {}
+        log_folder, new = self.log.folder.resolve(), {}
         paths, left_out = listed(self.root)
         if left_out and left_out != self.left_out:
             self.display.warn(left_out)
@@ -233,9 +233,9 @@ class _Watcher:
                 key = key_of(path, self.root)
             except OSError:  # it is gone again
                 continue
-            if key not in self.known and not path.resolve().is_relative_to(own):
-                found[path] = key
-        return dict(sorted(found.items(), key=lambda item: (int(item[1][2]), item[1][0])))
+            if key not in self.known and not path.resolve().is_relative_to(log_folder):
+                new[path] = key
+        return dict(sorted(new.items(), key=lambda item: (int(item[1][2]), item[1][0])))
 
     def _score(self, files: Mapping[Path, Key]) -> None:
         rule, images = self.stream.rule, readable(list(files), self.opened.transform.image, self.display)

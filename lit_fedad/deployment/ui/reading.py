@@ -264,7 +264,7 @@ def read_scored(table: Path) -> list[ScoredFile]:
     """
     try:
         rows = islice(written_rows(table), _MOST_ROWS)
-        found = [
+        images = [
             ScoredFile(
                 row["path"],
                 float(row["score"]),
@@ -278,7 +278,7 @@ def read_scored(table: Path) -> list[ScoredFile]:
         ]
     except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
         raise UserError(f"{table}: is no table of scores ({one_line(error)})") from error
-    return sorted(found, key=lambda image: (image.p_value, -image.score))
+    return sorted(images, key=lambda image: (image.p_value, -image.score))
 
 
 def histogram(counts: ScoreCounts, seen: Sequence[float], threshold: float) -> list[Row]:
@@ -369,11 +369,11 @@ def drift(table: Path) -> Row | None:
     if not path.exists():
         return None
     try:
-        found = plain_json(stored_text(path))
-        alarms = [int(number) for number in found["alarms"]]
+        summary = plain_json(stored_text(path))
+        alarms = [int(number) for number in summary["alarms"]]
         # Of no image there are no statistics: null.
-        told = {name: found[name] for name in ("images", "psi", "psi_limit", "ks_p_value")}
-        row = {name: math.nan if value is None else float(value) for name, value in told.items()}
+        statistics = {name: summary[name] for name in ("images", "psi", "psi_limit", "ks_p_value")}
+        row = {name: math.nan if value is None else float(value) for name, value in statistics.items()}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     return {"alarms": alarms, **row}
