@@ -140,11 +140,9 @@ def unread(overrides: Sequence[str]) -> list[str]:
 
 
 def _names(override: str, sections: Iterable[str]) -> bool:
-    return any(_one_holds_the_other(key_of(override), section) for section in sections)
-
-
-def _one_holds_the_other(key: str, reference: str) -> bool:
-    return f"{key}.".startswith(f"{reference}.") or f"{reference}.".startswith(f"{key}.")
+    """Tells whether an override gives a section, what holds it, or a part of it."""
+    key = f"{key_of(override)}."
+    return any(key.startswith(f"{name}.") or f"{name}.".startswith(key) for name in sections)
 
 
 def _taken(config: Config) -> set[str]:
