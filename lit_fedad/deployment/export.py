@@ -245,10 +245,11 @@ def export(
             normal=len(normal_paths),
         )
         how = save_json(destination, "preprocessing.json", facts.preprocessing)
-        kept, new = write_sheet(destination, facts).sha256, {file.files[0] for file in written}
-        before = [form.files for form in FORMATS.values() if kept.keys() >= {*form.files}]
-        sizes = {files[0]: sum((destination / one).stat().st_size for one in files) for files in before}
-        facts = replace(facts, earlier={name: size for name, size in sizes.items() if name not in new})
+        listed = write_sheet(destination, facts).sha256.keys()
+        others = [form.files for name, form in FORMATS.items() if name not in chosen]
+        before = [files for files in others if listed >= {*files}]
+        sizes = {files[0]: sum((destination / file).stat().st_size for file in files) for files in before}
+        facts = replace(facts, earlier=sizes)
         card = destination / "model_card.md"
         with atomic(card) as partial:
             partial.write_text(model_card(facts))
