@@ -91,7 +91,6 @@ def sweep(options: SweepOptions, overrides: Sequence[str], display: Display) -> 
         raise UserError(f"out={options.folder}: there is no study to show")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        warnings.filterwarnings("ignore", "Heartbeat of storage is supposed")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         _work(plan, options, display)
 
@@ -103,7 +102,7 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
     lock = FileLock(check_own(out / "claim.lock"))
     with lock:
         # Under the lock, because two workers that create a database's tables at once would fail.
-        storage = open_storage(options.storage, out, options.patience)
+        storage = open_storage(options.storage, out)
         study = _join(plan, out, storage, options.storage.startswith("sqlite"), display)
         check_trials(study, len(plan.objectives))
     if n_trials:
@@ -115,7 +114,7 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
             f"worker {registry.number} of study {study.study_name}, {begun} of {n_trials} trials begun: {out}"
         )
         play = partial(play_trial, tracking=_place(study, plan))
-        worker = Worker(study, storage, plan, out, n_trials, registry, lock, play, display)
+        worker = Worker(study, plan, out, n_trials, registry, lock, play, display)
         with each_warning_once():
             worker.run()
         if worker.leaving.is_set():

@@ -1,7 +1,4 @@
-"""Opens the storage of a study, and passes on trials whose worker was lost.
-
-Heartbeats go through the public methods of `RDBStorage`, because Optuna's own test for them is private.
-"""
+"""Opens the storage of a study, and passes on trials whose worker was lost."""
 
 from __future__ import annotations
 
@@ -29,13 +26,12 @@ _PLAIN = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 _FORMS = "journal, sqlite:///FILE, postgresql://..., mysql://..., grpc://HOST:PORT"
 
 
-def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
+def open_storage(text: str, out: Path) -> BaseStorage:
     """Opens a study's storage.
 
     Args:
         text: ``journal``, the URL of a database, or ``grpc://host:port`` of Optuna's proxy.
         out: The study's folder.
-        patience_s: Seconds without a heartbeat after which a database counts a worker as lost.
 
     Raises:
         UserError: If it is none of these, does not answer, or its driver is missing. Passwords are not repeated.
@@ -51,12 +47,7 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
             proxy.wait_server_ready(timeout=20)
             return proxy
         if separator and kind in ("sqlite", "postgresql", "mysql"):
-            return RDBStorage(
-                f"{_PLAIN.get(scheme, scheme)}://{address}",
-                heartbeat_interval=max(1, patience_s // 4),
-                grace_period=patience_s,
-                heartbeat_stale_trial_callback=pass_on,
-            )
+            return RDBStorage(f"{_PLAIN.get(scheme, scheme)}://{address}")
     except ImportError as error:
         raise UserError(f"storage={scheme}://... needs a driver: pip install {_DRIVERS[kind]}") from error
     except Exception as error:  # of SQLAlchemy, a driver or gRPC
@@ -111,13 +102,6 @@ def check_trials(study: Study, objectives: int) -> None:
             or not isinstance(notes.get("cause", ""), str)
         ):
             raise UserError(f"trial {trial.number} of this study cannot be read; give another out=DIR")
-
-
-def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:
-    """Records that a trial's worker lives, where the storage records heartbeats."""
-    if isinstance(storage, RDBStorage):
-        study_id = storage.get_study_id_from_name(study.study_name)
-        storage.record_heartbeat(storage.get_trial_id_from_study_id_trial_number(study_id, trial))
 
 
 def pass_on(study: Study, trial: FrozenTrial) -> None:

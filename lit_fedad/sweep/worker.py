@@ -18,7 +18,6 @@ import psutil
 from filelock import FileLock
 from optuna import Study, Trial
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
@@ -35,14 +34,7 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import clock
 from lit_fedad.sweep.plan import BYTES, GridSampler, Plan, metric_value, objective_value
-from lit_fedad.sweep.storage import (
-    GIVEN_BACK,
-    WORKER,
-    attempts,
-    pass_on,
-    record_heartbeat,
-    standing,
-)
+from lit_fedad.sweep.storage import GIVEN_BACK, WORKER, attempts, pass_on, standing
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _EXHAUSTED = "exhausted"  # of the study: the sampler that has tried all values
@@ -117,7 +109,6 @@ class Worker:
     def __init__(
         self,
         study: Study,
-        storage: BaseStorage,
         plan: Plan,
         out: Path,
         trials: int,
@@ -126,10 +117,9 @@ class Worker:
         play: Play,
         display: Display,
     ) -> None:
-        self.study, self.storage, self.plan, self.out, self.trials = study, storage, plan, out, trials
+        self.study, self.plan, self.out, self.trials = study, plan, out, trials
         self.registry, self.lock, self.play, self.display = registry, lock, play, display
         self.leaving = threading.Event()
-        self._playing: int | None = None  # number of the trial
         # Samplers that try all values call it after the last; Optuna's own is for `Study.optimize` alone.
         study.stop = self._exhaust  # type: ignore[method-assign]
 
@@ -177,9 +167,6 @@ class Worker:
             except (ImportError, ValueError) as error:  # it lacks a package, or is for one objective
                 self.reap()  # the trial that it began
                 raise UserError(f"{self.plan.sampler['_target_']} draws no trial: {error}") from error
-            # The heartbeat comes first: a trial of a worker that dies here has one, or no worker.
-            self._playing = trial.number
-            self._beat()
             trial.set_user_attr(WORKER, self.registry.number)
             return trial
 
@@ -195,12 +182,10 @@ class Worker:
 
     def reap(self) -> None:
         """Passes on the trials of lost workers; the study's lock must be held."""
-        fail_stale_trials(self.study)
-        heartbeats = isinstance(self.storage, RDBStorage)  # journals and the proxy have none
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             worker = trial.user_attrs.get(WORKER)
             # One without a worker was being claimed when its worker died, because no other worker holds the lock now.
-            if worker is None or not (heartbeats or self.registry.lives(worker)):
+            if worker is None or not self.registry.lives(worker):
                 self.display.note(f"trial {self._name(trial)} was lost with its worker and is passed on")
                 pass_on(self.study, self.study.tell(trial.number, state=TrialState.FAIL))
 
@@ -246,8 +231,6 @@ class Worker:
             self.study.tell(trial, values, skip_if_finished=True)
             told = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.plan.objectives, values, strict=True))
             self.display.note(f"trial {name}: {told}; {self._left()}")
-        finally:
-            self._playing = None
 
     @contextmanager
     def _unless_passed_on(self, name: int) -> Iterator[None]:
@@ -278,8 +261,8 @@ class Worker:
 
         def beats() -> None:
             while not over.wait(self.registry.patience_s / 4):
-                with suppress(Exception):  # a database that is away for a moment must not end the heartbeat
-                    self._beat()
+                with suppress(OSError):  # a folder that is away for a moment must not end the heartbeat
+                    self.registry.beat()
 
         thread = threading.Thread(target=beats, name="heartbeat", daemon=True)
         thread.start()
@@ -288,12 +271,6 @@ class Worker:
         finally:
             over.set()
             thread.join()
-
-    def _beat(self) -> None:
-        self.registry.beat()
-        playing = self._playing
-        if playing is not None:
-            record_heartbeat(self.storage, self.study, playing)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -65,7 +65,7 @@ def test_the_address_of_mlflow(lab, tmp_path, monkeypatch, screen, given):
 )
 def test_the_storage_of_a_sweep(tmp_path, screen, storage):
     with pytest.raises(Exception, match="storage=") as error:
-        open_storage(storage, tmp_path, 60)
+        open_storage(storage, tmp_path)
     chain, cause = "", error.value
     while cause is not None:
         chain += f"{cause!r}"

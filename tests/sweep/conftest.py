@@ -35,9 +35,7 @@ def options(study_file, tmp_path):
 @pytest.fixture
 def opened(tmp_path):
     """The study as it stands in its journal."""
-    return lambda: optuna.load_study(
-        study_name="study", storage=open_storage("journal", tmp_path / "study", 60)
-    )
+    return lambda: optuna.load_study(study_name="study", storage=open_storage("journal", tmp_path / "study"))
 
 
 @pytest.fixture

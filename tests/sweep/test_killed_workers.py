@@ -69,7 +69,7 @@ def test_eight_trials_two_workers_three_kills(study_file, forking, tmp_path):
             os.kill(worker, signal.SIGKILL)
     said = [path.read_text() for path in tmp_path.glob("log-*.txt")]
     assert [forking.wait(worker) for worker in workers] == [0, 0], said
-    study = optuna.load_study(study_name="study", storage=open_storage("journal", out, 20))
+    study = optuna.load_study(study_name="study", storage=open_storage("journal", out))
     trials = standing(study)
     assert list(trials) == list(range(8))
     assert {trial.state.name for trial in trials.values()} <= {"COMPLETE", "PRUNED"}
@@ -160,7 +160,7 @@ def stopped_within_a_trial(pid, out):
     return False
 
 
-def heartbeat_passes_trials_on(url, study_file, tmp_path, start, forking):
+def database_passes_trials_on(url, study_file, tmp_path, start, forking):
     out = tmp_path / "study"
     options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4", "patience=4"]
     first, second = start(options, long_steps), start(options, long_steps)
@@ -171,7 +171,7 @@ def heartbeat_passes_trials_on(url, study_file, tmp_path, start, forking):
     os.kill(first, signal.SIGKILL)
     forking.wait(first)
     assert forking.wait(second) == 0
-    study = optuna.load_study(study_name="study", storage=open_storage(url, out, 4))
+    study = optuna.load_study(study_name="study", storage=open_storage(url, out))
     trials = standing(study)
     assert list(trials) == list(range(4))
     assert {trial.state.name for trial in trials.values()} == {"COMPLETE"}
@@ -180,15 +180,13 @@ def heartbeat_passes_trials_on(url, study_file, tmp_path, start, forking):
     (again,) = [trial for trial in trials.values() if attempts(trial)[0] == lost.number]
     assert again.params == lost.params
     assert again.intermediate_values.items() >= lost.intermediate_values.items()
-    # Optuna's heartbeat, not the missing process: nobody took it before the grace period was over.
-    assert (lost.datetime_complete - lost.datetime_start).total_seconds() >= 4
     for number in trials:
         assert (out / f"trial_{number}" / "steps.txt").read_text().split() == list("01234")
 
 
-def test_heartbeat_on_postgresql(postgresql, study_file, tmp_path, start, forking):
-    heartbeat_passes_trials_on(postgresql, study_file, tmp_path, start, forking)
+def test_trials_are_passed_on_in_postgresql(postgresql, study_file, tmp_path, start, forking):
+    database_passes_trials_on(postgresql, study_file, tmp_path, start, forking)
 
 
-def test_heartbeat_on_sqlite(study_file, tmp_path, start, forking):
-    heartbeat_passes_trials_on(f"sqlite:///{tmp_path}/study.db", study_file, tmp_path, start, forking)
+def test_trials_are_passed_on_in_sqlite(study_file, tmp_path, start, forking):
+    database_passes_trials_on(f"sqlite:///{tmp_path}/study.db", study_file, tmp_path, start, forking)

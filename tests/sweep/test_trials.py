@@ -107,7 +107,7 @@ def test_real_trial_is_given_back_continues_and_can_be_pruned(study_file, tmp_pa
         return play_trial(trial, plan, folder, leaving, {})
 
     sweep(options, Display(), real)
-    study = optuna.load_study(study_name="study", storage=open_storage("journal", tmp_path / "study", 60))
+    study = optuna.load_study(study_name="study", storage=open_storage("journal", tmp_path / "study"))
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "PRUNED"]
     folders = [trial.user_attrs["folder"] for trial in study.trials]
     assert folders == ["trial_0", "trial_0", "trial_1"]

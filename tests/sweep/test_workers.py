@@ -1,11 +1,9 @@
 """Workers of one study: how many trials there are, what becomes of lost, refused and pruned ones."""
 
-import contextlib
 import json
 import os
 import re
 import signal
-import sqlite3
 import sys
 import time
 
@@ -26,7 +24,6 @@ from lit_fedad.sweep.worker import PrunedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
-    pytest.mark.filterwarnings("ignore:Heartbeat of storage"),
 ]
 write_results = command.write_results
 
@@ -343,26 +340,5 @@ def test_trials_of_another_form_are_one_line(said):
 
 def test_password_is_not_repeated(tmp_path):
     with pytest.raises(UserError) as error:
-        open_storage("postgresql://me:secret@127.0.0.1:9/db", tmp_path, 60)
+        open_storage("postgresql://me:secret@127.0.0.1:9/db", tmp_path)
     assert "secret" not in str(error.value)
-
-
-@pytest.mark.slow
-def test_heartbeat_of_a_database_passes_a_trial_on(tmp_path):
-    """A worker on another host, as far as this process can tell: it only stops to send heartbeats."""
-    database = open_storage(f"sqlite:///{tmp_path}/study.db", tmp_path, 600)
-    study = optuna.create_study(storage=database)
-    space = {"x": optuna.distributions.FloatDistribution(0, 2)}
-    trial = study.ask(space)
-    storage.record_heartbeat(database, study, trial.number)
-    trial.report(0.25, 1)
-    optuna.storages.fail_stale_trials(study)
-    assert trial.number == 0
-    assert len(study.trials) == 1
-    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as connection, connection:
-        connection.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 day')")
-    optuna.storages.fail_stale_trials(study)
-    again = study.ask(space)
-    assert [t.state.name for t in study.trials] == ["FAIL", "RUNNING"]
-    assert again.params == trial.params
-    assert study.trials[1].intermediate_values == {1: 0.25}
