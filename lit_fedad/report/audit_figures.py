@@ -21,12 +21,7 @@ def roc_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], auc: Mapping
     """Draws one line for each curve, named with its area, and guessing.
 
     Rates of 0, which a logarithmic axis cannot show, are left out.
-
-    Raises:
-        ValueError: `curves` is empty.
     """
-    if not curves:
-        raise ValueError("curves names none: there is nothing to draw")
     figure = blank_figure(3.5, 2.9)
     axes = labelled_axes(figure, "false positive rate", "true positive rate")
     axes.set(xscale="log", yscale="log")

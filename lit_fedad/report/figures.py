@@ -48,15 +48,7 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
     Args:
         counts: Images of each product type on each client [clients, products].
         products: Names of the product types.
-
-    Raises:
-        ValueError: `counts` is not of the shape [clients, products], or holds no image.
     """
-    counts = np.asarray(counts)
-    if counts.ndim != 2 or counts.shape[1] != len(products):
-        raise ValueError(f"counts has the shape {counts.shape}; expected [clients, {len(products)}]")
-    if counts.sum() <= 0:
-        raise ValueError("counts holds no image: there is nothing to draw")
     draw = _pies if len(counts) <= _MOST_PIES else _bars
     figure = draw(counts)
     _product_legend(figure, products)
@@ -74,17 +66,7 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
     Args:
         counts: For every client the images of each of its stages and each class [stages, classes].
         products: Names of the classes.
-
-    Raises:
-        ValueError: An array is not of the shape [stages, classes], or there is no image at all.
     """
-    for client, own in enumerate(counts):
-        if own.ndim != 2 or own.shape[1] != len(products):
-            raise ValueError(
-                f"counts of client {client} has the shape {own.shape}; expected [stages, {len(products)}]"
-            )
-    if sum(own.sum() for own in counts) <= 0:
-        raise ValueError("counts holds no image: there is nothing to draw")
     stages = max(map(len, counts))
     held = np.stack([np.pad(own, ((0, stages - len(own)), (0, 0))) for own in counts], axis=1)
     height = float(np.clip(0.17 * len(counts), 0.7, 6.0))
@@ -106,12 +88,7 @@ def curves_figure(
     Up to 8 clients have a colour, line and marker each; more clients are thin and grey, with a band from the
     lowest to the highest value. Values that are not finite are gaps. The mean of a round is taken over the
     clients that have a finite value in it.
-
-    Raises:
-        ValueError: `history` names no client.
     """
-    if not history:
-        raise ValueError("history names no client: there is nothing to draw")
     by_round: dict[int, list[float]] = {}
     for points in history.values():
         for number, value in points:

@@ -41,11 +41,10 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     The scale is shared so that rows can be compared; it covers `robust_range` of all maps. If no case has a
     mask, the mask column is left out. The overlay has the outline of the mask.
 
-    Raises:
-        ValueError: There is no case.
+    Args:
+        cases: At least one.
+        title: One line above all rows.
     """
-    if not cases:
-        raise ValueError("a heatmap sheet needs at least one case")
     vmin, vmax = robust_range(case.anomaly_map for case in cases)
     norm = Normalize(vmin, vmax)
     masks = any(case.mask is not None for case in cases)

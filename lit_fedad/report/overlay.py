@@ -46,19 +46,12 @@ def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float
     Returns:
         uint8 [H, W, 3].
 
-    Raises:
-        ValueError: Image and map differ in size.
-
     Examples:
         >>> import numpy as np
         >>> image = np.full((1, 2, 3), 100, dtype=np.uint8)
         >>> overlay(image, np.array([[0.0, 1.0]]), vmin=0.0, vmax=1.0).tolist()
         [[[100, 100, 100], [215, 214, 54]]]
     """
-    if image.shape[:2] != anomaly_map.shape:
-        raise ValueError(
-            f"the image is {image.shape[:2]} and its anomaly map {anomaly_map.shape}; sizes must agree"
-        )
     span = vmax - vmin if vmax > vmin else np.inf
     strength = np.nan_to_num((np.clip(anomaly_map, vmin, vmax).astype(float) - vmin) / span)
     grey = image @ np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
@@ -107,9 +100,6 @@ def save_heatmap(
         vmin: Score at the lower end of the colour scale.
         vmax: Score at its upper end.
         caption: Short text, set as large as the width of the image allows.
-
-    Raises:
-        ValueError: Image and map differ in size.
     """
     shown = Image.fromarray(overlay(image, anomaly_map, vmin, vmax))
     size = float(np.clip(shown.width / 16, 9, 24))

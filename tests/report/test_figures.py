@@ -102,12 +102,6 @@ def test_nothing_of_a_partition_is_cut_off(clients, products):
     assert all(inside(figure, artist) for artist in [*figure.legends, *texts])
 
 
-@pytest.mark.parametrize("counts", [np.ones((2, 3)), np.ones(2), np.zeros((4, 2))])
-def test_counts_that_cannot_be_drawn_are_refused(counts):
-    with pytest.raises(ValueError, match="counts"):
-        partition_figure(counts, ["a", "b"])
-
-
 STAGES = [
     np.array([[3, 0, 5, 0], [0, 2, 0, 1]]),
     np.array([[0, 4, 0, 0]]),
@@ -191,22 +185,6 @@ def test_nothing_of_the_tasks_is_cut_off_or_overlaps(clients, tasks, classes):
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        (
-            [np.ones((2, 2)), np.ones((2, 3))],
-            r"counts of client 1 has the shape \(2, 3\); expected \[stages, 2\]",
-        ),
-        ([np.ones(2)], "counts of client 0"),
-        ([np.zeros((2, 2)), np.zeros((1, 2))], "counts holds no image"),
-    ],
-)
-def test_tasks_that_cannot_be_drawn_are_refused(counts, message):
-    with pytest.raises(ValueError, match=message):
-        stages_figure(counts, ["a", "b"])
-
-
 def curves(figure):
     (axes,) = figure.axes
     return {line.get_label(): np.column_stack(line.get_data()).tolist() for line in axes.lines}
@@ -263,11 +241,6 @@ def test_rounds_are_whole_numbers(rounds):
     ticks = figure.axes[0].get_xticks()
     assert len(ticks) <= 10
     assert all(float(tick).is_integer() for tick in ticks)
-
-
-def test_no_client_is_refused():
-    with pytest.raises(ValueError, match="no client"):
-        curves_figure({}, "y")
 
 
 def test_a_figure_is_saved_as_the_same_png_each_time(tmp_path):

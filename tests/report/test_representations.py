@@ -115,8 +115,3 @@ def test_ten_clients_can_be_told_apart_on_one_page(tmp_path):
         assert min(box.x0, box.y0) >= -1
         assert box.x1 <= figure.bbox.x1 + 1
         assert box.y1 <= figure.bbox.y1 + 1
-
-
-def test_lengths_must_agree(tmp_path):
-    with pytest.raises(ValueError, match=r"\[60, 60, 59\] images"):
-        draw_representations(tmp_path / "a.png", PLACES, OWNERS, GLOBAL[1:])

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from lit_fedad.report.audit_figures import roc_figure
 
@@ -24,8 +23,3 @@ def test_axes_are_logarithmic_down_to_the_smallest_rate_above_zero():
     axes = roc_figure(CURVES, AUC).axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_xlim() == (0.1, 1)
-
-
-def test_no_curve_is_refused():
-    with pytest.raises(ValueError, match="names none"):
-        roc_figure({}, {})

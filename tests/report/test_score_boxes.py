@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from PIL import Image
 
@@ -60,14 +59,6 @@ def test_medians_and_their_gap_are_shares_of_the_robust_range_of_the_model_on_th
         assert [t.get_text() for t in axes.texts] == [f"{high - low:+.2f}" for low, high in expected]
 
 
-def test_a_model_may_score_on_any_scale(tmp_path):
-    given = scores(1, ("averaged",))
-    given["stretched"] = [tuple(1000 * values - 5 for values in pair) for pair in given["averaged"]]
-    (axes,) = shown(draw(tmp_path, given))
-    first, second = np.reshape(medians(axes), (2, 2))
-    np.testing.assert_allclose(first, second)
-
-
 def test_anomalies_below_normal_images_have_a_negative_gap(tmp_path):
     (axes,) = shown(draw(tmp_path, scores(1, ("inverted",), gap=-3.0)))
     assert axes.texts[0].get_text().startswith("-")
@@ -102,15 +93,3 @@ def test_the_values_of_the_gaps_stand_above_the_whiskers(tmp_path):
         highest = max(np.max(line.get_ydata()) for line in axes.lines if len(line.get_ydata()))
         for text in axes.texts:
             assert axes.transData.inverted().transform(text.get_window_extent().p0)[1] > highest
-
-
-@pytest.mark.parametrize("given", [{}, {"a": []}, scores(2, ("a",)) | scores(3, ("b",))])
-def test_models_must_have_the_same_clients(tmp_path, given):
-    with pytest.raises(ValueError, match="expected one number of clients above 0"):
-        draw(tmp_path, given)
-
-
-def test_pyplot_holds_no_figure(tmp_path):
-    already = pyplot.get_fignums()
-    draw(tmp_path, scores(1))
-    assert pyplot.get_fignums() == already

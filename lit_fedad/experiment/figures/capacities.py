@@ -155,20 +155,15 @@ def draw_score_boxes(
         path: PNG file to write; missing folders are created.
         scores: For each model the pairs (scores of normal images, scores of anomalous images), one a client.
         clients: Number of each client.
-
-    Raises:
-        ValueError: There is no model or no client, or a model has another number of clients.
     """
-    counts = {len(pairs) for pairs in scores.values()}
-    if len(counts) != 1 or 0 in counts:
-        raise ValueError(f"models with {sorted(counts)} clients; expected one number of clients above 0")
-    count = counts.pop()
-    rows = math.ceil(count / _MOST_COLUMNS)
-    columns = math.ceil(count / rows)
+    rows = math.ceil(len(clients) / _MOST_COLUMNS)
+    columns = math.ceil(len(clients) / rows)
     width = 0.35 + columns * max(1.2, 0.45 * len(scores))
     figure = blank_figure(max(3.5, width), 0.6 + 1.55 * rows)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    spare = rows * columns - count  # left blank in the first row, so that models are named under the last
+    spare = rows * columns - len(
+        clients
+    )  # left blank in the first row, so that models are named under the last
     for axes in panels[0, columns - spare :]:
         axes.set_visible(False)
     shown = [*panels[0, : columns - spare], *panels[1:].flat]

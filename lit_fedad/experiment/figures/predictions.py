@@ -233,17 +233,11 @@ def draw_representations(
         local_decisions: Whether the densities of one client do, bool [n]; None leaves panel (d) out.
         local_client: Number of that client.
         judge: Source of ``global_decisions``, the title of (c).
-
-    Raises:
-        ValueError: The arrays differ in length.
     """
     points, owners = np.asarray(places), np.asarray(owner)
     judged = [(judge, np.asarray(global_decisions, dtype=bool))]
     if local_decisions is not None:
         judged.append((f"densities of client {local_client}", np.asarray(local_decisions, dtype=bool)))
-    lengths = [len(points), len(owners), *(len(calls) for _, calls in judged)]
-    if len(set(lengths)) > 1:
-        raise ValueError(f"places, owners and decisions of {lengths} images; expected one number of images")
     clients = [int(client) for client in np.unique(owners[owners >= 0])]
     size = float(np.clip(3000 / len(points), 5, 20))
 
