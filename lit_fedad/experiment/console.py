@@ -28,12 +28,15 @@ _LINE = (
 )
 
 
+def _show_nothing(done: int, total: int) -> None: ...
+
+
 class Progress(FederationCallback):
     """A callback that shows the number of finished visits to clients, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
-        self._show = lambda done, total: None
+        self._show: Callable[[int, int], None] = _show_nothing
 
     def start(self, display: Display, title: str) -> None:
         """Starts to show progress."""
@@ -42,18 +45,18 @@ class Progress(FederationCallback):
     def stop(self) -> None:
         """Stops showing progress."""
         self._open.close()
-        self._show = lambda done, total: None
+        self._show = _show_nothing
 
     def on_client_end(self, done: int, total: int) -> None:
         """Shows the progress of this process."""
         self._show(done, total)
 
 
-class Console(RunCallback):
+class Console(Progress, RunCallback):
     """A callback that prints a description of the run, one line per round, and warnings."""
 
     def __init__(self) -> None:
-        self._progress: Progress | None = None
+        super().__init__()
         self._durations: list[float] = []
         self._late: Callable[[], list[str]] = list
 
@@ -64,13 +67,7 @@ class Console(RunCallback):
         if latest is not None and latest < run.federation.rounds:
             run.display.note(f"continues after {f'round {latest}' if latest > 0 else 'the set-up'}")
         self._display, self._last = run.display, time.perf_counter()
-        self._progress = Progress()
-        self._progress.start(run.display, "Clients trained or scored")
-
-    def on_client_end(self, done: int, total: int) -> None:
-        """Shows the progress of this process."""
-        if self._progress is not None:
-            self._progress.on_client_end(done, total)
+        self.start(run.display, "Clients trained or scored")
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Prints the round's line and its warnings."""
@@ -102,7 +99,7 @@ class Console(RunCallback):
 
     def on_rounds_end(self, run: Run) -> None:
         """Stops showing progress, and warns of personal models that never trained."""
-        self._end()
+        self.stop()
         if left := never_trained(run.federation):
             self._display.warn(left)
 
@@ -115,12 +112,7 @@ class Console(RunCallback):
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Stops showing progress."""
-        self._end()
-
-    def _end(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        self.stop()
 
 
 def never_trained(federation: Federation) -> str:
