@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
+from lit_fedad.experiment.figures.condensed import knowledge_sheet
 from lit_fedad.report.figures import partition_figure, save_figure, stages_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet
-from lit_fedad.report.knowledge import knowledge_plane, knowledge_sheet
 from lit_fedad.report.run_figures import lines_figure, spread_figure, svg
 from lit_fedad.report.style import blank_figure, labelled_axes
 from lit_fedad.report.table_figures import rounds_figure, rows_figure, sheets_figure, tasks_figure
@@ -31,7 +31,6 @@ def table(figure):
 FIGURES = {
     "partition": lambda: partition_figure(np.ones((1, 1), int), [NAME]),
     "heatmaps": lambda: heatmap_sheet([Case(PIXELS, None, np.zeros((8, 8)), NAME)], NAME),
-    "knowledge plane": lambda: knowledge_plane(np.zeros((2, 2)), [0, 0], [0, 1], [NAME]),
     "knowledge sheet": lambda: knowledge_sheet({1: IMAGES}, [NAME]),
     "lines": lambda: lines_figure({NAME: [[(1, 0.5)]]}, NAME, NAME, whole=True),
     "spread": lambda: spread_figure({NAME: {NAME: 0.1, "b": 0.2}}, NAME),
@@ -60,12 +59,8 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(name):
     ],
 )
 def test_no_legend_is_wider_than_its_figure(names):
-    counts, places = np.ones((1, len(names)), int), np.eye(len(names), 2)
-    for figure in (
-        partition_figure(counts, names),
-        stages_figure([counts], names),
-        knowledge_plane(places, range(len(names)), [0] * len(names), names),
-    ):
+    counts = np.ones((1, len(names)), int)
+    for figure in (partition_figure(counts, names), stages_figure([counts], names)):
         figure.canvas.draw()
         for legend in figure.legends:
             extent = legend.get_window_extent()

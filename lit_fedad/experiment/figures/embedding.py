@@ -1,10 +1,12 @@
-"""Embedded images and their distances to densities, for figures and audits of semantic anomalies."""
+"""Embedded images, their places in the plane, and their distances to densities: for figures and audits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -33,6 +35,27 @@ def loader_of(dataset: Dataset, indices: Tensor, data: Data) -> DataLoader:
         collate_fn=lambda batch: batch,
         generator=torch.Generator(),
     )
+
+
+def tsne_layout(features: ArrayLike) -> np.ndarray:
+    """Lays features out in the plane with t-SNE.
+
+    On one machine the same features always have the same places. On CPUs of different kinds they need not: t-SNE
+    amplifies differences in rounding until groups lie elsewhere. Only neighbourhoods mean something.
+
+    Args:
+        features: [n, D] with n >= 4; up to about 2,000 take well under a minute.
+
+    Returns:
+        Places [n, 2].
+    """
+    from sklearn.manifold import TSNE  # takes long to import; few runs draw a layout
+
+    points = np.asarray(features, dtype=np.float32)
+    perplexity = min(30.0, len(points) / 4)
+    # Equal features have no principal component, and a single one has no second.
+    init = "pca" if points.shape[1] > 1 and np.ptp(points, axis=0).any() else "random"
+    return np.asarray(TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points))
 
 
 def density_scores(mean: Tensor, covariance: Tensor, z: Tensor) -> Tensor:

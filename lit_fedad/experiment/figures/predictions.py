@@ -25,14 +25,13 @@ from lit_fedad.evaluation.predict import Predicted
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.federations import shown_images
-from lit_fedad.experiment.figures.embedding import density_scores, embed_images, last_exchange
+from lit_fedad.experiment.figures.embedding import density_scores, embed_images, last_exchange, tsne_layout
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.metrics.conformal import Alpha, Calibration, ScoreCounts
 from lit_fedad.report.decision_figures import ClientScores, calibration_figure, client_scores_figure
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
-from lit_fedad.report.knowledge import tsne_layout
 from lit_fedad.report.naming import p_value_text
 from lit_fedad.report.style import COLOURS, FONT_SIZE, LEGEND, blank_figure, legend_mark
 from lit_fedad.tasks.contrastive import Contrastive

@@ -1,105 +1,123 @@
-"""The pictures of a run whose clients share images."""
+"""The picture of images that clients of a run share."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
 from PIL import Image
 
 from lit_fedad.core.config import compose
-from lit_fedad.data.datamodule import FederatedDataModule
-from lit_fedad.data.labelled import LabelledDataset, LabelledSet
-from lit_fedad.experiment.figures import condensed as knowledge_gallery
-from lit_fedad.experiment.figures.condensed import draw_condensed
+from lit_fedad.experiment.figures.condensed import CondensedImages, evenly, knowledge_sheet
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
 
+SIDE = 14  # hence gaps of one pixel
 CLASSES = ("north", "east", "south")
 
 
-def pictures(number, channels, seed):
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(256, (number, channels, 8, 8), generator=draw, dtype=torch.uint8)
-
-
-@pytest.fixture
-def scene():
-    """A federation of two clients whose features are the images, its data, and what the plane is drawn from."""
-
-    def make(shared, channels, tests=60):
-        labels = torch.arange(tests) % 3
-        images = LabelledSet(
-            "compass", CLASSES, pictures(4, channels, 0), torch.zeros(4, dtype=torch.int64),
-            pictures(tests, channels, 1), labels, mean=(0.25,), std=(0.5,),
-        )  # fmt: skip
-        train, test = (
-            LabelledDataset(*part, images.mean, images.std)
-            for part in ((images.train_images, images.train_labels), (images.test_images, labels))
-        )
-        module = FederatedDataModule(train, test, [[0, 1], [2, 3]], eval_batch_size=7)
-        asked = []
-
-        def ask(round, question, clients):
-            asked.append((round, clients))
-            client = SimpleNamespace(task=lambda batch: batch["image"])
-            return {clients[0]: question(client, clients[0])}
-
-        server = SimpleNamespace(images_by_round=lambda: shared)
-        federation = SimpleNamespace(server=server, ask=ask, rounds=2, clients=[0, 1])
-        return federation, SimpleNamespace(images=images, module=module), asked
-
-    return make
-
-
-@pytest.fixture
-def embedded(monkeypatch):
-    """Features that were to be laid out, and what was drawn of them; two of them stand for the plane."""
-    seen = {}
-    plane = knowledge_gallery.knowledge_plane
-    monkeypatch.setattr(knowledge_gallery, "tsne_layout", lambda z: seen.setdefault("features", z)[:, :2])
-    monkeypatch.setattr(
-        knowledge_gallery, "knowledge_plane", lambda *given: plane(*seen.setdefault("plane", given))
+def part(labels, values, channels=1):
+    """Images of one value each, of 0 .. 1 in 256 levels, with their labels."""
+    values = np.rint(255 * np.asarray(values)).astype(np.uint8)
+    return np.broadcast_to(values[:, None, None, None], (len(values), channels, SIDE, SIDE)), np.asarray(
+        labels
     )
-    return seen
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_condensed_and_test_images_are_seen_as_in_training(scene, embedded, tmp_path, channels):
-    """One round, and a class of which nobody sent an image."""
-    shared = {3: (pictures(20, channels, 2), torch.tensor([0, 2] * 10))}
-    federation, data, asked = scene(shared, channels)
-    draw_condensed(federation, data, Fabric(accelerator="cpu"), tmp_path)
-    assert asked == [(2, [0])]
-    _, labels, condensed, classes = embedded["plane"]
-    assert classes == CLASSES
-    assert condensed.tolist() == [True] * 20 + [False] * 60
-    np.testing.assert_array_equal(labels.bincount(), [10 + 20, 20, 10 + 20])
-    expected = (shared[3][0].flatten(1) / 255 - 0.25) / 0.5
-    torch.testing.assert_close(embedded["features"][:20], expected)
-    expected = (data.images.test_images.flatten(1) / 255 - 0.25) / 0.5
-    torch.testing.assert_close(embedded["features"][20:], expected)
-    for name in ("knowledge", "knowledge_tsne"):
-        assert np.asarray(Image.open(tmp_path / "figures" / f"{name}.png")).std() > 1
+def sheet(figure):
+    return figure.axes[0].images[0].get_array()
 
 
-def test_no_more_images_than_a_plane_holds(scene, embedded, tmp_path):
-    shared = {r: (pictures(200, 1, r), torch.arange(200) % 2) for r in (1, 2)}
-    draw_condensed(*scene(shared, 1, tests=300)[:2], Fabric(accelerator="cpu"), tmp_path)
-    condensed = embedded["plane"][2]
-    assert (int(condensed.sum()), int((~condensed).sum())) == (80, 120)
-    # From both rounds.
-    first = (shared[1][0].flatten(1) / 255 - 0.25) / 0.5
-    known = (embedded["features"][:80, None] - first).abs().amax(-1).amin(1) < 1e-5
-    assert 30 <= int(known.sum()) <= 50
+def labels_of(figure):
+    axes = figure.axes[0]
+    return [t.get_text() for t in axes.get_yticklabels()], [t.get_text() for t in axes.get_xticklabels()]
 
 
-def test_where_nothing_was_shared_nothing_is_drawn(scene, tmp_path):
-    federation, data, asked = scene({}, 1)
-    draw_condensed(federation, data, Fabric(accelerator="cpu"), tmp_path)
-    assert asked == []
+def test_grey_images_lie_in_the_row_of_their_class_and_the_column_of_their_round():
+    shared = {2: part([0, 1, 1], [0.1, 0.2, 0.3]), 1: part([2, 0], [0.4, 0.5])}
+    figure = knowledge_sheet(shared, CLASSES)
+    assert labels_of(figure) == (["north", "east", "south"], ["round 1", "round 2"])
+    # Two rounds have four places each: 4 * 14 pixels, three gaps between them, and three more between rounds.
+    found = sheet(figure)
+    assert found.shape == (3 * SIDE + 2, 2 * (4 * SIDE + 3) + 3, 3)
+    rows = [row * (SIDE + 1) + 7 for row in range(3)]
+    columns = [start + place * (SIDE + 1) + 7 for start in (0, 4 * SIDE + 6) for place in range(4)]
+    expected = [
+        [0.5] + [0.93] * 3 + [0.1] + [0.93] * 3,
+        [0.93] * 4 + [0.2, 0.3, 0.93, 0.93],
+        [0.4] + [0.93] * 7,
+    ]
+    for channel in range(3):
+        np.testing.assert_allclose(found[np.ix_(rows, columns)][..., channel], expected, atol=1 / 500)
+
+
+def test_colours_stay_as_they_are():
+    images = np.zeros((1, 3, SIDE, SIDE), dtype=np.uint8)
+    images[:, 1] = 153
+    found = sheet(knowledge_sheet({1: (images, np.array([1]))}, CLASSES))
+    np.testing.assert_allclose(found[SIDE + 5, 5], [0, 0.6, 0])
+
+
+@pytest.mark.parametrize("tall", [SIDE // 2, 2 * SIDE])
+def test_images_that_are_not_square_keep_their_shape(tall):
+    images = np.full((2, 1, tall, SIDE), 51, dtype=np.uint8)
+    found = sheet(knowledge_sheet({1: (images, np.array([0, 1]))}, CLASSES))
+    assert found.shape == (3 * tall + 2, 4 * SIDE + 3, 3)
+    np.testing.assert_allclose(found[: 2 * tall + 1, :SIDE][[0, tall - 1, tall + 1, 2 * tall]], 0.2)
+
+
+def test_images_are_chosen_over_all_clients():
+    shared = {1: part([0] * 100, np.linspace(0, 1, 100))}
+    found = sheet(knowledge_sheet(shared, CLASSES))
+    np.testing.assert_allclose(
+        found[7, [7 + place * (SIDE + 1) for place in range(4)], 0], [0, 1 / 3, 2 / 3, 1], atol=1 / 500
+    )
+
+
+def test_of_many_rounds_and_classes_some_are_shown():
+    shared = {round: part([0], [0.5]) for round in range(1, 101)}
+    classes, rounds = labels_of(knowledge_sheet(shared, [f"class {number}" for number in range(100)]))
+    assert len(classes) == 20
+    assert (classes[0], classes[-1]) == ("class 0", "class 99")
+    assert len(rounds) == 8
+    assert (rounds[0], rounds[-1]) == ("round 1", "round 100")
+
+
+def test_long_names_stay_on_the_page():
+    figure = knowledge_sheet({1: part([0], [0.5])}, ["choroidal neovascularization", "drusen"])
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    boxes = [text.get_window_extent() for text in (*axes.get_yticklabels(), *axes.get_xticklabels())]
+    assert min(box.x0 for box in boxes) >= 0
+    assert max(box.y1 for box in boxes) <= figure.bbox.y1
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "chosen"), [(0, 4, []), (1, 4, [0]), (3, 8, [0, 1, 2]), (9, 3, [0, 4, 8])]
+)
+def test_evenly(count, most, chosen):
+    assert evenly(count, most) == chosen
+
+
+def run_of(folder, shared, first=True):
+    """What the callback is handed after the last round."""
+    server = SimpleNamespace(images_by_round=lambda: shared)
+    return SimpleNamespace(
+        config={"evaluation": {"pictures": 1}},
+        fabric=SimpleNamespace(is_global_zero=first),
+        federation=SimpleNamespace(server=server),
+        local=SimpleNamespace(images=SimpleNamespace(categories=list(CLASSES))),
+        folder=RunFolder(folder),
+    )
+
+
+def test_the_first_process_draws_what_was_shared(tmp_path):
+    images, labels = torch.randint(256, (20, 1, 8, 8), dtype=torch.uint8), torch.tensor([0, 2] * 10)
+    for first, shared in ((True, {}), (False, {3: (images, labels)})):
+        CondensedImages().on_rounds_end(run_of(tmp_path, shared, first))
     assert not (tmp_path / "figures").exists()
+    CondensedImages().on_rounds_end(run_of(tmp_path, {3: (images, labels)}))
+    assert np.asarray(Image.open(tmp_path / "figures" / "knowledge.png")).std() > 1
 
 
 @pytest.mark.slow
@@ -111,4 +129,4 @@ def test_a_run_leaves_its_knowledge(tmp_path):
     ]  # fmt: skip
     train(compose(overrides), quiet=True)
     figures = {path.stem for path in (RunFolder(tmp_path / "run").path / "figures").iterdir()}
-    assert {"knowledge", "knowledge_tsne", "communication"} <= figures
+    assert {"knowledge", "communication"} <= figures

@@ -1,7 +1,7 @@
 import numpy as np
 from sklearn.neighbors import NearestNeighbors
 
-from lit_fedad.report.knowledge import tsne_layout
+from lit_fedad.experiment.figures.embedding import tsne_layout
 
 GROUPS = np.repeat([0, 1], 30)
 FEATURES = np.random.default_rng(0).normal(size=(60, 8)) + 50 * np.eye(8)[GROUPS]
