@@ -35,7 +35,7 @@ Target = Literal["images", "memory", "weights"]
 SEARCH: dict[Target, tuple[str, ...]] = {
     "images": (),
     "memory": ("images", "steps", "restarts", "seed", "knowledge"),
-    "weights": ("images", "steps", "restarts", "seed", "update"),
+    "weights": ("images", "steps", "restarts", "seed"),
 }
 """Options that decide the search, by what is attacked."""
 
@@ -53,9 +53,6 @@ class InversionOptions:
         seed: Seed of what the search starts from.
         knowledge: With which head features are generated when a memory bank is attacked: ``shared``, the one that all
             clients began with, or ``own``, the client's own trained one, which never leaves it: the worst case.
-        update: What is inverted when weights are attacked: ``round``, a whole round as the run would play it, with
-            labels unknown, or ``step``, the plain gradient on ``images`` of the client's images, not augmented, with
-            labels known: the classical setting.
 
     Raises:
         UserError: If ``images``, ``steps`` or ``restarts`` is less than 1.
@@ -68,7 +65,6 @@ class InversionOptions:
     restarts: int = 1
     seed: int = 0
     knowledge: Literal["shared", "own"] = "shared"
-    update: Literal["round", "step"] = "round"
 
     def __post_init__(self) -> None:
         if min(self.images, self.steps, self.restarts) < 1:
@@ -207,18 +203,13 @@ class Attack:
         return min(map(search, starts), key=lambda attempt: attempt.losses[-1])
 
     def _invert_weights(self, number: int, progress: Progress) -> Inversion:
-        task, labels = self.run.model.task, None
-        sent = self._send(number) if self.options.update == "round" else dict(task.named_parameters())
-        received = self._enter(number)
-        trained = self._trained(received.keys() & sent.keys())
-        if self.options.update == "round":
-            # From the weights that the client begins with: where it is sent those of all clients, its own are loaded.
-            update = [sent[name].to(weight) - weight.detach() for name, weight in trained.items()]
-            self._settle()
-        else:
-            self._settle()
-            update, labels = self._gradient(trained, self._some_images(number))
-        return self._search_gradient(trained, update, labels, self.options.images, progress)
+        """Inverts the update of a whole round, as the run would play it, with labels unknown."""
+        sent = self._send(number)
+        trained = self._trained(self._enter(number).keys() & sent.keys())
+        # From the weights that the client begins with: where it is sent those of all clients, its own are loaded.
+        update = [sent[name].to(weight) - weight.detach() for name, weight in trained.items()]
+        self._settle()
+        return self._search_gradient(trained, update, None, self.options.images, progress)
 
     def invert_one_gradient(self, place: int, progress: Progress) -> Inversion:
         """Inverts the plain gradient of one image of the attacked client, whose class is known.
@@ -227,11 +218,15 @@ class Attack:
             place: Its position among the client's images.
             progress: Called with the number of steps done and of all.
         """
+        task, run = self.run.model.task, self.run
         trained = self._trained(self._enter(self.client).keys())
         self._settle()
-        index = self.run.data.partition.clients[self.client][place]
-        update, labels = self._gradient(trained, self._images([index]))
-        return self._search_gradient(trained, update, labels, 1, progress)
+        index = run.data.partition.clients[self.client][place]
+        batch: Batch = run.data.module.train.__getitems__([index])  # type: ignore[attr-defined]
+        batch = run.fabric.to_device(batch)
+        loss = task.objective(task(batch), batch)["loss"]
+        update = [-gradient for gradient in torch.autograd.grad(loss, list(trained.values()))]
+        return self._search_gradient(trained, update, batch["label"], 1, progress)
 
     def _trained(self, known: Collection[str]) -> dict[str, Parameter]:
         """Lists known weights that logits depend on, as MOON's projection is not; sets the task to training mode."""
@@ -246,12 +241,6 @@ class Attack:
         """Loads the weights that gradients are taken at."""
         assert isinstance(self.shared, SentWeights)
         self.shared.settle()
-
-    def _gradient(self, trained: dict[str, Parameter], batch: Batch) -> tuple[list[Tensor], Tensor]:
-        """Computes the negative gradient of a batch's loss, and returns it with the batch's classes."""
-        task = self.run.model.task
-        loss = task.objective(task(batch), batch)["loss"]
-        return [-gradient for gradient in torch.autograd.grad(loss, list(trained.values()))], batch["label"]
 
     def _search_gradient(
         self,
@@ -276,22 +265,6 @@ class Attack:
                 on_step=progress,
             )
         )
-
-    def _some_images(self, number: int) -> Batch:
-        """Draws as many of a client's images as are sought."""
-        positions = torch.tensor(self.run.data.partition.clients[number])
-        if self.options.images > len(positions):
-            raise UserError(
-                f"images={self.options.images}, but client {number} holds {len(positions)}; give no more"
-            )
-        order = torch.randperm(
-            len(positions), generator=generator(self.options.seed, "images", client=number)
-        )
-        return self._images(positions[order[: self.options.images]].tolist())
-
-    def _images(self, positions: list[int]) -> Batch:
-        batch: Batch = self.run.data.module.train.__getitems__(positions)  # type: ignore[attr-defined]
-        return self.run.fabric.to_device(batch)
 
     def _enter(self, number: int) -> Message:
         """Turns the live model into the client that the server's message has just reached; returns the message."""

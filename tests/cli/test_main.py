@@ -142,8 +142,8 @@ def test_help_imports_what_prints_it_alone():
             "privacy attack=inversion.images='many' must be int",
         ),
         (
-            ("privacy", "run=x", "attack=inversion", "update=epoch"),
-            "update='epoch' must be one of ['round', 'step']",
+            ("privacy", "run=x", "attack=inversion", "knowledge=all"),
+            "knowledge='all' must be one of ['shared', 'own']",
         ),
         (("sweep",), "sweep needs 'study'"),
         (("sync", "run=x", "client=1"), "sync has no key 'client'; valid keys: run"),
