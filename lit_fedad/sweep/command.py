@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from matplotlib import pyplot, rc_context
 from optuna import Study
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as drawn
 
@@ -179,7 +178,7 @@ def _begin(study: Study, plan: Plan, out: Path, display: Display) -> None:
         display.warn("the base experiment's own values lie outside the search space: no trial runs them")
     else:
         study.enqueue_trial(defaults, user_attrs={DEFAULT: True}, skip_if_exists=True)
-    delivery = _track(study, plan, out, "RUNNING", {})
+    delivery = _track(study, plan, out, "RUNNING")
     if delivery.pending:
         display.warn("MLflow does not answer: the trials' runs will not be listed under the study's")
     study.set_user_attr(_PARENT, delivery.run_id)
@@ -193,15 +192,13 @@ def _finish(study: Study, plan: Plan, out: Path, display: Display, anew: bool) -
         return
     files = write_results(study, plan, out)
     running = any(trial.state == TrialState.RUNNING for trial in trials)
-    delivery = _track(study, plan, out, "RUNNING" if running else "FINISHED", best_so_far(study, plan), files)
+    delivery = _track(study, plan, out, "RUNNING" if running else "FINISHED", files)
     if delivery.kept:
         display.warn(f"{delivery.kept} tracking records are kept in {out}; n_trials=0 sends them")
     study.set_user_attr(_SHOWN, ended)
 
 
-def _track(
-    study: Study, plan: Plan, out: Path, status: str, best: Mapping[int, float], files: Iterable[Path] = ()
-) -> Delivery:
+def _track(study: Study, plan: Plan, out: Path, status: str, files: Iterable[Path] = ()) -> Delivery:
     """Logs the study as an MLflow run, under which the runs of its trials are listed."""
     method, tracking = plan.base_config["method"], plan.base_config["tracking"]
     tracker = Tracker(
@@ -215,9 +212,6 @@ def _track(
     )
     space = {key: str(distribution) for key, distribution in plan.distributions.items()}
     tracker.params({"base": " ".join(plan.base), "objectives": plan.objectives, "space": space})
-    metric = next(iter(plan.objectives))
-    for trial, value in best.items():
-        tracker.metrics({f"best/{metric}": value}, step=trial)
     for file in files:
         tracker.artifact(file, folder="figures" if file.suffix == ".png" else "")
     return tracker.close(status)
@@ -262,13 +256,14 @@ def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
     for name, draw in _figures(study, plan).items():
         file = out / "figures" / f"{name}.png"
         # Importance needs two trials and values that differ; few figures take lists, and none a formula that is none.
-        with _left_as_found(), warnings.catch_warnings(), suppress(RuntimeError, ValueError, TypeError):
+        with rc_context(), warnings.catch_warnings(), suppress(RuntimeError, ValueError, TypeError):
             warnings.simplefilter("ignore")
             axes = draw()
             figure = (axes.flat[0] if hasattr(axes, "flat") else axes).figure
             with atomic(file) as part:  # cut to what is drawn: names of keys are longer than the margins
                 figure.savefig(part, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
             files.append(file)
+        pyplot.close("all")  # Optuna draws through pyplot, which keeps its figures
     return files
 
 
@@ -299,21 +294,6 @@ def show(study: Study, plan: Plan, display: Display) -> None:
         )
 
 
-def best_so_far(study: Study, plan: Plan) -> dict[int, float]:
-    """Computes the best value of a study's one objective after each complete trial, up to the first that still runs.
-
-    What is tracked for a trial is never changed: a trial before it that ends later could be better.
-    """
-    better = max if study.directions[0] == StudyDirection.MAXIMIZE else min
-    curve: dict[int, float] = {}
-    for name, trial in standing(study).items():
-        if not trial.state.is_finished():
-            break
-        if trial.state == TrialState.COMPLETE:
-            curve[name] = better([trial.values[0], *list(curve.values())[-1:]])
-    return curve if len(plan.objectives) == 1 else {}
-
-
 def _row(plan: Plan, name: int, trial: FrozenTrial, rank: str) -> dict[str, str]:
     values = {m: f"{v:.6g}" for m, v in zip(plan.objectives, trial.values, strict=True)}
     given = {key: trial.params.get(key) for key in plan.space}
@@ -339,15 +319,3 @@ def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
         figures["history"] = partial(drawn.plot_optimization_history, study, target_name=metrics[0])
         figures["rounds"] = partial(drawn.plot_intermediate_values, study)
     return figures
-
-
-@contextmanager
-def _left_as_found() -> Iterator[None]:
-    """Takes back what Optuna leaves in pyplot, also where it fails: a style, and open figures."""
-    before = set(pyplot.get_fignums())
-    try:
-        with rc_context():
-            yield
-    finally:
-        for number in set(pyplot.get_fignums()) - before:
-            pyplot.close(number)

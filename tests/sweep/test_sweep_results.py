@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 from lit_fedad.report.console import Display
-from lit_fedad.sweep.command import best_so_far, show, write_results
+from lit_fedad.sweep.command import show, write_results
 from lit_fedad.sweep.plan import Dimension, Plan
 
 SPACE = {
@@ -59,7 +59,6 @@ def test_pareto_front_of_two_objectives(tmp_path, capsys):
         ["best", "1"],
         ["best", "3"],
     ]
-    assert best_so_far(study, plan) == {}
 
 
 def test_table_and_curve_of_one_objective(tmp_path, capsys):
@@ -70,7 +69,6 @@ def test_table_and_curve_of_one_objective(tmp_path, capsys):
         (16, 1e-2, [0.625], {}),
     ]
     study, plan = make({"pro": "maximize"}, rows)
-    assert best_so_far(study, plan) == {0: 0.5, 2: 0.75, 3: 0.75}
     write_results(study, plan, tmp_path)
     table = pd.read_csv(tmp_path / "trials.csv", index_col="trial")
     assert table.loc[1, "cause"] == "pro is undefined after round 2"
@@ -87,15 +85,6 @@ def test_a_default_that_nothing_beats_is_said_to_be_the_best(capsys):
     assert capsys.readouterr().out.endswith("no trial is better than the default\n")
 
 
-def test_the_curve_ends_before_a_trial_that_may_still_be_better():
-    study, plan = make({"pro": "maximize"}, [(16, 1e-4, [0.5], {})])
-    running = study.ask(plan.distributions)
-    study.add_trial(create_trial(value=0.6, params=running.params, distributions=running.distributions))
-    assert best_so_far(study, plan) == {0: 0.5}
-    study.tell(running, 0.75)
-    assert best_so_far(study, plan) == {0: 0.5, 1: 0.75, 2: 0.75}
-
-
 @pytest.mark.filterwarnings("ignore:Choices for a categorical distribution")
 @pytest.mark.parametrize("choices", [[[2], [2, 3]], ["$5_$6", "b"]])
 def test_values_that_no_figure_takes_cost_its_figure_alone(tmp_path, choices):
@@ -105,9 +94,9 @@ def test_values_that_no_figure_takes_cost_its_figure_alone(tmp_path, choices):
         distributions = {"layers": CategoricalDistribution(choices)}
         trial = create_trial(value=number / 4, params={"layers": choice}, distributions=distributions)
         study.add_trial(trial)
-    already, style = pyplot.get_fignums(), dict(matplotlib.rcParams)
+    style = dict(matplotlib.rcParams)
     names = {path.name for path in write_results(study, plan, tmp_path)}
-    assert (pyplot.get_fignums(), dict(matplotlib.rcParams)) == (already, style)
+    assert (pyplot.get_fignums(), dict(matplotlib.rcParams)) == ([], style)
     assert {"trials.csv", "history.png"} <= names
     assert "slices.png" not in names
     assert {path.name for path in (tmp_path / "figures").iterdir()} == names - {"trials.csv"}
