@@ -186,7 +186,7 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     Raises:
         UserError: If there is no such table.
     """
-    _, table = read_table(name)
+    table = read_table(name)
     if table.attack:
         # What cannot be read is named beside the attacks of all runs.
         runs = [

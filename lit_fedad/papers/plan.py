@@ -78,7 +78,7 @@ def listing() -> list[dict[str, str]]:
         {"paper": one.paper, "item": one.printed, "shows": one.shows, "made by": one.call or one.reason}
         for one in items()
     ] + [
-        {"paper": "none", "item": "", "shows": read_table(name)[1].title, "made by": f"table={name}"}
+        {"paper": "none", "item": "", "shows": read_table(name).title, "made by": f"table={name}"}
         for name in own
     ]
 
@@ -129,26 +129,22 @@ def table_names() -> list[str]:
 
 def page_tables() -> list[str]:
     """Names the tables that the page of all runs has: not what takes no run, nor figures that it draws itself."""
-    tables = {name: read_table(name)[1] for name in table_names()}
+    tables = {name: read_table(name) for name in table_names()}
     drawn = ("rounds", "clients", "sheets")
     return [name for name, table in tables.items() if table.cells == "runs" and table.figure not in drawn]
 
 
-def read_table(name: str) -> tuple[str, Table]:
+def read_table(name: str) -> Table:
     """Reads a table of ``conf/table``.
 
     Raises:
         UserError: If there is no such table, with the reason if a paper has it, or its file does not describe one.
     """
-    names = table_names()
-    matches = [n for n in names if n == name] or [n for n in names if name and n.endswith(f"_{name}")]
     if reason := reason_against(name):
         raise UserError(f"table={name}: {reason}; table=list names what can be made")
-    if len(matches) > 1:
-        raise UserError(f"table={name}: several names end so; give one of {', '.join(matches)}")
-    if not matches:
+    if name not in (names := table_names()):
         raise UserError(f"table={name}: give one of {', '.join(names)}")
-    return matches[0], _described(matches[0])
+    return _described(name)
 
 
 @cache

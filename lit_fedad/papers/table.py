@@ -27,7 +27,7 @@ from lit_fedad.papers.plan import (
 )
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import human_seconds
-from lit_fedad.tracking.tracker import log_files
+from lit_fedad.tracking.tracker import Tracker
 
 _POLL_S = 0.05
 _INTERRUPT_S = 30  # from an interrupt to a kill
@@ -125,7 +125,7 @@ def report_table(
     Args:
         overrides: Of the configuration of all runs.
         display: Says what becomes of it.
-        table: Name of a table of ``conf/table``, or an ending that no other name has; ``list`` for all of the papers.
+        table: Name of a table of ``conf/table``; ``list`` for all of the papers.
         experiment: Presets in place of the paper's settings: one column each.
         data: Data sets in place of the paper's: one column each.
         root: Folders of data, by the name of a column's data or preset (``root.mpdd=DIR``).
@@ -145,27 +145,27 @@ def report_table(
     if table == "list":
         display.table(listing())
         return
-    name, paper = read_table(table)
+    paper = read_table(table)
     if metrics:
         # The paper's numbers stand by the table's own metrics.
         paper = replace(paper, metrics=metrics, rows=[replace(row, paper={}) for row in paper.rows])
-    shown = choose_rows(name, paper, rows)
+    shown = choose_rows(table, paper, rows)
     given_columns = own_columns(experiment, data)
     names = dict.fromkeys(name for column in given_columns for name in column.names)
-    folder = Path(out or "-".join([f"reports/{name}", *names]))
+    folder = Path(out or "-".join([f"reports/{table}", *names]))
     if paper.cells != "runs":
         if given_columns or metrics:
             raise UserError(
-                f"table={name}: counts what the paper's settings send; leave experiment=, data= and metrics= out"
+                f"table={table}: counts what the paper's settings send; leave experiment=, data= and metrics= out"
             )
-        files = report_forms(name, paper, shown, paper_columns(paper), overrides, folder, display)
-        _deliver(name, files, compose(overrides), folder, display)
+        files = report_forms(table, paper, shown, paper_columns(paper), overrides, folder, display)
+        log_table(table, files, compose(overrides), folder, display)
         return
     columns = add_roots(given_columns or paper_columns(paper), root)
     if not given_columns:
         columns = _with_data(columns, overrides, display)
     runs = plan_runs(shown, columns, overrides, seeds)
-    results = TableResults(name, paper, runs, folder)
+    results = TableResults(table, paper, runs, folder)
     results.write()
     missing, total = results.missing(), len(results.runs)
     display.note(f"{total} runs, {total - len(missing)} of them complete: {folder}")
@@ -181,19 +181,21 @@ def report_table(
         display.warn(
             f"metrics={','.join(lacking)}: no run has measured it; a run's result.json names what it has"
         )
-    _deliver(name, results.files, runs[0].config, folder, display)
+    log_table(table, results.files, runs[0].config, folder, display)
     if results.causes:
         failed = len(results.causes)
         raise UserError(f"{failed} of {total} runs failed; the same command tries them again")
 
 
-def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:
+def log_table(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:
     """Logs the files of a table to MLflow."""
     tracking = config["tracking"]
-    files = [file for file in files if file.is_file()]  # no figure before the first run
-    delivery = log_files(files, out, "reports", {"table": name}, tracking["uri"], tracking["enabled"])
-    if delivery.kept:
-        display.warn(f"{delivery.kept} tracking records are kept in {out}; the same command sends them")
+    tracker = Tracker(out, "reports", out.name, {"table": name}, tracking["uri"], tracking["enabled"])
+    for file in files:
+        if file.is_file():  # no figure before the first run
+            tracker.artifact(file)
+    if kept := tracker.close().kept:
+        display.warn(f"{kept} tracking records are kept in {out}; the same command sends them")
 
 
 def _with_data(columns: Sequence[Column], common: Sequence[str], display: Display) -> list[Column]:

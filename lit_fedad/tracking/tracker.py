@@ -127,21 +127,6 @@ class Tracker:
             self._sender.wake()
 
 
-def log_files(
-    files: Iterable[Path],
-    folder: Path,
-    experiment: str,
-    tags: Mapping[str, str],
-    uri: str | None,
-    enabled: bool,
-) -> Delivery:
-    """Logs files as the artifacts of a run that holds nothing else; logged again, they replace those before."""
-    tracker = Tracker(folder, experiment, folder.name, tags, uri, enabled)
-    for file in files:
-        tracker.artifact(file)
-    return tracker.close()
-
-
 def amend(
     folder: Path, metrics: Mapping[str, float], step: int, files: Iterable[Path], place: str
 ) -> Delivery:

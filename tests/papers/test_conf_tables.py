@@ -14,7 +14,7 @@ from lit_fedad.report.tables import Setting
 @functools.cache
 def planned(name):
     """Each row in some column, each column in some row: table, row, column and the configuration of their run."""
-    table = read_table(name)[1]
+    table = read_table(name)
     rows, columns = [*table.rows, *table.beyond], paper_columns(table)
     number = max(len(rows), len(columns))
     pairs = itertools.islice(zip(itertools.cycle(rows), itertools.cycle(columns)), number)
@@ -113,7 +113,7 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
 
 @pytest.mark.parametrize("name", PAGE_TABLES)
 def test_paper_numbers_have_the_tables_form(name):
-    table = read_table(name)[1]
+    table = read_table(name)
     labels = [row.label.casefold() for row in (*table.rows, *table.beyond)]
     assert len(labels) == len(set(labels))
     assert not any("," in label for label in labels)  # they separate rows on the command line
@@ -133,7 +133,7 @@ def test_paper_numbers_have_the_tables_form(name):
 def test_the_papers_tables_agree_with_each_other():
     """FedDyMem with all its parts stands in three tables, with one local epoch in a fourth place."""
     detection, localisation, ablation, epochs = (
-        read_table(name)[1] for name in ("feddymem_1", "feddymem_2", "feddymem_3", "feddymem_fig8")
+        read_table(name) for name in ("feddymem_1", "feddymem_2", "feddymem_3", "feddymem_fig8")
     )
     assert [row.label for row in detection.rows] == [row.label for row in localisation.rows]
     full, whole = detection.rows[-1].paper, ablation.rows[-1].paper
@@ -147,7 +147,7 @@ def test_the_papers_tables_agree_with_each_other():
 
 def test_fadngs_tables_agree_with_each_other():
     """FADngs without distillation stands in three tables, with it in three."""
-    tables = {number: read_table(f"fadngs_{number}")[1] for number in (1, 3, 4, 5, 6)}
+    tables = {number: read_table(f"fadngs_{number}") for number in (1, 3, 4, 5, 6)}
     without, full = (row.paper["semantic_cifar10"] for row in tables[1].rows[-2:])
     assert tables[3].rows[-1].paper["semantic_cifar10"] == without
     assert tables[4].rows[-1].paper["semantic_cifar10"] == without
@@ -159,7 +159,7 @@ def test_fadngs_tables_agree_with_each_other():
 def test_gldp_tables_agree_with_each_other():
     """GLDP Table 2 and GLDP Table 3 print the same numbers; GLDP Table 4 prints A_glo of GLDP Table 2."""
     server, personal, ablation = (
-        {row.label: row.paper for row in read_table(f"gldp_{number}")[1].rows} for number in (2, 3, 4)
+        {row.label: row.paper for row in read_table(f"gldp_{number}").rows} for number in (2, 3, 4)
     )
     for label in ("GLDP-GP", "GLDP-LP"):
         assert server[label] == {column: personal[label][column] for column in server[label]}
@@ -173,7 +173,7 @@ def test_gldp_tables_agree_with_each_other():
 def test_fedvck_tables_agree_with_each_other():
     """FedVCK and FedDM stand in the tables of all methods, in the ablation, and FedVCK with K = 5 once more."""
     long, short, ablation, negatives = (
-        {row.label: row.paper for row in read_table(f"fedvck_{number}")[1].rows} for number in (2, 3, 4, 13)
+        {row.label: row.paper for row in read_table(f"fedvck_{number}").rows} for number in (2, 3, 4, 13)
     )
     for label, part in (("FedDM", "without all"), ("FedVCK", "full")):
         for data in ("Path", "OrganS"):
@@ -189,7 +189,7 @@ def test_fedvck_s_numbers_are_those_of_the_paper_s_text(name):
     text = Path(os.environ.get("LIT_FEDAD_DATA", "missing")).parent / "papers" / "fedvck.txt"
     if not text.is_file():
         pytest.skip("the paper's text is not at hand")
-    table = read_table(name)[1]
+    table = read_table(name)
     lines = text.read_text().splitlines()
     caption = f"{table.source.rpartition(', ')[2]}: "
     (end,) = [number for number, line in enumerate(lines) if line.startswith(caption)]

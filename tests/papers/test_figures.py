@@ -12,7 +12,7 @@ from lit_fedad.cli import main as cli
 from lit_fedad.papers import table as module
 from lit_fedad.papers.plan import page_tables, paper_columns, plan_runs, read_table, table_names
 
-TABLES = {name: read_table(name)[1] for name in table_names()}
+TABLES = {name: read_table(name) for name in table_names()}
 DRAWN = {name: table for name, table in TABLES.items() if table.figure in ("rounds", "clients", "sheets")}
 PICTURES = {"partition", "heatmaps", "representations", "capacities", "distance_correlation"}
 

@@ -14,7 +14,7 @@ from lit_fedad.papers.plan import page_tables, paper_columns, read_table, table_
 from lit_fedad.report.tables import Setting
 
 PATH = Setting("pathmnist", ["experiment=fedvck"], images=89_996, classes=9)
-FORMS = [name for name in table_names() if read_table(name)[1].cells != "runs"]
+FORMS = [name for name in table_names() if read_table(name).cells != "runs"]
 
 
 def configuration(method):
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_one_line(capsys):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_column_says_how_many_images_and_classes_there_are(name):
-    table = read_table(name)[1]
+    table = read_table(name)
     assert all(
         isinstance(column, Setting) and column.images and column.classes for column in table.columns.values()
     )
@@ -81,7 +81,7 @@ def test_every_column_says_how_many_images_and_classes_there_are(name):
 
 
 def test_the_papers_two_tables_of_bytes_agree():
-    few, all_of_them = ({row.label: row.paper for row in read_table(f"fedvck_{n}")[1].rows} for n in (5, 9))
+    few, all_of_them = ({row.label: row.paper for row in read_table(f"fedvck_{n}").rows} for n in (5, 9))
     assert few == {
         label: {column: paper[column] for column in few["FedAvg"]} for label, paper in all_of_them.items()
     }

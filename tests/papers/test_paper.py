@@ -14,7 +14,7 @@ def test_a_paper_table_shows_ours_beside_the_papers(make_run):
         ("FedDyMem", "MPDD", 0),
         ("FedDyMem", "MPDD", 1),
     ]
-    assert len(filled.table.rows) == len(read_table("feddymem_1")[1].rows)  # the paper's, ours or not
+    assert len(filled.table.rows) == len(read_table("feddymem_1").rows)  # the paper's, ours or not
 
 
 def test_runs_of_other_settings_or_data_have_no_place(make_run):

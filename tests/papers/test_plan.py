@@ -22,12 +22,12 @@ def test_columns_of_several_experiments_and_data():
 def test_root_of_a_column_wins_over_that_of_all():
     found = add_roots(own_columns([], ["mpdd", "mvtec_textures"]), {"mpdd": "/m"})
     seeds = [0, 0]  # given twice, and counted once
-    runs = plan_runs(read_table("feddymem_1")[1].rows[:1], found, ["data.root=/all"], seeds)
+    runs = plan_runs(read_table("feddymem_1").rows[:1], found, ["data.root=/all"], seeds)
     assert [run.config["data"]["root"] for run in runs] == ["/m", "/all"]
 
 
 def test_row_wins_over_what_is_given_to_every_run():
-    rows = [row for row in read_table("feddymem_1")[1].beyond if row.label.startswith("Nearest")]
+    rows = [row for row in read_table("feddymem_1").beyond if row.label.startswith("Nearest")]
     (run,) = plan_runs(
         rows, [Column("t", ("textures",), ("data=textures",))], ["rounds=9", "batch_size=3"], [4]
     )

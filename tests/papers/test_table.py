@@ -17,7 +17,6 @@ from lit_fedad.papers.paper import TableResults
 from lit_fedad.papers.plan import Column, plan_runs, read_table
 from lit_fedad.papers.table import launch, report_table
 from lit_fedad.report.console import Display
-from lit_fedad.tracking.tracker import log_files
 
 RESULT = {
     "data": "textures",
@@ -247,9 +246,9 @@ def test_rows_that_are_the_same_run_are_run_once(quick_runs):
     )
     assert len(quick_runs[0]) == 4
     quick_runs[0].clear()
-    rows = read_table("feddymem_fig8")[1].rows[:1] * 2
+    rows = read_table("feddymem_fig8").rows[:1] * 2
     runs = plan_runs(rows, [Column("t", ("textures",), ("data=textures",))], ["tracking=off"], [0, 1])
-    results = TableResults("x", read_table("feddymem_fig8")[1], runs, Path("x"))
+    results = TableResults("x", read_table("feddymem_fig8"), runs, Path("x"))
     assert (len(runs), len(results.runs), len(results.missing())) == (4, 2, 0)
     assert (Path("reports/feddymem_fig8-textures") / "feddymem_fig8.png").read_bytes()[1:4] == b"PNG"
 
@@ -267,15 +266,16 @@ def test_table_so_far_is_there_after_each_run(quick_runs, monkeypatch):
 
 
 @pytest.mark.slow
-def test_files_become_the_artifacts_of_one_mlflow_run(workdir):
+def test_files_become_the_artifacts_of_one_mlflow_run(workdir, capsys):
     mlflow = pytest.importorskip("mlflow")
     file = workdir / "reports/t/t.md"
     file.parent.mkdir(parents=True)
     uri = f"sqlite:///{workdir}/mlflow.db"
+    config = {"tracking": {"uri": uri, "enabled": True}}
     for text in ("half", "whole"):
         file.write_text(text)
-        delivery = log_files([file], file.parent, "reports", {"table": "t"}, uri, True)
-    assert (delivery.pending, delivery.error) == (0, None)
+        module.log_table("t", [file, file.with_suffix(".png")], config, file.parent, Display())
+    assert not capsys.readouterr().err
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("reports").experiment_id])
     assert (run.info.run_name, run.info.status, run.data.tags["table"]) == ("t", "FINISHED", "t")
