@@ -1,17 +1,10 @@
 """Workers that are killed while they share a study: with real trials, and over a database."""
 
-import importlib.util
 import itertools
 import os
-import pwd
 import random
-import shutil
 import signal
-import socket
-import subprocess
-import tempfile
 import time
-from pathlib import Path
 
 import optuna
 import psutil
@@ -87,67 +80,6 @@ def test_eight_trials_two_workers_three_kills(study_file, forking, tmp_path):
             assert result["exchanges"][-1] == 2
 
 
-@pytest.fixture
-def postgresql():
-    """URL of a server of this test's own."""
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("no PostgreSQL driver: pip install 'psycopg[binary]'")
-    with Server() as url:
-        yield url
-
-
-class Server:
-    """A PostgreSQL server in a folder that goes with it; as root it runs as another user, as it must."""
-
-    def __enter__(self):
-        folders = [
-            *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True),
-            *os.environ["PATH"].split(":"),
-        ]
-        path = ":".join(folders)
-        if not shutil.which("initdb", path=path) or not shutil.which("pg_ctl", path=path):
-            pytest.skip("no PostgreSQL server: initdb and pg_ctl are not installed")
-        self.home = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
-        self.prefix, self.path = [], path
-        if os.geteuid() == 0:
-            user = next((u for u in pwd.getpwall() if u.pw_name in ("postgres", "nobody")), None)
-            if user is None or not shutil.which("setpriv"):
-                pytest.skip("PostgreSQL does not run as root, and there is no other user to run it as")
-            os.chown(self.home, user.pw_uid, user.pw_gid)
-            self.prefix = [
-                *("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"),
-            ]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.call("initdb", "-U", "sweep", "--auth=trust", "-E", "UTF8", "--no-sync")
-        self.call(
-            "pg_ctl",
-            "-w",
-            "-o",
-            f"-p {port} -k {self.home} -h 127.0.0.1 -F",
-            "-l",
-            f"{self.home}/log",
-            "start",
-        )
-        return f"postgresql://sweep@127.0.0.1:{port}/postgres"
-
-    def __exit__(self, *_):
-        self.call("pg_ctl", "-m", "immediate", "stop")
-        shutil.rmtree(self.home)
-
-    def call(self, command, *arguments):
-        binary = shutil.which(command, path=self.path)
-        done = subprocess.run(
-            [*self.prefix, binary, "-D", str(self.home / "data"), *arguments],
-            cwd="/",
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command} failed: {done.returncode}"
-
-
 def stopped_within_a_trial(pid, out):
     """Stop a worker and say whether it has begun a trial that it has not ended; if not, let it go on."""
     os.kill(pid, signal.SIGSTOP)
@@ -160,8 +92,8 @@ def stopped_within_a_trial(pid, out):
     return False
 
 
-def database_passes_trials_on(url, study_file, tmp_path, start, forking):
-    out = tmp_path / "study"
+def test_a_database_passes_trials_on(study_file, tmp_path, start, forking):
+    out, url = tmp_path / "study", f"sqlite:///{tmp_path}/study.db"
     options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4", "patience=4"]
     first, second = start(options, long_steps), start(options, long_steps)
     end = time.monotonic() + 120
@@ -182,11 +114,3 @@ def database_passes_trials_on(url, study_file, tmp_path, start, forking):
     assert again.intermediate_values.items() >= lost.intermediate_values.items()
     for number in trials:
         assert (out / f"trial_{number}" / "steps.txt").read_text().split() == list("01234")
-
-
-def test_trials_are_passed_on_in_postgresql(postgresql, study_file, tmp_path, start, forking):
-    database_passes_trials_on(postgresql, study_file, tmp_path, start, forking)
-
-
-def test_trials_are_passed_on_in_sqlite(study_file, tmp_path, start, forking):
-    database_passes_trials_on(f"sqlite:///{tmp_path}/study.db", study_file, tmp_path, start, forking)
