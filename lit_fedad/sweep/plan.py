@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from optuna import Study
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
-from optuna.samplers import GridSampler as _GridSampler
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import create_trial
 
 from lit_fedad.core.building import build, call, locate, takes, targets
 from lit_fedad.core.config import Config, choices, compose
@@ -30,8 +28,6 @@ from lit_fedad.core.plain_values import plain_yaml
 from lit_fedad.core.typed_words import written
 
 _CALLED = {"sampler": "samplers", "pruner": "pruners"}
-_SHARED = {"optuna.samplers.GridSampler": f"{__name__}.GridSampler"}
-"""Samplers that need another form where several workers share a study."""
 
 BYTES = "bytes"
 """The objective that is no metric: bytes of all exchanges, up and down, those of set-up too, over the rounds."""
@@ -73,36 +69,6 @@ def metric_value(metrics: Mapping[str, Any], objective: str) -> float | None:
     except KeyError:
         raise UserError(f"objective '{objective}': this run knows no products; give {name}") from None
     return value
-
-
-class GridSampler(_GridSampler):
-    """Optuna's grid, with one order of its values for all workers.
-
-    Optuna notes the places of values that were tried, in an order drawn by the seed: workers of different seeds would
-    repeat some values and never try others.
-
-    Args:
-        search_space: Values of each searched key.
-    """
-
-    def __init__(self, search_space: Mapping[str, Sequence]) -> None:
-        super().__init__(search_space)
-
-    def all_begun(self, study: Study) -> bool:
-        """Tells whether every value has been tried or is played by a worker: Optuna would give out the latter again."""
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return set(self._get_unvisited_grid_ids(study)) <= {
-            one.system_attrs.get("grid_id") for one in running
-        }
-
-    def after_trial(
-        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
-        """Ends the study after the last value; a trial of given values, such as the default, has no place there."""
-        if "grid_id" in trial.system_attrs:
-            super().after_trial(study, trial, state, values)
-        elif self.is_exhausted(study):
-            study.stop()
 
 
 _ABSENT = object()
@@ -188,9 +154,7 @@ class Plan:
 
     def make_sampler(self, seed: int) -> BaseSampler:
         """Builds a worker's own sampler."""
-        target = self.sampler["_target_"]
-        sampler = {**self.sampler, "_target_": _SHARED.get(target, target)}
-        return build(sampler, **({"seed": seed % 2**32} if takes(sampler, "seed") else {}))
+        return build(self.sampler, **({"seed": seed % 2**32} if takes(self.sampler, "seed") else {}))
 
     def make_pruner(self) -> BasePruner:
         """Builds the study's pruner."""
@@ -277,6 +241,13 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
                 raise UserError(
                     f"{where}: {key} names {name}; a study names Optuna's samplers and pruners alone"
                 )
+            if (
+                name == "optuna.samplers.GridSampler"
+            ):  # workers of different seeds would repeat some of its values
+                raise UserError(
+                    f"{where}: workers cannot share a GridSampler; name optuna.samplers.BruteForceSampler, which tries"
+                    " all choices and steps of space"
+                )
     base = section.get("base")
     if not isinstance(base, list) or not all(isinstance(word, str) for word in base):
         raise UserError(f"{where}: base must be a list of overrides, such as [method=feddymem, rounds=10]")
@@ -310,7 +281,6 @@ def _check(plan: Plan, where: str) -> None:
         if str(plan.base_config["fabric"]["devices"]) != "1":
             raise UserError("a trial runs in one process; start more workers instead of fabric.devices")
         firsts = _firsts(plan)
-        _check_grid(plan)
         plan.make_sampler(0)
         plan.make_pruner()
         plan.config(firsts)
@@ -318,16 +288,6 @@ def _check(plan: Plan, where: str) -> None:
             plan._default(key)
     except (UserError, ValueError, TypeError) as error:
         raise UserError(f"{where}: {error}") from error
-
-
-def _check_grid(plan: Plan) -> None:
-    if (grid := plan.sampler.get("search_space")) is None:
-        return
-    if not isinstance(grid, Mapping) or grid.keys() != plan.space.keys():
-        raise UserError("search_space of the sampler must list values of each key of space, and of no other")
-    for key, values in grid.items():
-        if outside := [value for value in values if not _holds(plan.distributions[key], value)]:
-            raise UserError(f"search_space of the sampler: {key}={outside[0]!r} is no value of space")
 
 
 def _firsts(plan: Plan) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import clock
-from lit_fedad.sweep.plan import BYTES, GridSampler, Plan, metric_value, objective_value
+from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
 from lit_fedad.sweep.storage import GIVEN_BACK, WORKER, attempts, pass_on, standing
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -158,9 +158,7 @@ class Worker:
             self.reap()
             trials = standing(self.study)
             queued = any(trial.state == TrialState.WAITING for trial in trials.values())
-            sampler = self.study.sampler
-            begun = isinstance(sampler, GridSampler) and sampler.all_begun(self.study)
-            if not queued and (self.exhausted or begun or len(trials) >= self.trials):
+            if not queued and (self.exhausted or len(trials) >= self.trials):
                 return None
             try:
                 trial = self.study.ask(self.plan.distributions)

@@ -18,7 +18,6 @@ from optuna.trial import TrialState
 from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
-from lit_fedad.sweep.plan import GridSampler
 from lit_fedad.sweep.storage import check_trials, open_storage, standing
 from lit_fedad.sweep.worker import PrunedError
 
@@ -112,21 +111,14 @@ def test_trial_that_kills_its_workers_is_given_up_and_one_that_is_given_back_is_
     assert len(study.trials) == storage.RETRIES + given_back + 1
 
 
-@pytest.mark.parametrize(
-    ("sampler", "more"),
-    [
-        ("GridSampler, search_space: {task.loss.neighbours: [1, 2, 3]}", ""),
-        ("BruteForceSampler", "pruner: {_target_: optuna.pruners.HyperbandPruner}"),
-    ],
-)
-def test_study_ends_when_its_sampler_has_tried_all_values(sampler, more, options, study_file, capsys, opened):
-    study_file.write_text(f"""\
+def test_study_ends_when_its_sampler_has_tried_all_values(options, study_file, capsys, opened):
+    study_file.write_text("""\
 base: [method=federated_bank, debug=seconds, tracking=off, evaluation.pictures=0]
-objectives: {{pro: maximize}}
-space: {{task.loss.neighbours: {{type: int, low: 1, high: 3}}}}
-sampler: {{_target_: optuna.samplers.{sampler}}}
+objectives: {pro: maximize}
+space: {task.loss.neighbours: {type: int, low: 1, high: 3}}
+sampler: {_target_: optuna.samplers.BruteForceSampler}
+pruner: {_target_: optuna.pruners.HyperbandPruner}
 trials: 9
-{more}
 """)
     sweep(options, Display(), neighbours)
     tried = {trial.params["task.loss.neighbours"] for trial in opened().trials}
@@ -136,40 +128,6 @@ trials: 9
     sweep(options, Display(), neighbours)
     assert len(opened().trials) == trials
     assert "all values of the search space have been tried" in capsys.readouterr().out
-
-
-def test_workers_that_join_a_grid_one_after_the_other_try_each_value(options, study_file, opened):
-    study_file.write_text("""\
-base: [method=federated_bank, debug=seconds, tracking=off, evaluation.pictures=0]
-objectives: {pro: maximize}
-space: {task.loss.neighbours: {type: int, low: 1, high: 8}}
-sampler: {_target_: optuna.samplers.GridSampler, search_space: {task.loss.neighbours: [1, 2, 3, 4, 5, 6, 7, 8]}}
-trials: 30
-""")
-    for trials in (3, 6, 30):
-        sweep([*options, f"n_trials={trials}"], Display(quiet=True), neighbours)
-    _default, *others = [trial.params["task.loss.neighbours"] for trial in opened().trials]
-    assert sorted(others) == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_a_grids_last_value_is_not_given_out_again_while_a_worker_plays_it():
-    sampler = GridSampler({"x": [1, 2]})
-    study, numbers = optuna.create_study(sampler=sampler), {"x": optuna.distributions.IntDistribution(1, 2)}
-    first = study.ask(numbers)
-    study.tell(first, 1.0)
-    assert not sampler.all_begun(study)
-    study.ask(numbers)
-    assert sampler.all_begun(study)
-
-
-def test_a_default_that_ends_while_one_value_of_a_grid_is_left_is_a_trial_like_others(monkeypatch):
-    study, stopped = optuna.create_study(sampler=GridSampler({"x": [1, 2]})), []
-    monkeypatch.setattr(study, "stop", lambda: stopped.append(True))
-    study.enqueue_trial({"x": 1})
-    default, first, last = (study.ask({"x": optuna.distributions.IntDistribution(1, 2)}) for _ in range(3))
-    for trial, ends in ((first, False), (default, False), (last, True)):
-        study.tell(trial, 1.0)
-        assert bool(stopped) is ends
 
 
 def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(options, opened):
