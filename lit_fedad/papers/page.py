@@ -8,21 +8,21 @@ from pathlib import Path
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import without_user
-from lit_fedad.papers.paper import fill
+from lit_fedad.papers.paper import FilledTable, fill
 from lit_fedad.papers.plan import page_tables
 from lit_fedad.papers.runs import CompleteRun, Links, complete_runs, groups_by_data
-from lit_fedad.papers.sections.figures import (
+from lit_fedad.papers.sections import (
     accuracy_over_bytes,
     accuracy_over_rounds,
     attacks,
-    paper_tables,
+    complete_table,
+    incomplete_table,
     partitions,
+    product_tables,
     promises,
     run_sheets,
     site_tables,
-    sweeps,
 )
-from lit_fedad.papers.sections.overview import client_spread, complete_table, incomplete_table, product_tables
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
 from lit_fedad.report.naming import human_bytes
@@ -91,8 +91,7 @@ def build_page(
     tracked: Sequence[TrackedRun], runs: Sequence[CompleteRun], links: Links, uri: str | None
 ) -> Page:
     """Builds the page, section by section."""
-    trials = [run for run in runs if run.tracked.parent]
-    data = groups_by_data([run for run in runs if not run.tracked.parent])
+    data = groups_by_data(runs)
     grouped = [run for groups in data.values() for group in groups for run in group.runs]
     filled = [table for name in page_tables() if (table := fill(name, grouped))]
     parts: dict[str, Iterator[Block]] = {
@@ -100,14 +99,12 @@ def build_page(
         "Beside the papers": paper_tables(filled, links),
         "Over the rounds": accuracy_over_rounds(data, links, uri),
         "Accuracy and bytes": accuracy_over_bytes(data),
-        "Clients apart": client_spread(data, links),
         "Sites": site_tables(data, links),
         "Products": product_tables(data, links),
         "Decisions": promises(data, links),
         "Partitions": partitions(data, links),
         "What detectors see": run_sheets(data, links),
         "Privacy": attacks(data, links),
-        "Sweeps": sweeps(tracked, trials, links),
     }
     sections = [Section(title, blocks) for title, part in parts.items() if (blocks := list(part))]
     experiments = list(dict.fromkeys(run.tracked.experiment for run in runs))
@@ -117,6 +114,18 @@ def build_page(
         "means over seeds to the comparison of their runs. ± is the sample standard deviation over seeds.",
         sections,
     )
+
+
+def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]:
+    """Tabulates each paper's numbers beside those of our runs, and what our runs cost.
+
+    Yields:
+        For the rows of each paper, and for rows beyond it: a table of results and one of costs. A table without a
+        number of the paper for our data is left out.
+    """
+    for filled in tables:
+        if any(key in row.paper for row in filled.table.rows for key in filled.columns.values()):
+            yield from filled.grids(links)
 
 
 def write_page(page: Page, out: Path) -> Path:

@@ -177,14 +177,14 @@ def each_run(data: GroupsByData) -> Iterator[tuple[str, CompleteRun]]:
 def complete_runs(
     tracked: Sequence[TrackedRun], fetched: Path, uri: str | None, display: Display
 ) -> list[CompleteRun]:
-    """Finds the complete ones among tracked runs.
+    """Finds the complete ones among tracked runs that stand alone: studies of sweeps show their trials themselves.
 
     Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
     whose result cannot be read, or that another version wrote, is left out, with a warning.
     """
     complete = []
     for run in tracked:
-        if run.folder is None or "method" not in run.tags or "study" in run.tags:
+        if run.folder is None or run.parent or "method" not in run.tags or "study" in run.tags:
             continue
         try:
             folder, result = _result(run, run.folder, fetched, uri)

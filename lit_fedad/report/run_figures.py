@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -16,10 +15,7 @@ from PIL import Image
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import check_stored
 from lit_fedad.report.style import (
-    DARK,
-    FONT_SIZE,
     LEGEND,
-    as_written,
     blank_figure,
     labelled_axes,
     line_style,
@@ -63,34 +59,6 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
             axes.plot(*zip(*points, strict=True), label=label if number == 0 else None, **style)
     axes.margins(x=0.04, y=0.08)
     figure.legend(loc="outside lower center", ncols=columns, **LEGEND)
-    return figure
-
-
-def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Figure:
-    """Draws one row a run with one dot a client and a bar at the mean; the worst client is named."""
-    names = wrapped(groups, 36)
-    figure = blank_figure(4.6, 0.7 + max(0.26, 0.13 * max(map(lines_of, names))) * len(groups))
-    axes = labelled_axes(figure, xlabel, "")
-    axes.grid(visible=False)
-    axes.grid(axis="x", color="0.9", linewidth=0.5)
-    for row, values in enumerate(groups.values()):
-        worst = min(values, key=values.__getitem__)
-        axes.plot(list(values.values()), [row] * len(values), "o", markersize=3.5, alpha=0.7, color="#0072B2")
-        axes.plot(np.mean(list(values.values())), row, "|", markersize=11, color=DARK)
-        if len(set(values.values())) > 1:
-            axes.plot(values[worst], row, "o", markersize=4, color="#D55E00")
-            axes.annotate(
-                as_written(worst),
-                (values[worst], row),
-                xytext=(0, 4),
-                textcoords="offset points",
-                ha="center",
-                fontsize=FONT_SIZE - 1,
-                color=DARK,
-            )
-    axes.set_yticks(range(len(groups)), names)
-    axes.set_ylim(len(groups) - 0.4, -0.7)
-    axes.margins(x=0.06)
     return figure
 
 

@@ -14,11 +14,9 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import bind
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.papers import page as module
+from lit_fedad.papers import sections
 from lit_fedad.papers.page import build_page, report_runs, write_page
 from lit_fedad.papers.runs import Links, complete_runs
-from lit_fedad.papers.sections import figures as curves
-from lit_fedad.papers.sections import overview
-from lit_fedad.papers.sections.overview import format_parameter
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Gallery, Grid
 from lit_fedad.report.tables import UNKNOWN
@@ -33,10 +31,9 @@ def page_of(monkeypatch, tmp_path):
     """The report of runs, with few tables, without MLflow and with figures that are not rendered."""
 
     def page(runs, more=(), tables=("feddymem_1",)):
-        for drawing in (curves, overview):
-            monkeypatch.setattr(drawing, "svg", lambda figure: b"<svg/>")
+        monkeypatch.setattr(sections, "svg", lambda figure: b"<svg/>")
         monkeypatch.setattr(module, "page_tables", lambda: list(tables))
-        monkeypatch.setattr(curves, "metric_history", lambda *_: [(1, 0.25), (2, 0.5)])
+        monkeypatch.setattr(sections, "metric_history", lambda *_: [(1, 0.25), (2, 0.5)])
         tracked = [*(run.tracked for run in runs), *more]
         return build_page(tracked, runs, Links(UI, tmp_path / "reports"), None)
 
@@ -116,15 +113,11 @@ def test_every_number_of_every_table_has_a_link(make_run, page_of):
                     assert cell.url or not measured, (part.title, head, cell)
 
 
-def test_curves_spread_and_partitions(make_run, page_of):
+def test_curves_and_partitions(make_run, page_of):
     page = page_of([make_run("a", "feddymem", [0.5, 0.7])])
     galleries = [b for b in section(page, "Over the rounds").blocks if isinstance(b, Gallery)]
     captions = [picture.caption for gallery in galleries for picture in gallery.pictures]
     assert captions == ["Mean over clients, one line a run.", "feddymem, seed 0: I-AUROC of each client"]
-    (spread,) = grids(page, "Clients apart")
-    mean, deviation, worst, best, between = texts(spread)[0][2:]
-    assert (mean, worst, best, between) == ("0.6000", "client 0: 0.5000", "client 1: 0.7000", "0.2000")
-    assert deviation == "0.1414"
     (partitions,) = section(page, "Partitions").blocks
     assert [picture.url for picture in partitions.pictures] == [f"{UI}/#/experiments/7/runs/a"]
     assert not [part for part in page.sections if part.title == "Privacy"]
@@ -215,37 +208,6 @@ def test_a_damaged_attack_of_one_run_is_named_and_the_others_are_drawn(make_run,
     told = [line for block in privacy[1:] for line in block.lines]
     damaged = [f"{runs[0].files}/privacy/lira.json: "] * (content != "{}")
     assert [line.partition("lira.json: ")[0] + "lira.json: " for line in told] == damaged
-
-
-def test_trials_stand_under_their_study_and_nowhere_else(make_run, page_of, tmp_path):
-    figures = tmp_path / "study" / "figures"
-    figures.mkdir(parents=True)
-    tags = {"study": "th", "method": "feddymem", "lit_fedad.out": str(figures.parent)}
-    objectives = {"objectives.i_auroc": "maximize", "objectives.bytes": "minimize", "base": "method=feddymem"}
-    study = TrackedRun("s", "7", "sweep_th", "th", "FINISHED", 0, tags, objectives, {})
-    trial = make_run("t", "feddymem", [0.5, 0.7], parent="s")
-    plain = make_run("a", "fedavg", [0.4, 0.4])
-    shutil.copy(plain.files / "figures" / "partition.png", figures / "importance.png")
-    page = page_of([trial, plain], [study])
-    assert [line[0] for line in texts(grids(page, "Runs")[0])] == ["fedavg"]
-    grid, gallery = section(page, "Sweeps").blocks
-    assert texts(grid) == [["t", "finished", "0.6000", "2,000,500"]]
-    assert grid.heads == ["trial", "state", "i_auroc", "bytes"]
-    assert [picture.caption for picture in gallery.pictures] == ["importance: th"]
-
-
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        ("0.0013525517894", "0.001353"),
-        ("2.66e-05", "2.66e-05"),
-        ("0.01", "0.01"),
-        ("median", "median"),
-        ("12", "12"),
-    ],
-)
-def test_drawn_numbers_are_short(given, shown):
-    assert format_parameter(given) == shown
 
 
 def test_runs_that_are_not_complete_are_named(make_run, page_of):

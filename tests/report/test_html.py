@@ -18,7 +18,7 @@ from lit_fedad.report.html import (
     render_html,
     render_markdown,
 )
-from lit_fedad.report.run_figures import lines_figure, sheet, spread_figure, svg
+from lit_fedad.report.run_figures import lines_figure, sheet
 
 HOSTILE = '<script>alert("x")</script> | `rm` [a](b) & *b*'
 RUN = "http://127.0.0.1:5000/#/experiments/1/runs/abc"
@@ -150,34 +150,10 @@ def test_a_link_in_markdown_survives_any_address():
     assert "[e](x%28y%29%20%22z%22)" in render_markdown(page, "p")[0]
 
 
-@pytest.mark.slow
-def test_figures_of_several_runs():
-    figure = lines_figure(
-        {"a": [[(1, 0.5), (100, 0.6)]], "b": [[(0, 0.1), (2, 0.3)]]}, "MB", "y", whole=False
-    )
-    (axes,) = figure.axes
-    assert axes.get_xscale() == "log"
-    assert [list(line.get_xdata()) for line in axes.lines] == [
-        [1, 100],
-        [2],
-    ]  # zero has no place on a log axis
-    assert svg(figure) == svg(figure)
-    (axes,) = spread_figure({"a": {"0": 0.5, "1": 0.2}, "alike": {"0": 0.3, "1": 0.3}}, "x").axes
-    assert [text.get_text() for text in axes.texts] == ["1"]
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda names: spread_figure({name: {"0": 0.5, "1": 0.2} for name in names}, "x"),
-        lambda names: lines_figure({name: [[(1, 0.5), (2, 0.6)]] for name in names}, "x", "y", whole=True),
-    ],
-    ids=["spread", "lines"],
-)
-def test_long_names_of_runs_stand_within_the_picture(draw):
+def test_long_names_of_runs_stand_within_the_picture():
     others = "federation.robust.banks=BankSupport, federation.robust.statistics=StatisticsCheck and 16 more)"
     names = [f"federated_bank (evaluation.alpha=0.{digit}, {others}" for digit in (1, 2)]
-    figure = draw(names)
+    figure = lines_figure({name: [[(1, 0.5), (2, 0.6)]] for name in names}, "x", "y", whole=True)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     assert axes.get_window_extent().width > 0.3 * figure.bbox.width

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from lit_fedad.experiment.figures.condensed import knowledge_sheet
 from lit_fedad.report.figures import partition_figure, save_figure, stages_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet
-from lit_fedad.report.run_figures import lines_figure, spread_figure, svg
+from lit_fedad.report.run_figures import lines_figure, svg
 from lit_fedad.report.style import blank_figure, labelled_axes
 from lit_fedad.report.table_figures import rounds_figure, rows_figure, sheets_figure, tasks_figure
 from lit_fedad.report.tables import Row, Table
@@ -33,7 +33,6 @@ FIGURES = {
     "heatmaps": lambda: heatmap_sheet([Case(PIXELS, None, np.zeros((8, 8)), NAME)], NAME),
     "knowledge sheet": lambda: knowledge_sheet({1: IMAGES}, [NAME]),
     "lines": lambda: lines_figure({NAME: [[(1, 0.5)]]}, NAME, NAME, whole=True),
-    "spread": lambda: spread_figure({NAME: {NAME: 0.1, "b": 0.2}}, NAME),
     "rows": lambda: rows_figure(table("rows"), [NAME], RUNS),
     "tasks": lambda: tasks_figure(table("tasks"), [NAME], RUNS),
     "rounds": lambda: rounds_figure(table("rounds"), [NAME], ROUNDS),

@@ -1,1 +1,0 @@
-"""Sections of the report: each yields tables and figures out of complete runs."""
