@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from lit_fedad.audits.statistics import WHO
 from lit_fedad.contracts import TensorSpec
+from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.text import shell_word
 from lit_fedad.experiment.finished_run import FinishedRun
@@ -153,16 +154,17 @@ def _findings(run: FinishedRun) -> list[Block]:
     A file that cannot be read, or is of another form, such as that of an earlier version, is named in its place.
     """
     damaged, blocks = list[str](), list[Block]()
-    contents = run.folder.attacks(damaged)
     for attack, table in _TABLES.items():
-        if attack in contents:
-            try:
-                blocks.append(table(contents[attack]))
-            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-                damaged.append(
-                    f"{run.folder.path / 'privacy' / attack}.json: of another form than this version's; remove it, and"
-                    " attack the run again"
-                )
+        try:
+            if (content := run.folder.attack(attack)) is not None:
+                blocks.append(table(content))
+        except UserError as error:
+            damaged.append(str(error))
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+            damaged.append(
+                f"{run.folder.path / 'privacy' / attack}.json: of another form than this version's; remove it, and"
+                " attack the run again"
+            )
     for line in damaged:
         run.display.warn(line)
     return [*blocks, *([Prose(damaged)] if damaged else [])]

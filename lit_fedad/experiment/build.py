@@ -352,7 +352,7 @@ def start_from(task: Task, run: str) -> None:
     Raises:
         UserError: If there is no such run, its server holds no weights, or no weight fits.
     """
-    folder = RunFolder.started_from(run)
+    folder = RunFolder.find(run, "start")
     checkpoints = Checkpoints(folder.path / "checkpoints")
     latest, result = checkpoints.latest(), folder.result()
     if result and "own_client" in result:

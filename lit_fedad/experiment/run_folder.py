@@ -32,7 +32,6 @@ from lit_fedad.metrics.conformal import Alpha, Calibration
 from lit_fedad.tracking.reading import find_run_folder
 
 _DEFAULT = "versions/default.json"
-_ATTACK = "remove it, and attack the run again"
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class RunFolder:
         return cls(Path("outputs") / name)
 
     @classmethod
-    def find(cls, run: str) -> RunFolder:
-        """Finds the folder of a finished or begun run.
+    def find(cls, run: str, key: str = "run") -> RunFolder:
+        """Finds the folder of a finished or begun run, which the user has named by a key.
 
         Raises:
             UserError: If there is no such run, another version wrote it, or a folder in it is a link, through which
@@ -74,25 +73,13 @@ class RunFolder:
             try:
                 folder = find_run_folder(run)
             except UserError as error:
-                raise UserError(f"run={run}: no such folder, and no tracked run: {error}") from error
+                raise UserError(f"{key}={run}: no such folder, and no tracked run: {error}") from error
         if not (folder / "config.yaml").exists():
             raise UserError(f"{folder}: not a run's folder (it holds no config.yaml)")
         check_folders(folder)
         found = cls(folder)
         found.config()
         return found
-
-    @classmethod
-    def started_from(cls, run: str) -> RunFolder:
-        """Finds the folder of a run whose weights another begins with.
-
-        Raises:
-            UserError: As `find` does, of the key ``start``.
-        """
-        try:
-            return cls.find(run)
-        except UserError as error:
-            raise UserError(f"start={str(error).removeprefix('run=')}") from error
 
     def config(self) -> Config:
         """Reads the resolved configuration of the run.
@@ -126,24 +113,10 @@ class RunFolder:
         """Reads the rate of false alarms that the run promises."""
         return alphas(self.config())[0]
 
-    def attacks(self, damaged: list[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Reads what attacks on the run have found, by the name of the attack.
-
-        Args:
-            damaged: Takes a line about each file that cannot be read, which is left out; None refuses such a file.
-
-        Raises:
-            UserError: If a file cannot be read, and `damaged` is None.
-        """
-        found = {}
-        for path in sorted((self.path / "privacy").glob("*.json")):
-            try:
-                found[path.stem] = read_object(path, _ATTACK)
-            except UserError as error:
-                if damaged is None:
-                    raise
-                damaged.append(str(error))
-        return found
+    def attack(self, name: str) -> dict[str, Any] | None:
+        """Reads what the attack of a name has found; None where the run was not attacked."""
+        file = self.path / "privacy" / f"{name}.json"
+        return read_object(file, "remove it, and attack the run again") if there(file) else None
 
     def additions(self) -> list[Addition]:
         """Reads the images that came after the run was complete; none where it was not updated."""

@@ -85,7 +85,7 @@ def _keep_start(config: Config, folder: Path) -> None:
     """Refuses to delete the run whose weights this one begins with."""
     if not (config["fresh"] and config["start"]):
         return
-    if RunFolder.started_from(config["start"]).path.resolve().is_relative_to(folder.resolve()):
+    if RunFolder.find(config["start"], "start").path.resolve().is_relative_to(folder.resolve()):
         raise UserError(
             f"start={config['start']}: this run would be deleted to begin anew, and its weights are needed; give"
             " another out=DIR"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -153,25 +154,19 @@ def constant_rows(
     return [Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(constants, metrics)
 
 
-def with_attack(
-    result: Mapping[str, Any],
-    folder: RunFolder,
-    damaged: list[str] | None = None,
-    attack: Sequence[str] = (),
-) -> dict[str, Any]:
+def with_attack(result: Mapping[str, Any], folder: RunFolder, attack: Sequence[str] = ()) -> dict[str, Any]:
     """Adds what membership inference found to a run's last round.
 
     Args:
         result: Content of the run's ``result.json``.
         folder: The run's folder.
-        damaged: As in `RunFolder.attacks`.
         attack: Options of the table's attack; what one with others found is left out.
 
     Raises:
-        UserError: If the attack's file cannot be read, and `damaged` is None.
+        UserError: If the attack's file cannot be read.
     """
     asked = {**asdict(LiraOptions()), **dict(option.split("=", 1) for option in attack)}
-    content = folder.attacks(damaged).get("lira", {})
+    content = folder.attack("lira") or {}
     if any(str(content.get(key, value)) != str(value) for key, value in asked.items() if key != "out"):
         content = {}
     numbers = {name: {"mean": value} for name, value in content.items() if isinstance(value, float)}
@@ -188,11 +183,7 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
     """
     table = read_table(name)
     if table.attack:
-        # What cannot be read is named beside the attacks of all runs.
-        runs = [
-            replace(run, result=with_attack(run.result, RunFolder(run.files), [], table.attack))
-            for run in runs
-        ]
+        runs = [_attacked(run, table.attack) for run in runs]
     runs_by_cell: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
         for cell in _cells_of(table, run):
@@ -206,6 +197,13 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
         for run in cells
     ]
     return FilledTable.of(name, table, outcomes, complete=complete)
+
+
+def _attacked(run: CompleteRun, attack: Sequence[str]) -> CompleteRun:
+    """Adds what the attack found; what cannot be read is named beside the attacks of all runs."""
+    with suppress(UserError):
+        return replace(run, result=with_attack(run.result, RunFolder(run.files), attack))
+    return run
 
 
 def _cells_of(table: Table, run: CompleteRun) -> Iterator[tuple[str, str]]:
@@ -292,7 +290,7 @@ class TableResults:
         try:
             result = run.folder.result()
             attack = self._table.attack
-            return with_attack(result, run.folder, attack=attack) if result and attack else result
+            return with_attack(result, run.folder, attack) if result and attack else result
         except UserError as error:
             self.causes[run.folder.path] = str(error)
             return None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.runs import CompleteRun, GroupsByData, Links, each_run
@@ -368,7 +369,11 @@ def _results(run: CompleteRun, damaged: list[str]) -> dict[str, dict[str, Any]]:
     results: dict[str, Mapping[str, Any]] = {}
     if run.result.get("privacy"):
         results["while training"] = run.result["privacy"]
-    results |= RunFolder(run.files).attacks(damaged)
+    for attack in ("dcor", "inversion", "lira"):
+        try:
+            results[attack] = RunFolder(run.files).attack(attack) or {}
+        except UserError as error:
+            damaged.append(str(error))
     return {
         attack: {k: v for k, v in values.items() if isinstance(v, (int, float, str)) and k != "attack"}
         for attack, values in results.items()
