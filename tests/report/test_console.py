@@ -110,12 +110,6 @@ def test_without_an_estimate_nothing_is_said_of_the_time_left(out):
     assert out()[0].endswith("1.8 s")
 
 
-def test_eighty_columns_cost_the_lesser_fields_first(out, terminal):
-    terminal(80)
-    one_round(Display())
-    assert out() == ["round  3/6  loss 0.0123  I-AUROC 0.849  P-AUROC 0.911  PRO 0.770  left 0:12"]
-
-
 @pytest.mark.parametrize(
     ("columns", "kept"),
     [

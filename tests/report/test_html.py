@@ -15,6 +15,7 @@ from lit_fedad.report.html import (
     Picture,
     Prose,
     Section,
+    markdown_table,
     render_html,
     render_markdown,
 )
@@ -166,3 +167,13 @@ def test_a_sheet_is_no_wider_than_a_page(tmp_path):
     (tmp_path / "small.webp").write_bytes(sheet(tmp_path / "wide.png"))
     with Image.open(tmp_path / "small.webp") as image:
         assert (image.format, image.size) == ("WEBP", (1000, 15))
+
+
+def test_lines_are_of_one_width():
+    text = markdown_table(["a", "b"], [["±", ""], ["longer", "x"]])
+    assert text.splitlines() == ["| a      | b |", "|--------|---|", "| ±      |   |", "| longer | x |"]
+
+
+def test_a_row_has_a_cell_for_each_heading():
+    with pytest.raises(ValueError, match="longer"):
+        markdown_table(["a"], [["1", "2"]])
