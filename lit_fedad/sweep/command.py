@@ -34,7 +34,6 @@ from lit_fedad.tracking.sender import Delivery, where_compared
 from lit_fedad.tracking.tracker import Tracker
 
 _FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"
-_LEAST_PATIENCE_S = 4
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class SweepOptions:
         storage: ``journal`` (a file in the study's folder), a database's URL, or ``grpc://HOST:PORT``.
         seed: Seed of the sampler.
         out: The study's folder; None for ``outputs/sweeps/STUDY``.
-        patience: Seconds without a heartbeat after which a worker counts as lost.
 
     Raises:
         UserError: If a number is too small.
@@ -58,13 +56,12 @@ class SweepOptions:
     storage: str = "journal"
     seed: int = 0
     out: str | None = None
-    patience: int = 120
 
     def __post_init__(self) -> None:
-        for key, least in (("n_trials", 0), ("seed", 0), ("patience", _LEAST_PATIENCE_S)):
+        for key in ("n_trials", "seed"):
             value = getattr(self, key)
-            if value is not None and value < least:
-                raise UserError(f"{key}={value} must be at least {least}")
+            if value is not None and value < 0:
+                raise UserError(f"{key}={value} must be at least 0")
 
     @property
     def folder(self) -> Path:
@@ -106,7 +103,7 @@ def _work(plan: Plan, options: SweepOptions, display: Display) -> None:
         check_trials(study, len(plan.objectives))
     if n_trials:
         with lock:
-            registry = Registry(out / "workers", options.patience)
+            registry = Registry(out / "workers")
         study.sampler = plan.make_sampler(derive_seed(options.seed, "sampler", registry.number))
         begun = sum(trial.state != TrialState.WAITING for trial in standing(study).values())
         display.note(
@@ -141,7 +138,7 @@ def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: 
     )
     folder_id, known = check_own(out / "study.id"), study.user_attrs
     if not known.get(_PLAN):
-        if (out / "workers" / "0.json").exists():  # written once a study has begun
+        if any((out / "workers").glob("0.*")):  # written once a study has begun
             raise UserError(
                 f"out={out}: the storage holds no study of this folder; give the storage= that it was begun with, or"
                 " another out=DIR"

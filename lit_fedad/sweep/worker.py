@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import signal
-import socket
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from optuna import Study, Trial
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import check_own, stored_text
-from lit_fedad.core.plain_values import plain_json
-from lit_fedad.core.processes import began, is_same
+from lit_fedad.core.files import check_own
 from lit_fedad.core.text import redact
-from lit_fedad.experiment.claim import locked
 from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.callback import FederationCallback
@@ -58,44 +51,29 @@ Play = Callable[[Trial, Plan, Path, Callable[[], bool]], Sequence[float]]
 
 
 class Registry:
-    """The study's workers: a file each in a shared folder, touched while its worker lives.
+    """The study's workers: a lock each in a shared folder, which the system releases as soon as its worker ends.
 
     Args:
-        folder: Folder of the files.
-        patience_s: Seconds after which an untouched file's worker counts as lost, if it ran on another host.
+        folder: Folder of the locks.
     """
 
-    def __init__(self, folder: Path, patience_s: float) -> None:
-        self.folder, self.patience_s = folder, patience_s
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.number = len(list(folder.glob("*.json")))  # under the study's lock; files are never removed
-        me = {"host": socket.gethostname(), "pid": os.getpid(), "began": began(os.getpid())}
-        check_own(self._file(self.number)).write_text(json.dumps(me))
-
-    def beat(self) -> None:
-        """Touches this worker's file."""
-        self._file(self.number).touch()
+        self.number = len(list(folder.iterdir()))  # under the study's lock; files are never removed
+        self.lock = self._lock(self.number)
+        self.lock.acquire(timeout=0)
 
     def lives(self, number: int) -> bool:
         """Tells whether a worker still runs."""
-        file = self._file(number)
         try:
-            who = plain_json(stored_text(file))
-            host, pid, since = who["host"], int(who["pid"]), float(who["began"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{file}: is not what a worker writes; give another out=DIR") from error
-        if host == socket.gethostname():
-            try:  # another process may have the number by now, and a dead one waits for its parent
-                return is_same(pid, since) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-            # The last two: no process has such a number.
-            except (psutil.NoSuchProcess, ValueError, OverflowError):
+            with self._lock(number).acquire(timeout=0):
                 return False
-        self.beat()  # both times are the file server's, whose clock need not be this host's
-        age = self._file(self.number).stat().st_mtime - self._file(number).stat().st_mtime
-        return age <= self.patience_s
+        except Timeout:
+            return True
 
-    def _file(self, number: int) -> Path:
-        return self.folder / f"{number}.json"
+    def _lock(self, number: int) -> FileLock:
+        return FileLock(check_own(self.folder / f"{number}.lock"))
 
 
 class Worker:
@@ -129,7 +107,7 @@ class Worker:
         Raises:
             UserError: If the study's file is at fault, or its first trials all fail.
         """
-        with self._signals(), self._heartbeat():
+        with self._signals():
             said = False
             while not self.leaving.is_set():
                 trial = self.claim()
@@ -150,7 +128,7 @@ class Worker:
                     if not said:
                         self.display.note("waits for the other workers' trials")
                     said = True
-                    self.leaving.wait(min(2.0, self.registry.patience_s / 4))
+                    self.leaving.wait(1.0)
 
     def claim(self) -> Trial | None:
         """Takes a trial that was passed on, or else the next one; None if there is none left."""
@@ -200,43 +178,30 @@ class Worker:
         chosen = ", ".join(f"{key}={value}" for key, value in trial.params.items())
         self.display.note(f"trial {name} begins: {chosen or 'the plan alone'}")
         try:
-            if folder.is_dir():
-                # A worker that was taken for lost may still be at work there: it leaves at its next checkpoint.
-                with locked(folder, self.registry.patience_s):
-                    pass
             values = list(self.play(trial, self.plan, folder, self.leaving.is_set))
         except PrunedError as pruned:
             self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
             self.display.note(f"trial {name}: pruned, {pruned}")
         except (GivenBackError, KeyboardInterrupt) as stop:
-            with self._unless_passed_on(name):
-                trial.set_user_attr(GIVEN_BACK, trial.user_attrs.get(GIVEN_BACK, 0) + 1)
-                pass_on(self.study, self.study.tell(trial, state=TrialState.FAIL))
-                self.display.note(f"trial {name}: given back, {str(stop) or 'interrupted'}")
+            trial.set_user_attr(GIVEN_BACK, trial.user_attrs.get(GIVEN_BACK, 0) + 1)
+            pass_on(self.study, self.study.tell(trial, state=TrialState.FAIL))
+            self.display.note(f"trial {name}: given back, {str(stop) or 'interrupted'}")
             if isinstance(stop, KeyboardInterrupt):
                 raise
+        except UpdateFinishedTrialError:  # a file server that was away has released this worker's lock
+            self.display.warn(f"trial {name} was taken for lost and passed on; this worker leaves it")
         except Exception as error:
             cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             cause = redact(cause)  # kept in the storage and in trials.csv
-            with self._unless_passed_on(name):
-                trial.set_user_attr("cause", cause)
-                self.study.tell(trial, state=TrialState.FAIL)
-                if not isinstance(error, PlanError):
-                    self.display.warn(f"trial {name} failed: {cause}")
+            trial.set_user_attr("cause", cause)
+            self.study.tell(trial, state=TrialState.FAIL)
             if isinstance(error, PlanError):
                 raise
+            self.display.warn(f"trial {name} failed: {cause}")
         else:
             self.study.tell(trial, values, skip_if_finished=True)
             told = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.plan.objectives, values, strict=True))
             self.display.note(f"trial {name}: {told}; {self._left()}")
-
-    @contextmanager
-    def _unless_passed_on(self, name: int) -> Iterator[None]:
-        """Leaves a trial to the worker that has it by now, if this one was taken for lost."""
-        try:
-            yield
-        except UpdateFinishedTrialError:
-            self.display.warn(f"trial {name} was taken for lost and passed on; this worker leaves it")
 
     def _name(self, trial: FrozenTrial) -> int:
         """Finds a trial's place in the study, the same for all of its attempts."""
@@ -252,23 +217,6 @@ class Worker:
         left = max(0, self.trials - len(ended))
         eta = f", about {clock(statistics.median(took) * left / workers)} left" if left and took else ""
         return f"{len(ended)} of {self.trials} trials ended{eta}"
-
-    @contextmanager
-    def _heartbeat(self) -> Iterator[None]:
-        over = threading.Event()
-
-        def beats() -> None:
-            while not over.wait(self.registry.patience_s / 4):
-                with suppress(OSError):  # a folder that is away for a moment must not end the heartbeat
-                    self.registry.beat()
-
-        thread = threading.Thread(target=beats, name="heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -332,7 +280,7 @@ class _Watch(FederationCallback):
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
         """Judges the round."""
-        self.trial.set_user_attr("round", report.round)  # refused where another worker has the trial by now
+        self.trial.set_user_attr("round", report.round)
         if report.metrics is not None:
             self._judge(report.round, report.metrics)
         if self.leaving():

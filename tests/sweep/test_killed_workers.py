@@ -25,7 +25,7 @@ def test_eight_trials_two_workers_three_kills(study_file, forking, tmp_path):
     """No trial is lost, none is played twice, and those of killed workers are continued."""
     out, kills, draw = tmp_path / "study", 3, random.Random(0)
     command = [
-        *("sweep", f"study={study_file}", f"out={out}", "n_trials=8", "patience=20", "data.size=64"),
+        *("sweep", f"study={study_file}", f"out={out}", "n_trials=8", "data.size=64"),
         *(f"data.root={tmp_path / 'data'}", f"cache.folder={tmp_path / 'cache'}", "fabric.accelerator=cpu"),
     ]
     logs = itertools.count()
@@ -44,7 +44,7 @@ def test_eight_trials_two_workers_three_kills(study_file, forking, tmp_path):
             time.sleep(draw.uniform(0.5, 2))  # at any moment of a trial
             assert time.monotonic() < deadline
             # A worker that has not begun has nothing to lose.
-            registered = {int(p.stem) for p in (out / "workers").glob("*.json")} if out.is_dir() else set()
+            registered = {int(p.stem) for p in (out / "workers").glob("*.lock")} if out.is_dir() else set()
             if len(registered) < 2:
                 continue
             chosen = draw.randrange(2)
@@ -94,7 +94,7 @@ def stopped_within_a_trial(pid, out):
 
 def test_a_database_passes_trials_on(study_file, tmp_path, start, forking):
     out, url = tmp_path / "study", f"sqlite:///{tmp_path}/study.db"
-    options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4", "patience=4"]
+    options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4"]
     first, second = start(options, long_steps), start(options, long_steps)
     end = time.monotonic() + 120
     while not stopped_within_a_trial(first, out):

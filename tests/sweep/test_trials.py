@@ -82,13 +82,6 @@ def test_divergence_and_a_wrong_objective_are_told_apart(study):
         _Watch(study.ask(), plan("accuracy"), lambda: False).on_checkpoint(None, report(0, 0.5))
 
 
-def test_trial_that_another_worker_has_is_left(study):
-    trial = study.ask()
-    study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
-        _Watch(trial, plan(), lambda: False).on_checkpoint(None, report(0, 0.5))
-
-
 @pytest.mark.slow
 def test_real_trial_is_given_back_continues_and_can_be_pruned(study_file, tmp_path, capsys, monkeypatch):
     """Two real runs: the default leaves after round 1 and goes on at round 2; the other is pruned after round 0."""

@@ -1,15 +1,12 @@
 """Workers of one study: how many trials there are, what becomes of lost, refused and pruned ones."""
 
-import json
 import os
 import re
 import signal
-import sys
 import time
 
 import optuna
 import pandas as pd
-import psutil
 import pytest
 from helpers.refusals import refusal
 from helpers.studies import neighbours, steps, sweep
@@ -201,43 +198,37 @@ def test_a_study_is_not_begun_anew_in_a_storage_that_does_not_hold_it(options, t
     assert len(opened().trials) == 3
 
 
-def test_worker_of_another_host_lives_by_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker.socket, "gethostname", lambda: "node-1")
-    registry = worker.Registry(tmp_path, 60)
-    monkeypatch.setattr(worker.socket, "gethostname", lambda: "node-2")
-    second = worker.Registry(tmp_path, 60)
+def test_a_worker_lives_as_long_as_it_holds_its_lock(tmp_path):
+    first, second = (worker.Registry(tmp_path) for _ in range(2))
     assert second.number == 1
-    assert second.lives(registry.number)
-    old = time.time() - 61
-    os.utime(tmp_path / "0.json", (old, old))
-    assert not second.lives(registry.number)
-    registry.beat()
-    assert second.lives(registry.number)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a clock of Linux")
-def test_a_worker_lives_whatever_its_host_s_clock_is_set_to(tmp_path, monkeypatch):
-    first, second = (worker.Registry(tmp_path, 60) for _ in range(2))
-    booted = psutil.boot_time() - 7200
-    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted)
     assert second.lives(first.number)
+    first.lock.release()
+    assert not second.lives(first.number)
+    assert worker.Registry(tmp_path).number == 2
 
 
-@pytest.mark.parametrize(("after", "lives"), [(0, True), (-60, False)])
-def test_a_worker_whose_number_another_process_has_by_now_is_lost(tmp_path, after, lives):
-    registry = worker.Registry(tmp_path, 60)
-    file = tmp_path / "0.json"
-    who = json.loads(file.read_text())
-    file.write_text(json.dumps({**who, "began": who["began"] + after}))
-    assert registry.lives(0) is lives
+def test_a_worker_leaves_a_trial_that_was_passed_on_meanwhile(options, opened, capsys):
+    def lost(trial, plan, folder, leaving):
+        if trial.number == 1:
+            trial.study.tell(trial.number, state=TrialState.FAIL)
+            trial.set_user_attr("round", 1)  # as after each checkpoint
+        return [1.0]
+
+    sweep([*options, "n_trials=3"], Display(quiet=True), lost)
+    assert [trial.state.name for trial in opened().trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert "trial 1 was taken for lost and passed on; this worker leaves it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["notes", "[]", "{}", '{"host": "here", "pid": "one", "began": 0}'])
-def test_a_worker_s_file_of_something_else_is_named(tmp_path, content):
-    registry = worker.Registry(tmp_path, 60)
-    (tmp_path / "0.json").write_text(content)
-    with pytest.raises(UserError, match=r"0\.json: is not what a worker writes"):
-        registry.lives(0)
+def test_an_interrupted_worker_says_that_its_trial_is_given_back(options, opened, capsys):
+    def interrupted(trial, plan, folder, leaving):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep([*options, "n_trials=3"], Display(), interrupted)
+    said = capsys.readouterr().out
+    assert "worker 0 of study study, 0 of 3 trials begun" in said  # the default is only queued
+    assert "trial 0: given back, interrupted\n" in said
+    assert [trial.state.name for trial in opened().trials] == ["FAIL", "WAITING"]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +241,6 @@ def test_a_worker_s_file_of_something_else_is_named(tmp_path, content):
         ("n_trials=-1", "n_trials=-1 must be at least 0"),
         ("seed=-1", "seed=-1 must be at least 0"),
         ("n_trial=3", "sweep has no key 'n_trial'; did you mean 'n_trials'?"),
-        ("patience=1", "patience=1 must be at least 4"),
         ("n_trials=0", "there is no study to show"),
     ],
 )
@@ -264,7 +254,7 @@ def test_bad_options_end_in_a_line(options, option, message, monkeypatch):
 PLAN = command.Plan([], {"pro": "maximize"}, {}, {"_target_": "optuna.samplers.RandomSampler"}, 3)
 
 
-@pytest.mark.parametrize("name", ["journal.log", "study.id", "claim.lock", "workers/1.json"])
+@pytest.mark.parametrize("name", ["journal.log", "study.id", "claim.lock", "workers/1.lock"])
 def test_nothing_is_written_through_a_link_in_the_study_s_folder(options, tmp_path, name):
     taken, victim = tmp_path / "study" / name, tmp_path / "victim"
     taken.parent.mkdir(parents=True)
