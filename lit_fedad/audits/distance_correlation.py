@@ -63,17 +63,12 @@ def density_privacy(
     Args:
         means: Means of the densities [M, D].
         covariances: Their covariances [M, D, D].
-        raw: The raw samples behind each density, M times [n_k, ...]; n in total, memory is O(n^2).
+        raw: The raw samples behind each density, M times [n_k, ...]; n >= 4 in total, memory is O(n^2).
         generator: Source of all random draws.
 
     Returns:
         Correlations of raw data, shared densities, Gaussian 1, Gaussian 2 and uniform noise, float64 [5, 5].
-
-    Raises:
-        UserError: Not one set of raw samples a density, or fewer than 4 raw samples.
     """
-    if len(raw) != len(means):
-        raise UserError(f"{len(means)} densities but {len(raw)} sets of raw samples; pass one set a density")
     # Eigenvectors instead of a Cholesky factor: a density of few samples may be singular.
     variances, axes = torch.linalg.eigh(covariances.double())
     roots = axes * variances.clamp(min=0).sqrt().unsqueeze(-2)
@@ -109,16 +104,7 @@ def distance_correlation_matrix(samples: Sequence[Tensor], corrected: bool = Fal
     Returns:
         float64 [k, k], symmetrical, with 1 on the diagonal. Plain, R^2 lies in [0, 1]. Corrected, it is about 0 for
         independent samples and may be negative. A sample without spread gives 0, by convention.
-
-    Raises:
-        UserError: The samples differ in length, or have fewer than 4 rows.
-
     """
-    lengths = [len(sample) for sample in samples]
-    if len(set(lengths)) > 1:
-        raise UserError(f"samples of {lengths} rows for a distance correlation; pass as many of each")
-    if lengths[0] < 4:
-        raise UserError(f"distance correlation of {lengths[0]} pairs; pass at least 4")
     centred = torch.stack([_centred_distances(sample, corrected).flatten() for sample in samples])
     covariances = centred @ centred.T  # the factor 1/n^2, or 1/(n (n - 3)), cancels below
     deviations = covariances.diagonal().sqrt()

@@ -137,12 +137,6 @@ def test_equal_seeds_give_equal_reports():
     assert membership_report(attack(5, 1.0)) == membership_report(attack(5, 1.0))
 
 
-def test_nothing_to_compare_is_refused():
-    one = attack(0, 1.0)[0]
-    with pytest.raises(ValueError, match="one of each at least"):
-        membership_report({0: one._replace(members=torch.ones_like(one.members))})
-
-
 def pair(scores, members):
     """Two models of complementary halves, with the same scores of one cell."""
     scores, members = torch.tensor([scores, scores]), torch.tensor([members, [not one for one in members]])
