@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
@@ -59,9 +59,8 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
     """Draws how many images of each class each client receives in each stage (GLDP's [N, S, M] splits).
 
     Each client is a row and each stage a panel titled "task", all at one scale; a client with fewer stages than
-    others has no bar in the last panels. Below are the images of each class over all clients and stages, in the
-    order of the stacks. More than 20 classes are counted instead of named; from the 29th class on, colours and
-    hatches repeat.
+    others has no bar in the last panels. More than 20 classes are counted instead of named; from the 29th class on,
+    colours and hatches repeat.
 
     Args:
         counts: For every client the images of each of its stages and each class [stages, classes].
@@ -70,12 +69,10 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
     stages = max(map(len, counts))
     held = np.stack([np.pad(own, ((0, stages - len(own)), (0, 0))) for own in counts], axis=1)
     height = float(np.clip(0.17 * len(counts), 0.7, 6.0))
-    width = float(np.clip(0.6 + max(1.35 * stages, 0.32 * len(products)), _COLUMN, _PAGE))
-    figure = blank_figure(width, height + 1.75)
-    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(height + 0.6, 1.15)).flat
-    _stage_panels(upper, held)
-    _class_totals(lower, held.sum(axis=(0, 1)))
-    if len(products) <= _MOST_NAMES:
+    figure = blank_figure(float(np.clip(0.6 + 1.35 * stages, _COLUMN, _PAGE)), height + 0.6)
+    named = len(products) <= _MOST_NAMES
+    _stage_panels(figure, held, "images" if named else f"images of {len(products)} classes")
+    if named:
         _product_legend(figure, products)
     return figure
 
@@ -191,11 +188,11 @@ def _bars(counts: np.ndarray) -> Figure:
     return figure
 
 
-def _stage_panels(figure: FigureBase, counts: np.ndarray) -> None:
+def _stage_panels(figure: Figure, counts: np.ndarray, xlabel: str) -> None:
     """Draws one panel a stage with one bar a client, classes stacked [stages, clients, classes]."""
     first: dict[str, Axes] = {}
     for stage, held in enumerate(counts):
-        axes = labelled_axes(figure, "", "" if first else "client", (1, len(counts), stage + 1), **first)
+        axes = labelled_axes(figure, xlabel, "" if first else "client", (1, len(counts), stage + 1), **first)
         axes.set_title(f"task {stage + 1}", fontsize=FONT_SIZE + 1)
         axes.grid(visible=False)
         axes.grid(axis="x", color="0.9", linewidth=0.5)
@@ -213,18 +210,6 @@ def _stage_panels(figure: FigureBase, counts: np.ndarray) -> None:
     axes.set_ylim(counts.shape[1] - 0.4, -0.6)  # client 0 on top
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=max(2, 12 // len(counts))))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=22))
-    figure.supxlabel("images", fontsize=FONT_SIZE + 1)
-
-
-def _class_totals(figure: FigureBase, totals: np.ndarray) -> None:
-    """Draws one bar a class, in the order of the legend."""
-    axes = labelled_axes(figure, f"{len(totals)} classes, all clients and tasks", "images")
-    axes.set_xticks([])
-    axes.set_xlim(-0.6, len(totals) - 0.4)
-    for number, total in enumerate(totals):
-        bar = axes.bar(number, total, width=0.85, **_fill(number))
-        if len(totals) <= _MOST_NAMES:
-            axes.bar_label(bar, fmt="{:.0f}", padding=1, fontsize=FONT_SIZE)
 
 
 def _stacks(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]]:
