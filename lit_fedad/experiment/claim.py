@@ -24,11 +24,11 @@ from lit_fedad.experiment.run_files import (
     check_folders,
     plain,
     read_manifest,
-    read_result,
     read_settings,
     read_yaml,
     write_settings,
 )
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.privacy.image_privacy import KEY_FILE
 
 LOCK = ".lock"
@@ -149,14 +149,14 @@ def claim(folder: Path, config: Config) -> None:
     """
     if (folder / "config.yaml").exists():
         if identity(read_settings(folder)) != identity(config):
-            if read_result(folder) or any((folder / "checkpoints").glob("round_*")):
+            if RunFolder(folder).result() or any((folder / "checkpoints").glob("round_*")):
                 raise _occupied(folder)
             clear(folder)  # left by a command that failed before its first round
     elif (present := _present(folder)) and not _holds_run(folder):
         raise UserError(
             f"{folder}: holds {present[0]}, which no run of lit-fedad wrote; give another out=DIR"
         )
-    if (result := read_result(folder)) is not None:
+    if (result := RunFolder(folder).result()) is not None:
         _check_result(folder, result, plain(config))
     write_settings(folder, config)
 

@@ -131,15 +131,6 @@ def there(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """Reads the result of a complete run; None for a run that is not complete.
-
-    Raises:
-        UserError: If it cannot be read, or was changed.
-    """
-    return read_json(folder, "result.json") if there(folder / "result.json") else None
-
-
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """Reads an object from a file that the run wrote.
 

@@ -21,7 +21,6 @@ from lit_fedad.experiment.run_files import (
     check_folders,
     read_json,
     read_object,
-    read_result,
     read_settings,
     save_json,
     there,
@@ -98,7 +97,7 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """Reads the result of a complete run; None for a run that is not complete."""
-        return read_result(self.path)
+        return read_json(self.path, "result.json") if there(self.path / "result.json") else None
 
     def calibration(self) -> Calibration:
         """Reads the calibration scores of a complete run."""

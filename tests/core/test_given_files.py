@@ -9,7 +9,7 @@ from helpers.refusals import refused
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import LARGEST_TEXT, given_bytes
-from lit_fedad.experiment.run_files import read_result
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import read_state
 from lit_fedad.sites.offer import Offer
 from lit_fedad.sites.settings import KeyRegistry
@@ -34,7 +34,7 @@ def test_a_link_is_followed_to_a_file_and_to_nothing_without_end(tmp_path):
     ("name", "read"),
     [
         ("server.pt", read_state),
-        ("result.json", lambda path: read_result(path.parent)),
+        ("result.json", lambda path: RunFolder(path.parent).result()),
         ("offer.json", Offer.read),
         ("key_registry", lambda path: KeyRegistry.read(path.parent, "north")),
     ],
