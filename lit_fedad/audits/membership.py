@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_fedad.audits.lira import exchangeable_scores
 from lit_fedad.audits.membership_report import Attacked, MembershipReport, membership_report, pooled_roc
 from lit_fedad.audits.page import Outcome
-from lit_fedad.audits.shadow_runs import NonMembers, Seen, ShadowRuns, Side
+from lit_fedad.audits.shadow_runs import Seen, ShadowRuns, Side
 from lit_fedad.audits.statistics import COLUMNS, WHO, evidence_of
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
@@ -25,11 +25,6 @@ from lit_fedad.privacy.image_privacy import Plan
 from lit_fedad.report.audit_figures import roc_figure
 from lit_fedad.report.figures import save_figure
 
-_SHIFT = {
-    "train": "none: all examples are training images; shadow runs have fewer of them than the run",
-    "test": "examples are training and test images, which may be distributed differently",
-}
-
 
 @dataclass(frozen=True)
 class LiraOptions:
@@ -37,9 +32,7 @@ class LiraOptions:
 
     Attributes:
         shadows: Number of shadow runs, even and at least 6.
-        non_members: ``train``: examples are the clients' own images, of which each shadow run leaves half out;
-            ``test``: as many test images of the same classes are added.
-        share: Share of a client's images that are examples, with ``non_members=train``.
+        share: Share of a client's images that are examples, of which each shadow run leaves half out.
         out: Folder that gets ``privacy`` and ``figures``; None for the run's.
         seed: Seed that draws the examples and those that each shadow run is trained on.
 
@@ -48,7 +41,6 @@ class LiraOptions:
     """
 
     shadows: int = 16
-    non_members: NonMembers = "train"
     share: float = 0.5
     out: str | None = None
     seed: int = 0
@@ -96,7 +88,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
     if str(config["fabric"]["devices"]) not in ("1", "auto") or config["fabric"]["num_nodes"] != 1:
         raise UserError(f"{folder}: a run of several processes; attack one with fabric.devices=1")
     home = Path(options.out) if options.out else folder
-    shadows = ShadowRuns(run, home / "privacy" / "lira", options.non_members, options.share, options.seed)
+    shadows = ShadowRuns(run, home / "privacy" / "lira", options.share, options.seed)
     with run.display.progress("Shadow runs") as progress:
         observed = _observe(shadows, options.shadows, progress)
     findings, curves = [], {}
@@ -123,7 +115,6 @@ def infer(run: FinishedRun, options: LiraOptions) -> Outcome:
         "pairs_left_out": (max(observed) + 1 - len(observed)) // 2,
         "uploads": _uploads(run),
         "not_read": _unread(run, observed),
-        "shift": _SHIFT[options.non_members],
         **numbers,
         "findings": [asdict(finding) for finding in findings],
     }

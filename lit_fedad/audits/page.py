@@ -188,8 +188,8 @@ def _membership(result: Mapping[str, Any]) -> Grid:
         texts = [WHO[one["side"]], one["statistic"], f"{mean:.3f} +- {deviation:.3f}"]
         lines.append(Line.of([*texts, *map(_interval, (report["auc"], *rates))]))
     notes = [
-        f"{result['shadows']} shadow runs, each attacked in turn; uploads: {result['uploads']};"
-        f" shift between members and others: {result['shift']}",
+        f"{result['shadows']} shadow runs, each attacked in turn; uploads: {result['uploads']}; all examples are"
+        " training images, of which shadow runs have fewer than the run",
         "In brackets the 95 % interval, and then what permuted membership gives, with its 97.5 % quantile."
         " 'all' decides; single statistics explain.",
     ]

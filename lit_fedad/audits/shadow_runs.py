@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_fedad.audits.shadow_splits import draw_cells, draw_training_cells, split, trained_on
+from lit_fedad.audits.shadow_splits import draw_cells, split, trained_on
 from lit_fedad.audits.statistics import received_statistics, sent_statistics
 from lit_fedad.contracts import SUM, Client, Context, Update, nothing_to_attack
 from lit_fedad.contracts.randomness import derive_seed
@@ -19,7 +19,6 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.identity import identity
 from lit_fedad.data.datamodule import Batch
-from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import (
     build_data,
@@ -39,7 +38,6 @@ from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.report.console import Display
 
-NonMembers = Literal["train", "test"]
 Side = Literal["sent", "received"]
 
 Seen = dict[str, dict[int, dict[str, Tensor]]]
@@ -57,39 +55,25 @@ class ShadowRuns:
     Args:
         run: The run.
         home: Folder of the shadow runs.
-        non_members: Where examples that no model of a pair shares come from: ``train``, the clients' own images, or
-            ``test``, test images of the same classes.
-        share: Share of a client's images that are examples, with ``train``.
+        share: Share of a client's images that are examples.
         seed: Seed that draws the examples and those that each shadow run is trained on.
 
     Raises:
         UserError: If there are no examples.
     """
 
-    def __init__(
-        self, run: FinishedRun, home: Path, non_members: NonMembers, share: float, seed: int
-    ) -> None:
+    def __init__(self, run: FinishedRun, home: Path, share: float, seed: int) -> None:
         self.config = run.config
         self.home, self.seed, self.fabric = home, seed, run.fabric
-        self.key = (
-            f"{identity(run.folder.config())} {non_members} {share if non_members == 'train' else ''} {seed}"
-        )
+        self.key = f"{identity(run.folder.config())} train {share} {seed}"
         self.partition, self.images = run.data.partition, run.data.images
         self.public = build_public(self.config, self.images)
         self.server_labelled = build_server_labelled(self.config, self.images, self.partition)
-        held_out: range | list[int] = []
-        if non_members == "test":
-            self.images, held_out = _joined(self.images)
         categories = [sample.category for sample in self.images.train]
-        stages = self.partition.by_stage
-        if non_members == "train":
-            self.cells = draw_training_cells(stages, categories, share, seed)
-        else:
-            self.cells = draw_cells(stages, categories, held_out, seed)
+        self.cells = draw_cells(self.partition.by_stage, categories, share, seed)
         if not self.cells:
             raise UserError(
-                f"{self.images.name}: non_members={non_members} finds no image that could be one: none is of a class"
-                " that a client holds" + (" twice" if non_members == "train" else "")
+                f"{self.images.name}: no client holds two images of a class, which could be compared"
             )
 
     @property
@@ -99,11 +83,11 @@ class ShadowRuns:
 
     def examples(self, client: int) -> list[int]:
         """Lists a client's examples, cell by cell, as positions in the images."""
-        return [i for cell in self.cells if cell.client == client for i in cell.pool]
+        return [i for cell in self.cells if cell.client == client for i in cell.examples]
 
     def cells_of(self, client: int) -> Tensor:
         """Returns the number of each example's cell [n]."""
-        sizes = [len(cell.pool) for cell in self.cells if cell.client == client]
+        sizes = [len(cell.examples) for cell in self.cells if cell.client == client]
         return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
 
     def trained_on(self, client: int, shadows: Iterable[int]) -> Tensor:
@@ -252,20 +236,6 @@ class SampledAs(ClientSampler):
     def sample(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
         """Samples the clients of a round, ascending."""
         return super().sample(clients, replace(context, seed=self.seed))
-
-
-def _joined(images: Images) -> tuple[Images, range | list[int]]:
-    """Joins training and test images to one training set, and lists the normal images in it that no client holds."""
-    trained = len(images.train)
-    if isinstance(images, LabelledSet):
-        joined = replace(
-            images,
-            train_images=torch.cat([images.train_images, images.test_images]),
-            train_labels=torch.cat([images.train_labels, images.test_labels]),
-        )
-        return joined, range(trained, len(joined.train))
-    normal = [trained + place for place, sample in enumerate(images.test) if not sample.label]
-    return replace(images, train=(*images.train, *images.test), test=()), normal
 
 
 def _read(file: Path) -> dict[str, Any]:

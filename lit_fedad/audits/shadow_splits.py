@@ -1,7 +1,7 @@
-"""Attacked examples and the training sets of shadow models: positions in a list of training and held-out images."""
+"""Attacked examples and the training sets of shadow models: positions in a list of training images."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,65 +9,21 @@ from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.sample import grouped
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Members of one class in the same stages of a client, and as many non-members of that class.
+class Cell(NamedTuple):
+    """Attacked examples of one class in the same stages of a client, half of which each shadow model is trained on.
 
     Attributes:
         client: Number of the client.
-        stages: Numbers of its stages that hold the members; only the first, where all images are there from the start.
-        members: Positions of the members that are attacked, ascending.
-        others: Positions of the non-members, ascending.
+        stages: Numbers of its stages that hold them; only the first, where all images are there from the start.
+        examples: Positions of the examples.
     """
 
     client: int
     stages: tuple[int, ...]
-    members: tuple[int, ...]
-    others: tuple[int, ...]
-
-    @property
-    def pool(self) -> tuple[int, ...]:
-        """All examples, members first."""
-        return self.members + self.others
+    examples: tuple[int, ...]
 
 
 def draw_cells(
-    stages: Sequence[Sequence[Sequence[int]]], categories: Sequence[str], held_out: Sequence[int], seed: int
-) -> list[Cell]:
-    """Draws the attacked examples: every member with a held-out image of its class, and these images.
-
-    No image is held out for two clients. Where a class has too few, they are dealt in turn, and random members of
-    it are attacked, as many as there are images.
-
-    Args:
-        stages: For every client the positions of its images, stage by stage.
-        categories: Class of the image at each position.
-        held_out: Positions of images that no client holds.
-        seed: Seed of the draws.
-
-    Example:
-        >>> draw_cells([[[0, 1]], [[2]]], ["cat"] * 5, held_out=[3, 4], seed=0)[1]
-        Cell(client=1, stages=(0,), members=(2,), others=(...,))
-    """
-    holders_of: dict[str, dict[tuple[int, tuple[int, ...]], list[int]]] = {}
-    for index, client, stages_of in _held(stages):
-        holders_of.setdefault(categories[index], {}).setdefault((client, stages_of), []).append(index)
-    cells = []
-    for category, holders in holders_of.items():
-        rng = numpy_generator(seed, "membership", category)
-        spare = rng.permutation([index for index in held_out if categories[index] == category]).tolist()
-        longest = max(map(len, holders.values()))
-        turns = [at for turn in range(longest) for at, members in holders.items() if turn < len(members)]
-        dealt = list(zip(turns, spare, strict=False))  # ends with the shorter of the two
-        for where, members in holders.items():
-            others = [index for taker, index in dealt if taker == where]
-            attacked = rng.permutation(members)[: len(others)].tolist()
-            if others:
-                cells.append(Cell(*where, tuple(sorted(attacked)), tuple(sorted(others))))
-    return sorted(cells, key=lambda cell: (cell.client, cell.stages, cell.members))
-
-
-def draw_training_cells(
     stages: Sequence[Sequence[Sequence[int]]], categories: Sequence[str], share: float, seed: int
 ) -> list[Cell]:
     """Draws the attacked examples among the clients' own images, half of which every shadow model leaves out.
@@ -75,8 +31,8 @@ def draw_training_cells(
     All examples are then of one distribution, and shadow models are trained on fewer images than the run was.
 
     Args:
-        stages: As in `draw_cells`.
-        categories: As in `draw_cells`.
+        stages: For every client the positions of its images, stage by stage.
+        categories: Class of the image at each position.
         share: Share of a client's images of a class that become examples, in (0, 1].
         seed: Seed of the draws.
     """
@@ -87,8 +43,8 @@ def draw_training_cells(
         half = max(1, round(share * len(images)) // 2)
         if len(images) >= 2:
             drawn = rng.permutation(images)[: 2 * half].tolist()
-            cells.append(Cell(client, where, tuple(sorted(drawn[:half])), tuple(sorted(drawn[half:]))))
-    return sorted(cells, key=lambda cell: (cell.client, cell.stages, cell.members))
+            cells.append(Cell(client, where, (*sorted(drawn[:half]), *sorted(drawn[half:]))))
+    return sorted(cells)
 
 
 def _held(stages: Sequence[Sequence[Sequence[int]]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
@@ -112,7 +68,7 @@ def split(cells: Sequence[Cell], shadow: int, seed: int) -> set[int]:
     """
     chosen: set[int] = set()
     for number, cell in enumerate(cells):
-        order = numpy_generator(seed, "shadow", shadow // 2, number).permutation(cell.pool)
+        order = numpy_generator(seed, "shadow", shadow // 2, number).permutation(cell.examples)
         chosen.update(np.array_split(order, 2)[shadow % 2].tolist())
     return chosen
 
@@ -128,11 +84,9 @@ def trained_on(
         chosen: From `split`.
 
     Returns:
-        As ``stages``, ascending; members that are not attacked stay.
+        As ``stages``, ascending; images that are no examples stay.
     """
-    out = {index for cell in cells for index in cell.pool} - chosen
-    remaining = [[set(stage) - out for stage in client_stages] for client_stages in stages]
-    for cell in cells:
-        for stage in cell.stages:
-            remaining[cell.client][stage].update(chosen.intersection(cell.others))
-    return tuple(tuple(tuple(sorted(stage)) for stage in client_stages) for client_stages in remaining)
+    out = {index for cell in cells for index in cell.examples} - chosen
+    return tuple(
+        tuple(tuple(sorted(set(stage) - out)) for stage in client_stages) for client_stages in stages
+    )

@@ -165,7 +165,12 @@ def with_attack(result: Mapping[str, Any], folder: RunFolder, attack: Sequence[s
     Raises:
         UserError: If the attack's file cannot be read.
     """
-    asked = {**asdict(LiraOptions()), **dict(option.split("=", 1) for option in attack)}
+    # Earlier versions could compare training with test images too, and said so.
+    asked = {
+        "non_members": "train",
+        **asdict(LiraOptions()),
+        **dict(option.split("=", 1) for option in attack),
+    }
     content = folder.attack("lira") or {}
     if any(str(content.get(key, value)) != str(value) for key, value in asked.items() if key != "out"):
         content = {}

@@ -34,7 +34,7 @@ SHADOWS = 6
 def overfit(tmp_path_factory):
     """Folder of a run that learns its few images by heart."""
     out = tmp_path_factory.mktemp("overfit") / "run"
-    train(compose([*TINY, *OVERFIT, f"out={out}"]), quiet=True)
+    train(compose([*TINY, *OVERFIT, "data.train_per_class=4", f"out={out}"]), quiet=True)
     return out
 
 
@@ -54,15 +54,13 @@ def audited(overfit):
     watching, original = Spy(), Federation.run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Federation, "run", lambda self: watching.run(self, original))
-        findings = infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, non_members="test")).content[
-            "findings"
-        ]
+        findings = infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, share=1.0)).content["findings"]
         return Audited(overfit, findings, watching)
 
 
 def shadows_of(run: Path):
     """The runs' shadows, and what each of them showed."""
-    shadows = ShadowRuns(reopen(str(run)), run / "privacy" / "lira", "test", 0.5, 0)
+    shadows = ShadowRuns(reopen(str(run)), run / "privacy" / "lira", 1.0, 0)
     return shadows, [shadows.play(n, lambda *_: None) for n in range(SHADOWS)]
 
 
@@ -71,7 +69,7 @@ def test_members_of_an_overfit_run_are_told(audited):
     assert report["auc"]["value"] > 0.8
     assert report["auc"]["low"] > report["auc"]["chance_high"]
     assert report["fedvck"]["mean_auc"][0] > report["fedvck"]["mean_auc"][1]
-    assert report["examples"] == {0: 20, 1: 20}
+    assert report["examples"] == {0: 12, 1: 12}
     assert audited.of("sent", "predictor: confidence or image score")["auc"]["value"] > 0.8
 
 
@@ -95,7 +93,6 @@ def test_files(audited):
     assert written["sent_auc_chance"] == report["auc"]["chance"]
     assert written["received_tpr_at_1_percent"] == audited.of("received")["tpr"]["tpr_at_1_percent"]["value"]
     assert (written["shadows"], written["rounds"]) == (SHADOWS, 2)
-    assert "test images" in written["shift"]
     assert written["findings"][4]["report"]["clients"]["0"][0] == report["clients"][0][0]
     assert (audited.run / "figures" / "lira.png").stat().st_size
     left = sorted(p.parent.name for p in audited.run.rglob("seen.pt"))
@@ -108,19 +105,10 @@ def test_shadow_runs_hold_half_of_the_examples(audited):
     held = audited.spy.held
     for client in range(2):
         rows = [held[f"shadow_{n}"][client] for n in range(SHADOWS)]
-        assert {len(row) for row in rows} == {len(truth[client])}
+        assert {len(row) for row in rows} == {len(truth[client]) - 6}  # of twelve examples
         times = Counter(i for row in rows for i in row)
-        assert set(times.values()) == {SHADOWS // 2}
-        assert len(times) == 20
-        assert set(truth[client]) < set(times)
-
-
-def test_examples_of_the_training_pool_are_left_out_by_half_of_the_shadow_runs(overfit, tmp_path):
-    shadows = ShadowRuns(reopen(str(overfit)), tmp_path, "train", 1.0, 0)
-    truth = json.loads((overfit / "partition.json").read_text())["clients"]
-    for client in range(2):
-        assert set(shadows.examples(client)) <= set(truth[client])
-        assert (shadows.trained_on(client, range(4)).sum(0) == 2).all()
+        assert Counter(times.values()) == {SHADOWS: len(truth[client]) - 12, SHADOWS // 2: 12}
+        assert set(truth[client]) == set(times)
 
 
 def test_models_that_saw_no_example_tell_nobody(audited):
@@ -129,7 +117,7 @@ def test_models_that_saw_no_example_tell_nobody(audited):
     for client in shadows.clients:
         trained = shadows.trained_on(client, range(SHADOWS))
         for exchange in observed[0]["sent"].values():
-            assert exchange[client]["predictor"].shape == (20, 1)
+            assert exchange[client]["predictor"].shape == (12, 1)
         for pair in range(0, SHADOWS, 2):
             for exchange in observed[pair]["sent"]:
                 for kind in ("predictor", "update"):
@@ -159,7 +147,7 @@ def test_a_pair_of_which_noise_hid_one_is_left_out_and_another_takes_its_place(
 
     monkeypatch.setattr(Federation, "run", count)
     monkeypatch.setattr(Federation, "_merge", hide)
-    options = LiraOptions(shadows=SHADOWS, non_members="test")
+    options = LiraOptions(shadows=SHADOWS, share=1.0)
     findings = infer(reopen(str(tmp_path / "run")), options).content["findings"]
     assert played == ["shadow_3", "shadow_6", "shadow_7"]
     assert json.loads((tmp_path / "run/privacy/lira.json").read_text())["pairs_left_out"] == 1
@@ -176,7 +164,7 @@ def test_an_attack_of_which_too_much_is_hidden_ends_in_one_line(overfit, tmp_pat
 
     monkeypatch.setattr(Federation, "run", hide)
     with pytest.raises(UserError, match="lira: the noise hides .* too many shadow runs: 0 of 12 are left"):
-        infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, non_members="test", out=str(tmp_path)))
+        infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, share=1.0, out=str(tmp_path)))
 
 
 def test_interrupted_audit_goes_on_where_it_stopped(audited, tmp_path, monkeypatch):
@@ -191,7 +179,7 @@ def test_interrupted_audit_goes_on_where_it_stopped(audited, tmp_path, monkeypat
             raise KeyboardInterrupt
         return watched(self, round)
 
-    options = LiraOptions(shadows=SHADOWS, non_members="test", out=str(tmp_path))
+    options = LiraOptions(shadows=SHADOWS, share=1.0, out=str(tmp_path))
     monkeypatch.setattr(Federation, "play", cut)
     with pytest.raises(KeyboardInterrupt):
         infer(reopen(str(audited.run)), options)
@@ -220,7 +208,7 @@ def test_too_few_shadows_and_odd_numbers_are_refused(shadows):
 
 def test_shadow_runs_of_other_options_are_refused(audited):
     with pytest.raises(UserError, match="shadow_0: of another run, or of other options"):
-        infer(reopen(str(audited.run)), LiraOptions(non_members="test", seed=1))
+        infer(reopen(str(audited.run)), LiraOptions(share=1.0, seed=1))
 
 
 def test_runs_that_cannot_be_attacked(audited, tmp_path):
@@ -237,7 +225,7 @@ def test_runs_that_cannot_be_attacked(audited, tmp_path):
 
 
 def test_command(audited, capsys, monkeypatch):
-    command = ["privacy", f"run={audited.run}", "attack=lira", f"shadows={SHADOWS}", "non_members=test"]
+    command = ["privacy", f"run={audited.run}", "attack=lira", f"shadows={SHADOWS}", "share=1.0"]
     assert cli.main(command) == 0
     out = capsys.readouterr().out
     assert "uploads: each client's own" in out

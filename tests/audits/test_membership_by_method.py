@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 import pytest
 import torch
@@ -38,8 +37,6 @@ def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
     assert {"sent bank: mean distance", "sent moments: largest residual", "sent all", "received all"} <= named
     assert {"sent bank: together", "received bank: together", "received subspace: mean residual"} <= named
     assert all(0 <= found["report"]["auc"]["value"] <= 1 for found in findings)
-    written = json.loads((tmp_path / "privacy" / "lira.json").read_text())
-    assert written["shift"].startswith("none")
 
 
 @pytest.mark.slow
@@ -142,9 +139,9 @@ def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
 @pytest.mark.nightly
 def test_some_clients_in_some_rounds(tmp_path):
     """The same clients upload last in every shadow run."""
-    some = ("federation.sampler.fraction=0.5", "rounds=3", "partition.clients=4")
+    some = ("federation.sampler.fraction=0.5", "rounds=3", "partition.clients=4", "data.train_per_class=8")
     train(compose([*TINY, *OVERFIT, *some, f"out={tmp_path}"]), quiet=True)
-    infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test"))
+    infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0))
     seen = [torch.load(file)["seen"]["sent"] for file in sorted(tmp_path.rglob("seen.pt"))]
     uploaded = [{exchange: sorted(clients) for exchange, clients in one.items()} for one in seen]
     assert all(one == uploaded[0] for one in uploaded)
@@ -154,7 +151,7 @@ def test_some_clients_in_some_rounds(tmp_path):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_images_that_come_task_after_task(tmp_path, spy):
-    """A held-out image comes when the member comes that it stands for: every task keeps its classes."""
+    """An example leaves its stages, and comes with them."""
     stream = [
         *(
             "method=gldp",
@@ -169,17 +166,13 @@ def test_images_that_come_task_after_task(tmp_path, spy):
         *("evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu"),
     ]
     train(compose([*stream, f"out={tmp_path}"]), quiet=True)
-    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test")).content["findings"]
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0)).content["findings"]
     assert set(findings[-1]["report"]["clients"]) == {0, 1}
     tasks = json.loads((tmp_path / "partition.json").read_text())["stages"]
     attacked = reopen(str(tmp_path))
-    shadows = ShadowRuns(attacked, tmp_path / "privacy" / "lira", "test", 0.5, 0)
-    products = [sample.category for sample in shadows.images.train]
+    shadows = ShadowRuns(attacked, tmp_path / "privacy" / "lira", 1.0, 0)
     for shadow in range(4):
         now = trained_on(tasks, shadows.cells, split(shadows.cells, shadow, 0))
         assert [sorted({i for task in own for i in task}) for own in now] == [
             sorted(own) for own in spy.held[f"shadow_{shadow}"]
         ]
-        for own, then in zip(now, tasks, strict=True):
-            for task, real in zip(own, then, strict=True):
-                assert Counter(products[i] for i in task) == Counter(products[i] for i in real)

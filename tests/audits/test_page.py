@@ -75,7 +75,6 @@ def test_findings_and_defences_follow_the_files(folder):
     found = {
         "shadows": 8,
         "uploads": "each client's own",
-        "shift": "none",
         "pairs_left_out": 0,
     }
     found["findings"] = [{"side": "sent", "statistic": "all", "report": report}]
@@ -98,7 +97,6 @@ def test_what_an_attack_did_not_read_stands_below_its_table(folder):
     found = {
         "shadows": 8,
         "uploads": "each client's own",
-        "shift": "none",
         "pairs_left_out": 0,
         "findings": [],
     }

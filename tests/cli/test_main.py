@@ -68,7 +68,7 @@ def test_help_of_a_command_tells_its_keys_and_an_example_that_reads(say, command
 def test_help_of_one_form(say):
     out = say("privacy", "attack=lira", "-h")[1]
     assert out[0] == "usage: lit-fedad privacy attack=lira run=RUN [key=value ...]"
-    assert any(line.startswith("  non_members=train ") and "train|test" in line for line in out)
+    assert any(line.startswith("  share=0.5 ") for line in out)
     assert not any("attack=inversion" in line for line in out)
 
 
@@ -130,8 +130,8 @@ def test_help_imports_what_prints_it_alone():
             "privacy attack=lira has no key 'shadow'; did you mean 'shadows'?",
         ),
         (
-            ("privacy", "run=x", "attack=lira", "non_members=tran"),
-            "privacy attack=lira.non_members='tran' must be one of ['train', 'test']",
+            ("privacy", "run=x", "attack=lira", "share=all"),
+            "privacy attack=lira.share='all' must be float",
         ),
         (
             ("privacy", "run=x", "attack=inversion", "steps=0"),
