@@ -28,7 +28,8 @@ from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.federation.evaluator import LocalQuery
 from lit_fedad.federation.loop import Federation
-from lit_fedad.report.audit_figures import draw_correlation_heatmap
+from lit_fedad.report.audit_figures import correlation_figure
+from lit_fedad.report.figures import save_figure
 
 # Centred distances below this share of the distances themselves are rounding, not spread.
 _ROUNDING = 1e-12
@@ -193,7 +194,8 @@ def report_privacy(
     means, covariances = (torch.cat(parts) for parts in zip(*densities.values(), strict=True))
     measured = density_privacy(means, covariances, raw, draw)
     tables = {"r_squared": measured.r_squared, "r": measured.r, "corrected": measured.corrected}
-    draw_correlation_heatmap(figures / "distance_correlation.png", measured.names, *tables.values())
+    figure = correlation_figure(measured.names, *tables.values())
+    save_figure(figure, figures / "distance_correlation.png")
     with atomic(figures / "distance_correlation.json") as part:
         numbers = {name: table.tolist() for name, table in tables.items()}
         part.write_text(

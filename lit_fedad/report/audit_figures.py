@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from lit_fedad.report.figures import save_figure
 from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes
 
 
@@ -48,15 +46,14 @@ _COLOUR_MAP = colormaps["cividis"]  # the same to the eye with and without red-g
 _NORM = Normalize(0, 1)
 
 
-def draw_correlation_heatmap(
-    path: Path, names: Sequence[str], r_squared: ArrayLike, r: ArrayLike, corrected: ArrayLike
+def correlation_figure(
+    names: Sequence[str], r_squared: ArrayLike, r: ArrayLike, corrected: ArrayLike
 ) -> Figure:
     """Draws plain R^2, plain R and bias-corrected R^2 side by side, under one colour scale from 0 to 1.
 
     Negative values, which only the corrected estimate has, are printed as they are and coloured as 0.
 
     Args:
-        path: PNG file to write; missing folders are created.
         names: Names of the k rows and columns.
         r_squared: Plain R^2 (FADngs Eq. 18) [k, k].
         r: Plain R [k, k].
@@ -80,7 +77,6 @@ def draw_correlation_heatmap(
     bar = figure.colorbar(ScalarMappable(_NORM, _COLOUR_MAP), ax=panels, shrink=0.7, aspect=25, pad=0.01)
     bar.ax.tick_params(labelsize=FONT_SIZE, width=0.5, length=2)
     bar.outline.set_visible(False)
-    save_figure(figure, path)
     return figure
 
 

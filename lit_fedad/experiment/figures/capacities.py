@@ -106,7 +106,7 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
             mean, covariance, normal, anomalous = looks[client]
             judge = (mean, covariance) if alone else joined
             scores[name].append((density_scores(*judge, normal), density_scores(*judge, anomalous)))
-    draw_score_boxes(figures / "capacities.png", scores, list(answers))
+    save_figure(score_boxes_figure(scores, list(answers)), figures / "capacities.png")
 
 
 def _models_beside(server: FADngsServer) -> tuple[Message | None, Mapping[int, Message]]:
@@ -140,8 +140,8 @@ _MOST_COLUMNS = 5
 _LOW, _HIGH = 2, 98  # percentiles that become 0 and 1
 
 
-def draw_score_boxes(
-    path: Path, scores: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]], clients: Sequence[int]
+def score_boxes_figure(
+    scores: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]], clients: Sequence[int]
 ) -> Figure:
     """Draws one panel a client with two boxes a model: its scores of normal and of anomalous images.
 
@@ -152,7 +152,6 @@ def draw_score_boxes(
     are not finite are left out.
 
     Args:
-        path: PNG file to write; missing folders are created.
         scores: For each model the pairs (scores of normal images, scores of anomalous images), one a client.
         clients: Number of each client.
     """
@@ -161,9 +160,8 @@ def draw_score_boxes(
     width = 0.35 + columns * max(1.2, 0.45 * len(scores))
     figure = blank_figure(max(3.5, width), 0.6 + 1.55 * rows)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    spare = rows * columns - len(
-        clients
-    )  # left blank in the first row, so that models are named under the last
+    # Left blank in the first row, so that models are named under the last.
+    spare = rows * columns - len(clients)
     for axes in panels[0, columns - spare :]:
         axes.set_visible(False)
     shown = [*panels[0, : columns - spare], *panels[1:].flat]
@@ -183,7 +181,6 @@ def draw_score_boxes(
     ]
     labels = [*_KINDS, "median", "gap between medians"]
     figure.legend(handles, labels, loc="outside upper center", ncols=4 if width > 3.5 else 2, **LEGEND)
-    save_figure(figure, path)
     return figure
 
 

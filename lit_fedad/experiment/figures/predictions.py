@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,7 +130,7 @@ def show_representations(run: Run) -> None:
     the same promise, are drawn beside.
     """
     federation, data = run.federation, run.local
-    figures, alpha = run.folder.path / "figures", run.alphas[0]
+    alpha = run.alphas[0]
     assert isinstance(data.images, SemanticSet)
     first = federation.clients[0]
     counts = torch.from_numpy(data.partition.counts(data.images))[:, : data.images.normal_classes]
@@ -149,8 +148,7 @@ def show_representations(run: Run) -> None:
     alone = federation.ask(federation.rounds, LocalQuery("own decisions", answer), [first]).get(first)
     if predicted is None:  # another process than the first
         return
-    draw_representations(
-        figures / "representations.png",
+    figure = representations_figure(
         tsne_layout(features.float()),
         owners[shown],
         predicted.scores[shown] > run.calibration.threshold(first, alpha),
@@ -158,6 +156,7 @@ def show_representations(run: Run) -> None:
         first,
         "global densities" if alone is not None else f"decisions of client {first}",
     )
+    save_figure(figure, run.folder.path / "figures" / "representations.png")
 
 
 def _judge_alone(
@@ -208,8 +207,7 @@ _GRID = 60  # points a side on which a density is evaluated
 _LEVELS = (0.15, 0.4, 0.65, 0.9)  # contours, as shares of the highest density of a client
 
 
-def draw_representations(
-    path: Path,
+def representations_figure(
     places: ArrayLike,
     owner: ArrayLike,
     global_decisions: ArrayLike,
@@ -225,7 +223,6 @@ def draw_representations(
     (false detection), black for an anomaly called normal (missing detection), grey for correct decisions.
 
     Args:
-        path: PNG file to write; missing folders are created.
         places: Places of the images' representations in the plane [n, 2], as of `tsne_layout`.
         owner: Client of each image [n]; -1 for an anomaly.
         global_decisions: Whether the densities of all clients call an image anomalous, bool [n].
@@ -256,7 +253,6 @@ def draw_representations(
         axes.set_box_aspect(1)
         axes.spines[:].set(color="0.6", linewidth=0.6)
     figure.legend(handles=_decision_handles(), loc="outside lower center", ncols=4, **LEGEND)
-    save_figure(figure, path)
     return figure
 
 

@@ -58,9 +58,9 @@ GENTLE = ["task.loss.base_temperature=null", "task.warmup_loss.base_temperature=
 FADNGS = ["method=fadngs", *SMALL, *GENTLE, "public.count=10", "method.server.distillation.epochs=1"]
 ALL = {"representations.png", "scores.png", "capacities.png", "distance_correlation.png"}
 REPORTS = {
-    "draw_representations": semantic,
-    "draw_score_boxes": capacities,
-    "draw_correlation_heatmap": density_privacy,
+    "representations_figure": semantic,
+    "score_boxes_figure": capacities,
+    "correlation_figure": density_privacy,
 }
 
 
@@ -70,6 +70,7 @@ def drawn(monkeypatch):
     calls = {}
     for name, module in REPORTS.items():
         monkeypatch.setattr(module, name, lambda *given, name=name: calls.update({name: given}))
+        monkeypatch.setattr(module, "save_figure", lambda figure, path: None)
     monkeypatch.setattr(semantic, "tsne_layout", lambda features: features)
     return calls
 
@@ -157,7 +158,7 @@ def test_a_run_continued_after_its_last_round_has_all_pictures_again(finished, d
         forge(folder, "result.json", text)
     assert again["privacy"] == result["privacy"]
     assert drawn.keys() == set(REPORTS)
-    assert list(drawn["draw_score_boxes"][1]) == ["global"]  # local models are not kept
+    assert list(drawn["score_boxes_figure"][0]) == ["global"]  # local models are not kept
 
 
 @pytest.mark.slow
@@ -181,8 +182,8 @@ def test_clients_that_share_no_densities_have_one_decision_and_no_report(overrid
     for callback in (Predictions(), density_privacy.MeasureDensities()):
         callback.on_rounds_end(run)
     assert run.extras == {}
-    assert drawn.keys() == {"draw_representations"}
-    _, features, _, _, alone, _, judge = drawn["draw_representations"]
+    assert drawn.keys() == {"representations_figure"}
+    features, _, _, alone, _, judge = drawn["representations_figure"]
     assert features.shape == (len(laid_out(data)), 128)
     assert alone is None
     assert judge == "decisions of client 0"
@@ -200,7 +201,7 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
         "task.decoder.channels=16",
     )
     semantic.show_representations(run_of(federation, data, fabric, tmp_path, limits({0: 0.0}), 0.5))
-    _, features, owners, decisions, *_ = drawn["draw_representations"]
+    features, owners, decisions, *_ = drawn["representations_figure"]
     task = federation.client.task
     with torch.no_grad():
         expected = task({"image": data.images.test_images[laid_out(data)] / 255})
@@ -212,8 +213,8 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
 def test_owners_decisions_and_those_of_one_client_alone(played_fadngs, drawn, tmp_path):
     federation, data, fabric = played_fadngs
     semantic.show_representations(run_of(federation, data, fabric, tmp_path, limits({0: 150.0, 1: 0.0}), 0.5))
-    path, features, owners, decisions, alone, number, judge = drawn["draw_representations"]
-    assert (path, number, judge) == (tmp_path / "figures" / "representations.png", 0, "global densities")
+    features, owners, decisions, alone, number, judge = drawn["representations_figure"]
+    assert (number, judge) == (0, "global densities")
     holding = data.partition.counts(data.images)[:, :10]
     labels = data.images.test_labels[laid_out(data)]
     assert 24 < len(labels) < 74
@@ -242,8 +243,8 @@ def test_owners_decisions_and_those_of_one_client_alone(played_fadngs, drawn, tm
 def test_every_model_is_judged_by_densities_of_its_own_kind(played_fadngs, drawn, tmp_path):
     federation, data, fabric = played_fadngs
     capacities.show_capacities(federation, data, fabric, tmp_path)
-    path, scores, clients = drawn["draw_score_boxes"]
-    assert (path, clients) == (tmp_path / "capacities.png", [0, 1, 2])
+    scores, clients = drawn["score_boxes_figure"]
+    assert clients == [0, 1, 2]
     assert list(scores) == ["averaged", "global", "local"]
     chosen = capacities._test_images_by_client(federation, data)
     dominant = data.partition.counts(data.images)[:, :10].argmax(1)
@@ -293,7 +294,7 @@ def test_without_distillation_there_is_no_second_global_model(played_fadngs, dra
     server = federation.server
     monkeypatch.setattr(server, "last_merge", LastMerge(server.weights, {1: server.weights}))
     capacities.show_capacities(federation, data, fabric, tmp_path)
-    scores = drawn["draw_score_boxes"][1]
+    scores = drawn["score_boxes_figure"][0]
     assert list(scores) == ["global", "local"]
     # Client 1 alone took part in the last round.
     assert [[len(part) for part in pair] for pair in scores["local"]] == [[0, 0], [5, 8], [0, 0]]
@@ -316,7 +317,7 @@ def test_images_stand_behind_the_density_they_are_nearest_to(played_fadngs, draw
         z, other = embed(federation.client.task, images), place ^ 1  # densities come in pairs
         mine, others = (raw_scores(z, [(means[k], covariances[k])]) for k in (place, other))
         assert (mine <= others * (1 + 1e-4) + 1e-3).all()
-    table = drawn["draw_correlation_heatmap"][2]
+    table = drawn["correlation_figure"][1]
     assert report["shared_raw_r_squared"] == float(table[0, 1])
     assert report["shared_raw_r"] == pytest.approx(report["shared_raw_r_squared"] ** 0.5)
     assert json.loads((tmp_path / "distance_correlation.json").read_text())["images"] == 30
