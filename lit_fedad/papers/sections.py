@@ -31,9 +31,9 @@ def format_metric(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-_DECIDED = ("miss_rate", "false_alarm_rate")  # first of the table, which is wider than a screen
+_DECISION_RATES = ("miss_rate", "false_alarm_rate")  # first of the table, which is wider than a screen
 
-_NOTE = (
+_PRODUCT_NOTE = (
     "Of each product: mean over clients after the last round, mean over seeds. A product that has no value, as the"
     " AUROC of one without a normal or an anomalous test image, has no part in the mean over products, in which all"
     " others count alike."
@@ -57,7 +57,7 @@ def product_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
             for metric in METRIC_TITLES
             if any(run.per_product(metric) for run in group.runs)
         ]
-        yield Grid(name, ["run", "metric", "mean of products", *products], lines, [_NOTE], texts=2)
+        yield Grid(name, ["run", "metric", "mean of products", *products], lines, [_PRODUCT_NOTE], texts=2)
 
 
 def _product_texts(runs: Sequence[CompleteRun], metric: str, products: Sequence[str]) -> Iterator[str]:
@@ -79,16 +79,16 @@ def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:
     for name, groups in data.items():
         runs = [run for group in groups for run in group.runs]
         first = groups[0].first.first_metric
-        ordered = dict.fromkeys([first, *_DECIDED, *METRIC_TITLES])
+        ordered = dict.fromkeys([first, *_DECISION_RATES, *METRIC_TITLES])
         metrics = [metric for metric in ordered if any(run.mean(metric, "last") is not None for run in runs)]
         worst = [f"worst client, {metric_title(first)}"] if first in metrics else []
         heads = ["method", "seed", *map(metric_title, metrics), *worst]
         heads += ["bytes up", "time", "rounds", "task", "backbone", "files"]
         lines = []
         for group in groups:
-            lines.append(_line(group.label, group.runs, metrics, links, part=False))
+            lines.append(_run_line(group.label, group.runs, metrics, links, part=False))
             if len(group.runs) > 1:
-                lines += [_line(group.label, [run], metrics, links, part=True) for run in group.runs]
+                lines += [_run_line(group.label, [run], metrics, links, part=True) for run in group.runs]
         notes = [
             "Metrics: mean over clients after the last round; in brackets after the best, which a run chooses by its "
             "first metric on the test set. Bytes: sent by all clients in all rounds. Time: of all rounds, without "
@@ -121,7 +121,9 @@ def incomplete_table(
         yield Grid("Not complete", ["run", "method", "data", "seed", "state", "files"], lines, notes, texts=6)
 
 
-def _line(label: str, runs: Sequence[CompleteRun], metrics: Sequence[str], links: Links, part: bool) -> Line:
+def _run_line(
+    label: str, runs: Sequence[CompleteRun], metrics: Sequence[str], links: Links, part: bool
+) -> Line:
     url, one = links.runs(runs), runs[0]
     seeds = ", ".join(str(run.seed) for run in runs)
 
@@ -238,11 +240,11 @@ def _over_bytes(run: CompleteRun, metric: str) -> Curve:
     return [(sent[int(number)] / 1e6, value) for number, value in _over_rounds(run, metric)]
 
 
-_NOTES = (
+_DECISION_NOTES = (
     "Mean over clients, of their own products and of foreign ones. Of a product: mean over the clients that hold it and"
     " over the others; in brackets the 95 % interval (Wilson) of as many images as the product has in the test set.",
 )
-_FIGURES = {
+_DECISION_FIGURES = {
     "calibration": "Promised and seen false alarms, and misses",
     "scores": "Scores of each client beside its threshold",
 }
@@ -253,13 +255,13 @@ def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
     heads = ["run, product", "promised", *map(metric_title, RATES)]
     for name, groups in data.items():
         runs = [(f"{group.label}, seed {run.seed}", run) for group in groups for run in group.runs]
-        lines = [line for label, run in runs for line in _lines(label, run, links)]
+        lines = [line for label, run in runs for line in _decision_lines(label, run, links)]
         if lines:
-            yield Grid(name, heads, lines, _NOTES)
-    yield from _gallery(data, links, _FIGURES)
+            yield Grid(name, heads, lines, _DECISION_NOTES)
+    yield from _gallery(data, links, _DECISION_FIGURES)
 
 
-def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
+def _decision_lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
     """Yields one line a promised rate, and under that of the shipped one a line a product."""
     url = links.run(run.tracked)
     for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
@@ -289,7 +291,7 @@ def _share(value: float | None) -> str:
     return UNKNOWN if value is None else format_metric(value)
 
 
-_SHEETS = {"heatmaps": "Heatmaps", "knowledge": "Condensed images", "representations": "Representations"}
+_RUN_SHEETS = {"heatmaps": "Heatmaps", "knowledge": "Condensed images", "representations": "Representations"}
 
 
 def partitions(data: GroupsByData, links: Links) -> Iterator[Block]:
@@ -311,7 +313,7 @@ def partitions(data: GroupsByData, links: Links) -> Iterator[Block]:
 
 def run_sheets(data: GroupsByData, links: Links) -> Iterator[Block]:
     """Shows heatmaps, condensed images and representations of the first run of each group."""
-    yield from _gallery(data, links, _SHEETS)
+    yield from _gallery(data, links, _RUN_SHEETS)
 
 
 def _gallery(data: GroupsByData, links: Links, titles: Mapping[str, str]) -> Iterator[Block]:
@@ -336,7 +338,7 @@ def run_pictures(run: CompleteRun, label: str, links: Links, titles: Mapping[str
             yield Picture(sheet(file), "webp", caption, caption, links.run(run.tracked))
 
 
-_ATTACKS = {
+_ATTACK_FIGURES = {
     "lira": "Membership inference (LiRA)",
     "inversion": "Inversion",
     "distance_correlation": "Distance correlation",
@@ -352,7 +354,7 @@ def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
             for key, value in values.items():
                 text = f"{value:.4g}" if isinstance(value, float) else str(value)
                 lines.append(Line([Cell(label, url), Cell(attack), Cell(key), Cell(text, url)]))
-        pictures += run_pictures(run, label, links, _ATTACKS)
+        pictures += run_pictures(run, label, links, _ATTACK_FIGURES)
     if lines:
         yield Grid("", ["run", "attack", "figure", "value"], lines, texts=3)
     if damaged:
