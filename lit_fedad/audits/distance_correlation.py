@@ -21,7 +21,6 @@ from lit_fedad.experiment.figures.embedding import (
     density_scores,
     embed_images,
     generator_of,
-    loader_of,
 )
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run import Run, RunCallback
@@ -173,7 +172,7 @@ def report_privacy(
     chosen = {c: draw_some(torch.tensor(data.partition.clients[c]), each, draw) for c in federation.clients}
 
     def answer(client: Client, number: int) -> Tensor:
-        return embed_images(client.task, loader_of(data.module.train, chosen[number], data))
+        return embed_images(client.task, data.module.normal_loader(chosen[number].tolist()))
 
     answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))
     if not fabric.is_global_zero:

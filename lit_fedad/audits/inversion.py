@@ -19,7 +19,6 @@ from lit_fedad.audits.page import Outcome
 from lit_fedad.audits.reconstruction import Matches, closest
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.randomness import generator
-from lit_fedad.experiment.figures.embedding import loader_of
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_files import save_json
 from lit_fedad.models.backbones import OWN_NAME, create_backbone
@@ -175,7 +174,7 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
         positions = torch.tensor(run.data.partition.clients[attack.client])
         for size in (size for size in BANKS if size <= len(private)):
             chosen = order[:size]
-            loader = loader_of(run.data.module.train, positions[chosen], run.data)
+            loader = run.data.module.normal_loader(positions[chosen].tolist())
             context = Context(attack.options.seed, 0, attack.client)
             bank = attack.bank.of_images(loader, context)
             images = min(size, attack.options.images)

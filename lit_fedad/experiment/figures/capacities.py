@@ -16,8 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
 from lit_fedad.contracts import Client, Message
+from lit_fedad.data.datamodule import as_batch
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.federations import draw_some
@@ -26,7 +28,6 @@ from lit_fedad.experiment.figures.embedding import (
     embed_images,
     generator_of,
     last_exchange,
-    loader_of,
 )
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.evaluator import LocalQuery
@@ -81,7 +82,7 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
         client.task.load_state_dict(weights, strict=False)
         z = embed_images(client.task, data.module.client_loader(number, torch.Generator(), shuffle=False))
         normal, anomalous = (
-            embed_images(client.task, loader_of(data.module.test, indices, data)) if len(indices) else z[:0]
+            embed_images(client.task, _test_loader(data, indices)) if len(indices) else z[:0]
             for indices in chosen[number]
         )
         found = client.task.estimate(z, last_exchange(client, federation.exchanges))
@@ -107,6 +108,12 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
             judge = (mean, covariance) if alone else joined
             scores[name].append((density_scores(*judge, normal), density_scores(*judge, anomalous)))
     save_figure(score_boxes_figure(scores, list(answers)), figures / "capacities.png")
+
+
+def _test_loader(data: Data, indices: Tensor) -> DataLoader:
+    """Returns batches of some test images, in their order."""
+    chosen = Subset(data.module.test, indices.tolist())
+    return DataLoader(chosen, data.module.eval_batch_size, collate_fn=as_batch, generator=torch.Generator())
 
 
 def _models_beside(server: FADngsServer) -> tuple[Message | None, Mapping[int, Message]]:

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Context, Exchanges, Task
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.experiment.build import Data
 from lit_fedad.federation.loop import Federation
 from lit_fedad.memory.density import DensitySet
 from lit_fedad.methods.parts.functional import pooled
@@ -25,16 +24,6 @@ def embed_images(task: Task, loader: DataLoader) -> Tensor:
     if isinstance(task, Contrastive):
         return task.embed(loader)[0].cpu()
     return torch.cat(list(map_batches(task, loader, lambda batch: pooled(task(batch)).cpu())))
-
-
-def loader_of(dataset: Dataset, indices: Tensor, data: Data) -> DataLoader:
-    """Returns batches of some images, in their order."""
-    return DataLoader(
-        Subset(dataset, indices.tolist()),
-        data.module.eval_batch_size,
-        collate_fn=lambda batch: batch,
-        generator=torch.Generator(),
-    )
 
 
 def tsne_layout(features: ArrayLike) -> np.ndarray:
