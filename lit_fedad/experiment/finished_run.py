@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from lit_fedad.evaluation.calibration import with_calibration
 from lit_fedad.experiment.build import Data, Model, build_data, build_images, build_model, build_partition
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.federations import build_evaluator, build_federation, open_checkpoints
+from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints, read_state, write_state
 from lit_fedad.federation.client_pool import ClientPool, State
 from lit_fedad.federation.client_runner import ClientRunner
-from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.report.console import Display
 
@@ -40,26 +40,18 @@ from lit_fedad.report.console import Display
 _MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator")
 
 
-@dataclass(frozen=True)
-class FinishedRun:
+@dataclass
+class FinishedRun(Run):
     """A run after its last round, on this machine.
 
     Attributes:
-        result: Content of ``result.json``.
-        config: The run's configuration on this machine.
-        model: The live client and server.
         federation: The federation, restored from the last checkpoint.
         fabric: A Fabric of one process.
+        result: Content of ``result.json``.
     """
 
-    folder: RunFolder
-    result: dict[str, Any]
-    config: Config
-    model: Model
     data: Data
-    federation: Federation
-    fabric: Fabric
-    display: Display
+    result: dict[str, Any] = field(default_factory=dict)
 
 
 def reopen(
@@ -104,7 +96,7 @@ def _rebuilt(
     federation = build_federation(stored, folder.path, model, data.module, evaluator, fabric, data.digest)
     _check_last(federation.checkpoints, stored)
     federation.resume()
-    return FinishedRun(folder, result, config, model, data, federation, fabric, display)
+    return FinishedRun(config, folder, model, data, federation, fabric, display, result=result)
 
 
 @contextmanager
