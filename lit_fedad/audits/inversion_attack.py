@@ -222,8 +222,7 @@ class Attack:
         trained = self._trained(self._enter(self.client).keys())
         self._settle()
         index = run.data.partition.clients[self.client][place]
-        batch: Batch = run.data.module.train.__getitems__([index])  # type: ignore[attr-defined]
-        batch = run.fabric.to_device(batch)
+        batch: Batch = run.fabric.to_device(next(iter(run.data.module.normal_loader([index]))))
         loss = task.objective(task(batch), batch)["loss"]
         update = [-gradient for gradient in torch.autograd.grad(loss, list(trained.values()))]
         return self._search_gradient(trained, update, batch["label"], 1, progress)

@@ -1,14 +1,14 @@
 """Shadow runs: a run's federation, played again with other training images, and what is seen of their messages."""
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
 
 from lit_fedad.audits.shadow_splits import draw_cells, split, trained_on
 from lit_fedad.audits.statistics import received_statistics, sent_statistics
@@ -18,7 +18,7 @@ from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.core.identity import identity
-from lit_fedad.data.datamodule import Batch
+from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import (
     build_data,
@@ -136,7 +136,7 @@ class ShadowRuns:
                 data.digest,
                 key=shared_key(folder, config, data.digest, fabric),
             )
-            observer.train = data.module.train
+            observer.images = data.module
             federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
             try:
                 federation.run()
@@ -156,7 +156,7 @@ class _Observer(FederationCallback):
     shadows: ShadowRuns
     file: Path
     on_visit: Callable[[int, int], None]
-    train: Dataset = field(init=False)
+    images: FederatedDataModule = field(init=False)
     seen: dict[Side, Seen] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,16 +168,14 @@ class _Observer(FederationCallback):
 
     def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
         """Computes statistics of the uploads: each client's own, or for each client the (noised) sum of all."""
-        size, observed = self.shadows.config["evaluation"]["batch_size"], {}
-        exchange = federation.exchanges.at(context)
+        observed, exchange = {}, federation.exchanges.at(context)
         if isinstance(exchange, Noised):
             (first, *_) = updates.values()
             updates = {SUM: replace(first, message=exchange.released(federation.server, updates))}
         for client in self.shadows.clients:
             update = updates.get(SUM, updates.get(client))
             if update is not None and update.message:
-                examples = self.shadows.examples(client)
-                observed[client] = sent_statistics(federation, client, update, examples, self._load, size)
+                observed[client] = sent_statistics(federation, client, update, self._examples(client))
         if any(observed.values()):
             self.seen["sent"][f"{context.round}.{context.exchange}"] = observed
             self.write()
@@ -190,10 +188,9 @@ class _Observer(FederationCallback):
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Computes statistics of what the server sends next."""
         federation.server.context = Context(federation.seed, report.round + 1)
-        size, observed = self.shadows.config["evaluation"]["batch_size"], {}
+        observed = {}
         for client in sorted(set(self.shadows.clients) & set(federation.clients)):
-            examples = self.shadows.examples(client)
-            observed[client] = received_statistics(federation, client, examples, self._load, size)
+            observed[client] = received_statistics(federation, client, self._examples(client))
         if any(observed.values()):
             self.seen["received"][f"{report.round + 1}.0"] = observed
         self.write()
@@ -205,9 +202,8 @@ class _Observer(FederationCallback):
         with atomic(self.file) as part:
             write_state({"key": self.shadows.key, "complete": complete, "seen": seen}, part)
 
-    def _load(self, positions: Sequence[int]) -> Batch:
-        batch: Batch = self.train.__getitems__(list(positions))  # type: ignore[attr-defined]
-        return batch
+    def _examples(self, client: int) -> DataLoader:
+        return self.images.normal_loader(self.shadows.examples(client))
 
 
 class NoEvaluation(Evaluator):

@@ -6,12 +6,13 @@ are high for members.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lit_fedad.audits.lira import confidence
 from lit_fedad.contracts import (
@@ -117,12 +118,9 @@ WHO = {"sent": "what clients send", "received": "what the server sends to all"}
 _OUTSIDE = 0.01
 _SHRINKAGE = 0.1  # of the covariance of logits, towards its mean variance
 
-Load = Callable[[Sequence[int]], Batch]
-"""Loads images by their positions."""
-
 
 def sent_statistics(
-    federation: Federation, client: int, update: Update, examples: Sequence[int], load: Load, size: int
+    federation: Federation, client: int, update: Update, examples: DataLoader
 ) -> dict[str, Tensor]:
     """Computes the statistics of a client's examples from its upload.
 
@@ -130,15 +128,13 @@ def sent_statistics(
         federation: The federation, before its server merges the upload.
         client: Number of the client.
         update: Its upload, or the sum of the uploads of all; of noised sums what `Noised.released` has.
-        examples: Positions of the images.
-        load: Loads them.
-        size: Images a batch.
+        examples: Batches of the images.
 
     Returns:
         By the names of `COLUMNS`: float64 [n, statistics]. NaN where the upload says nothing about an example.
     """
     received, message = observe(federation, client), update.message
-    each = _Each(federation, examples, load, size)
+    each = _Each(federation, examples)
     exchange = federation.exchanges.at(federation.server.context)
     if isinstance(exchange, Noised):
         sums, clip = image_sums_of(exchange, federation.client), exchange.noise.clip
@@ -156,12 +152,10 @@ def sent_statistics(
     return statistics
 
 
-def received_statistics(
-    federation: Federation, client: int, examples: Sequence[int], load: Load, size: int
-) -> dict[str, Tensor]:
+def received_statistics(federation: Federation, client: int, examples: DataLoader) -> dict[str, Tensor]:
     """Computes the statistics of a client's examples from what the server sends next; see `sent_statistics`."""
     shown = evidence_of(federation).received(federation.client, observe(federation, client))
-    each = _Each(federation, examples, load, size)
+    each = _Each(federation, examples)
     statistics = {kind: value for one in shown for kind, value in _statistic(one, each).items()}
     if any(isinstance(one, SharedModel) for one in shown):
         statistics["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
@@ -299,14 +293,12 @@ def update_directions(
 class _Each:
     """Computes a statistic of examples, batch by batch."""
 
-    def __init__(self, federation: Federation, examples: Sequence[int], load: Load, size: int) -> None:
-        self.fabric = federation.fabric
-        self.parts = [examples[start : start + size] for start in range(0, len(examples), size)]
-        self.load = load
+    def __init__(self, federation: Federation, examples: DataLoader) -> None:
+        self.fabric, self.examples = federation.fabric, examples
 
     @torch.no_grad()
     def __call__(self, statistic: Callable[[Batch], Tensor]) -> Tensor:
-        values = [statistic(self.fabric.to_device(self.load(part))).double().cpu() for part in self.parts]
+        values = [statistic(self.fabric.to_device(batch)).double().cpu() for batch in self.examples]
         return torch.cat(values)
 
 
