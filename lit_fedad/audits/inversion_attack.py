@@ -167,6 +167,12 @@ class Attack:
         return self.search_features(bank, shared.ordered, self.options.images, progress)
 
     @property
+    def weights(self) -> SentWeights:
+        """The weights that are attacked."""
+        assert isinstance(self.shared, SentWeights)
+        return self.shared
+
+    @property
     def bank(self) -> SentBank:
         """The bank that is attacked."""
         assert isinstance(self.shared, SentBank)
@@ -208,7 +214,7 @@ class Attack:
         trained = self._trained(self._enter(number).keys() & sent.keys())
         # From the weights that the client begins with: where it is sent those of all clients, its own are loaded.
         update = [sent[name].to(weight) - weight.detach() for name, weight in trained.items()]
-        self._settle()
+        self.weights.settle()  # gradients are taken at these
         return self._search_gradient(trained, update, None, self.options.images, progress)
 
     def invert_one_gradient(self, place: int, progress: Progress) -> Inversion:
@@ -220,7 +226,7 @@ class Attack:
         """
         task, run = self.run.model.task, self.run
         trained = self._trained(self._enter(self.client).keys())
-        self._settle()
+        self.weights.settle()  # gradients are taken at these
         index = run.data.partition.clients[self.client][place]
         batch: Batch = run.fabric.to_device(next(iter(run.data.module.normal_loader([index]))))
         loss = task.objective(task(batch), batch)["loss"]
@@ -229,17 +235,11 @@ class Attack:
 
     def _trained(self, known: Collection[str]) -> dict[str, Parameter]:
         """Lists known weights that logits depend on, as MOON's projection is not; sets the task to training mode."""
-        task, shared = self.run.model.task.train(), self.shared  # normalisation goes by the batch
-        assert isinstance(shared, SentWeights)
+        task = self.run.model.task.train()  # normalisation goes by the batch
         named = {name: weight for name, weight in task.named_parameters() if name in known}
-        logits = shared.logits(self._normalise()(torch.zeros(self._shape(2), device=task.device)))
+        logits = self.weights.logits(self._normalise()(torch.zeros(self._shape(2), device=task.device)))
         slopes = torch.autograd.grad(logits.sum(), list(named.values()), allow_unused=True)
         return {name: named[name] for name, slope in zip(named, slopes, strict=True) if slope is not None}
-
-    def _settle(self) -> None:
-        """Loads the weights that gradients are taken at."""
-        assert isinstance(self.shared, SentWeights)
-        self.shared.settle()
 
     def _search_gradient(
         self,
@@ -249,8 +249,7 @@ class Attack:
         images: int,
         progress: Progress,
     ) -> Inversion:
-        shared, normalise = self.shared, self._normalise()
-        assert isinstance(shared, SentWeights)
+        shared, normalise = self.weights, self._normalise()
         return self._best(
             lambda source: invert_gradients(
                 lambda pixels: shared.logits(normalise(pixels)),
