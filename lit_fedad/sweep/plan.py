@@ -241,9 +241,8 @@ def _check_names(section: Mapping[str, Any], where: str) -> None:
                 raise UserError(
                     f"{where}: {key} names {name}; a study names Optuna's samplers and pruners alone"
                 )
-            if (
-                name == "optuna.samplers.GridSampler"
-            ):  # workers of different seeds would repeat some of its values
+            # Workers of different seeds would repeat some of its values, and never try others.
+            if name == "optuna.samplers.GridSampler":
                 raise UserError(
                     f"{where}: workers cannot share a GridSampler; name optuna.samplers.BruteForceSampler, which tries"
                     " all choices and steps of space"
