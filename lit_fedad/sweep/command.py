@@ -138,7 +138,7 @@ def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: 
     )
     folder_id, known = check_own(out / "study.id"), study.user_attrs
     if not known.get(_PLAN):
-        if any((out / "workers").glob("0.*")):  # written once a study has begun
+        if (out / "workers" / "0.worker").exists():  # written once a study has begun
             raise UserError(
                 f"out={out}: the storage holds no study of this folder; give the storage= that it was begun with, or"
                 " another out=DIR"

@@ -54,13 +54,14 @@ class Registry:
     """The study's workers: a lock each in a shared folder, which the system releases as soon as its worker ends.
 
     Args:
-        folder: Folder of the locks.
+        folder: Folder of the locks, and of a file for each number that was given.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.number = len(list(folder.iterdir()))  # under the study's lock; files are never removed
+        self.number = len(list(folder.glob("*.worker")))  # under the study's lock
+        check_own(folder / f"{self.number}.worker").touch()  # stays, where a library removes locks that it releases
         self.lock = self._lock(self.number)
         self.lock.acquire(timeout=0)
 

@@ -254,7 +254,7 @@ def test_bad_options_end_in_a_line(options, option, message, monkeypatch):
 PLAN = command.Plan([], {"pro": "maximize"}, {}, {"_target_": "optuna.samplers.RandomSampler"}, 3)
 
 
-@pytest.mark.parametrize("name", ["journal.log", "study.id", "claim.lock", "workers/1.lock"])
+@pytest.mark.parametrize("name", ["journal.log", "study.id", "claim.lock", "workers/0.lock"])
 def test_nothing_is_written_through_a_link_in_the_study_s_folder(options, tmp_path, name):
     taken, victim = tmp_path / "study" / name, tmp_path / "victim"
     taken.parent.mkdir(parents=True)
