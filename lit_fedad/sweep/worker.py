@@ -61,7 +61,9 @@ class Registry:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.number = len(list(folder.glob("*.worker")))  # under the study's lock
-        check_own(folder / f"{self.number}.worker").touch()  # stays, where a library removes locks that it releases
+        check_own(
+            folder / f"{self.number}.worker"
+        ).touch()  # stays, where a library removes locks that it releases
         self.lock = self._lock(self.number)
         self.lock.acquire(timeout=0)
 
