@@ -23,7 +23,7 @@ from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.datasets import data_digest, hashes_file
 from lit_fedad.experiment.local_clients import Participants
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.run_files import save_json
+from lit_fedad.experiment.run_files import save_json, there, write_settings
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.track import Tracking
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -148,6 +148,9 @@ def conclude(run: Run, participants: Participants = _HERE) -> None:
     if fabric.is_global_zero:
         # Of a run that is judged anew: ended from here on, its files are of two judgements.
         (run.folder.path / "result.json").unlink(missing_ok=True)
+        if not there(run.folder.path / "config.yaml"):  # somebody has removed the folder meanwhile
+            write_settings(run.folder.path, run.config)
+            run.data.save(run.folder.path)
     if run.model.task.kind == "anomaly":
         participants.judge(run)
     fabric.call("on_rounds_end", run)

@@ -1,5 +1,6 @@
 """What a run tells the person who waits for it, and which callbacks it takes."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,8 @@ from helpers.refusals import refusal
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import compose
 from lit_fedad.experiment.console import Console
+from lit_fedad.experiment.run import RunCallback
+from lit_fedad.experiment.run_files import read_settings
 from lit_fedad.experiment.train import _play, train
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
@@ -63,3 +66,18 @@ def test_a_callback_that_no_run_would_call_is_refused(tmp_path, section):
     with refusal(f"^callbacks.mine._target_={section['_target_']}: .* give a subclass of .*RunCallback"):
         train({**config, "callbacks": {"mine": section}}, quiet=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_removed_while_the_run_is_at_work_is_a_runs_folder_at_its_end(tmp_path):
+    folder = tmp_path / "run"
+
+    class Removes(RunCallback):
+        def on_checkpoint(self, federation, report):
+            if report.round == 1:
+                shutil.rmtree(folder)
+
+    given = ["method=federated_subspace", "debug=seconds", "tracking=off", f"cache.folder={tmp_path}"]
+    result = train(compose([*given, f"out={folder}"]), quiet=True, callbacks=[Removes()])
+    assert read_settings(folder)["method"] == result["config"]["method"]
+    assert (folder / "partition.json").exists()
