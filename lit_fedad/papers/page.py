@@ -29,6 +29,8 @@ from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 from lit_fedad.tracking.server import destination
 
+_PICTURES = ".written"  # lists the pictures of a report
+
 
 def report_runs(
     display: Display,
@@ -129,11 +131,32 @@ def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]
 
 
 def write_page(page: Page, out: Path) -> Path:
-    """Writes a page as HTML, and as Markdown with its pictures."""
+    """Writes a page as HTML and as Markdown, and removes the pictures of an earlier one, but no others.
+
+    Raises:
+        UserError: If a file that no report wrote has the name of a picture.
+    """
     text, pictures = render_markdown(page, "pictures")
-    files = {f"pictures/{name}": content for name, content in pictures.items()}
-    files |= {"report.html": render_html(page).encode(), "report.md": text.encode()}
-    for name, content in files.items():
+    folder, listed = out / "pictures", _listed(out)
+    for name in pictures:
+        if (folder / name).exists() and name not in listed:
+            raise UserError(f"{folder / name}: no report wrote it; move it, or give another out=DIR")
+    # Listed before they are written: a report that was interrupted leaves nothing that the next one does not know.
+    with atomic(folder / _PICTURES) as part:
+        part.write_text("\n".join(sorted({*listed, *pictures})))
+    for old in listed - pictures.keys():
+        (folder / old).unlink(missing_ok=True)
+    files = {"report.html": render_html(page).encode(), "report.md": text.encode()}
+    for name, content in {**{f"pictures/{n}": c for n, c in pictures.items()}, **files}.items():
         with atomic(out / name) as part:
             part.write_bytes(content)
     return out / "report.html"
+
+
+def _listed(out: Path) -> set[str]:
+    """Names the pictures that earlier reports wrote."""
+    try:
+        names = (out / "pictures" / _PICTURES).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return set()
+    return {name for name in names if Path(name).name == name}

@@ -218,13 +218,34 @@ def test_runs_that_are_not_complete_are_named(make_run, page_of):
     assert grid.lines[0].cells[-1].url is None
 
 
-def test_pages_are_written_with_their_pictures(make_run, page_of, tmp_path):
+def test_pages_are_written_whole_and_old_pictures_go(make_run, page_of, tmp_path):
     out = tmp_path / "reports"
+    (out / "pictures").mkdir(parents=True)
+    (out / "pictures" / "old.svg").write_text("")
+    (out / "pictures" / ".written").write_text("old.svg\n../report.md")
+    (out / "pictures" / "holiday.jpg").write_text("mine")
     page = page_of([make_run("<i>a</i>", "feddymem", [0.5, 0.7])])
     assert write_page(page, out) == out / "report.html"
+    text = (out / "report.md").read_text()
+    assert not (out / "pictures" / "old.svg").exists()
+    assert (out / "pictures" / "holiday.jpg").read_text() == "mine"
+    for name in re.findall(r"\]\((pictures/[^)]+)\)", text):
+        assert (out / name).is_file()
     assert "<i>" not in (out / "report.html").read_text()
-    shown = re.findall(r"\]\((pictures/[^)]+)\)", (out / "report.md").read_text())
-    assert {out / name for name in shown} == {*(out / "pictures").iterdir()}
+    again = {path.name for path in (out / "pictures").iterdir()}
+    write_page(page, out)
+    assert {path.name for path in (out / "pictures").iterdir()} == again
+
+
+def test_a_picture_that_no_report_wrote_is_not_replaced(make_run, page_of, tmp_path):
+    page = page_of([make_run("a", "feddymem", [0.5, 0.7])])
+    write_page(page, tmp_path / "other")
+    (name,) = (tmp_path / "other" / "pictures" / ".written").read_text().splitlines()[:1]
+    (tmp_path / "reports" / "pictures").mkdir(parents=True)
+    (tmp_path / "reports" / "pictures" / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{name}: no report wrote it"):
+        write_page(page, tmp_path / "reports")
+    assert (tmp_path / "reports" / "pictures" / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize(
