@@ -13,7 +13,7 @@ from lit_fedad.core.building import build
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import shell_word
 from lit_fedad.core.typed_words import as_list, as_typed
-from lit_fedad.data.auto_signs import TABLES, published, refuse_foreign, refuse_labels
+from lit_fedad.data.auto_signs import TABLES, published, refuse_foreign, refuse_tables, refuse_texts
 from lit_fedad.data.image_files import (
     LeftOut,
     entries,
@@ -133,9 +133,10 @@ def recognise(root: Path, train_share: float = 0.8, seed: int = 0) -> Layout:
             f"{root}: holds {_names(odd, root)}, and no folder there says which images are normal; call it train/good"
         )
     if len(folders) == 1:
+        refuse_tables(root)
         layout = recognise(folders[0], train_share, seed)
         if layout.settings.get("test_anomalous") == []:
-            refuse_labels(root)
+            refuse_texts(root)
         return layout
     try:
         images_in(root, LeftOut())
@@ -228,14 +229,13 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """The layout of MVTec AD: one product, several, or several in folders of collections."""
 
     def whole(product: Path) -> bool:
-        tested = [path.name for path in entries(product / "test")]
-        misnamed = any(name != "good" and bare(name) in NORMAL | MASKS for name in tested)
-        return not misnamed and (product / "train" / "good").is_dir() and _images(product / "test" / "good")
+        return (product / "train" / "good").is_dir() and _images(product / "test" / "good")
 
     if whole(root):
-        return Layout("one product in the layout of MVTec AD", "mvtec_mixture", root)
+        seen = "one product in the layout of MVTec AD"
+        return None if _misnamed(root) else Layout(seen, "mvtec_mixture", root)
     products = [path for path in products_below(root) if "/." not in f"/{path.relative_to(root).as_posix()}"]
-    if not products or not all(map(whole, products)):
+    if not products or not all(whole(path) and not _misnamed(path) for path in products):
         return None
     others = [path for path in _folders(root) if not any(one.is_relative_to(path) for one in products)]
     if any(_images(path) for path in others):
@@ -244,6 +244,11 @@ def _mvtec(root: Path, split: Mapping[str, Any]) -> Layout | None:
     if all(path.parent == root for path in products):
         return Layout(seen, "mvtec_mixture", root)
     return Layout(seen, "mvtec_mixture", root, {"products": _below(products, root)})
+
+
+def _misnamed(product: Path) -> bool:
+    names = NORMAL | MASKS
+    return any(path.name != "good" and bare(path.name) in names for path in entries(product / "test"))
 
 
 def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
@@ -258,7 +263,8 @@ def _divided(root: Path, split: Mapping[str, Any]) -> Layout | None:
     test = _called(root, TEST)
     tested = [path for path in _folders(test) if _images(path)] if test else []
     if not normal and not tested:
-        refuse_labels(root)
+        refuse_tables(root)
+        refuse_texts(root)
     good = [path for path in tested if bare(path.name) in NORMAL]
     bad = [path for path in tested if path not in good and bare(path.name) not in MASKS]
     masks = _masks(root, bad) or (_masks(test, bad) if test else None)
@@ -296,7 +302,8 @@ def _flat(root: Path, split: Mapping[str, Any]) -> Layout | None:
     """Images without folders: they all count as normal."""
     if not (direct := [path for path in find_images(root, LeftOut()) if path.parent == root]):
         return None
-    refuse_labels(root)
+    refuse_tables(root)
+    refuse_texts(root)
     if inside := [path for path in _folders(root) if _images(path)]:
         raise UserError(
             f"{root}: has images beside folders of images ({_names(inside, root)}); which are normal? Give"

@@ -96,15 +96,14 @@ def refuse_foreign(root: Path) -> None:
                 )
 
 
-def refuse_labels(root: Path) -> None:
-    """Refuses files that may say which images are normal and are not read, where nothing else says it.
+def refuse_tables(root: Path) -> None:
+    """Refuses a table that names no image, or is not read, where nothing else says which images are normal.
 
     Args:
         root: The folder.
 
     Raises:
-        UserError: There is a table that names no image, or is not read, or a text that is called like an image or names
-            one.
+        UserError: There is one.
     """
     if tables := [path for path in entries(root) if path.suffix.lower() in (*TABLES, *_SPREADSHEETS)]:
         said, advice = "names no images", "correct it"
@@ -113,6 +112,17 @@ def refuse_labels(root: Path) -> None:
         raise UserError(
             f"{tables[0]}: {said}, and without it all would count as normal; {advice}, or move it away"
         )
+
+
+def refuse_texts(root: Path) -> None:
+    """Refuses a text that is called like an image or names one, where nothing else says which images are normal.
+
+    Args:
+        root: The folder.
+
+    Raises:
+        UserError: There is one.
+    """
     left_out = LeftOut()
     images = find_images(root, left_out)
     names, stems = {path.name for path in images}, {path.stem for path in images}
