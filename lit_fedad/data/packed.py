@@ -7,6 +7,7 @@ classes have names, ``classes`` ([K]). MedMNIST has both parts in one file: ``tr
 """
 
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -307,8 +308,15 @@ def _class_names(train: _Part, test: _Part, given: Sequence[str] | None) -> tupl
         raise UserError(
             f"{test.path}: key 'classes' differs from that of {train.path}; give parts of one set"
         )
-    highest = int(torch.cat([train.labels, test.labels]).max())
+    labels = torch.cat([train.labels, test.labels])
+    lowest, highest = int(labels.min()), int(labels.max())
     named = train.classes or test.classes or given
+    if not named and lowest > 0:
+        warnings.warn(
+            f"{train.path}: no image has label 0, with which classes without names begin; if yours begin with {lowest},"
+            f" subtract {lowest}, or give 'classes'",
+            stacklevel=2,
+        )
     if not named and highest >= _MOST_CLASSES:
         raise UserError(
             f"{train.path}: labels without 'classes' go up to {highest}, and at most {_MOST_CLASSES} classes are"

@@ -102,6 +102,14 @@ def test_a_label_of_no_class_makes_no_name_for_each_number_below_it(plain):
     refused("labels hold 1000000000, but the 3 classes", root, "train.npz", "test.npz", classes=list("abc"))
 
 
+def test_labels_that_do_not_begin_at_zero_are_told(plain):
+    root = plain({"labels": np.array([1, 2, 3, 1, 2, 3])}, {"labels": np.array([3, 2, 1])})
+    with pytest.warns(
+        UserWarning, match=r"train\.npz: no image has label 0, .*; if yours begin with 1, subtract 1"
+    ):
+        packed(root, "train.npz", "test.npz")
+
+
 def test_encoded_images(tmp_path):
     colour, grey = pixels(5, 8, 7, 3), pixels(3, 8, 7)
     labels = np.array([1, 0, 1, 1, 0], np.int16)
