@@ -74,6 +74,7 @@ def kmeans(
 
     Raises:
         UserError: There is no point, or all weights are zero.
+        ValueError: Shapes do not fit, a weight is negative or ``clusters`` is not positive.
 
     Example:
         >>> points = torch.tensor([[0.0], [1.0], [9.0], [11.0]])
@@ -81,7 +82,7 @@ def kmeans(
         >>> found.centroids.flatten().tolist(), found.counts.tolist(), found.inertia
         ([0.5, 10.0], [2.0, 2.0], 2.5)
     """
-    mass = _mass(points, weights)
+    mass = _checked_weights(points, clusters, weights, initial)
     if spherical:
         points = F.normalize(points, dim=1)
     if initial is not None:
@@ -242,12 +243,22 @@ def _every_point_a_centroid(
     return KMeansResult(centroids, counts, torch.arange(len(points), device=points.device), 0.0, 0)
 
 
-def _mass(points: Tensor, weights: Tensor | None) -> Tensor:
-    """The weights in double precision."""
+def _checked_weights(points: Tensor, clusters: int, weights: Tensor | None, initial: Tensor | None) -> Tensor:
+    """The weights in double precision, once all shapes are known to fit."""
+    if points.ndim != 2 or clusters < 1:
+        raise ValueError(
+            f"k-means needs rows and at least one cluster, not {list(points.shape)} and {clusters}"
+        )
+    if initial is not None and initial.shape != (clusters, points.shape[1]):
+        raise ValueError(
+            f"initial centroids must be {[clusters, points.shape[1]]}, not {list(initial.shape)}"
+        )
     if len(points) == 0:
         raise UserError("k-means has no points to cluster: drop clients without samples before clustering")
     if weights is None:
         return torch.ones(len(points), dtype=torch.float64, device=points.device)
+    if weights.shape != (len(points),) or bool((weights < 0).any()):
+        raise ValueError(f"weights must be {len(points)} non-negative numbers, one a point")
     if not weights.sum() > 0:
         raise UserError("all k-means weights are zero: give at least one point a positive weight")
     return weights.to(points.device, torch.float64)

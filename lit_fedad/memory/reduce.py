@@ -59,10 +59,14 @@ class MemoryReduce(ABC):
             round: Number of the round, from 0.
             slots: Size of the memory.
             generator: Source of all randomness.
+
+        Raises:
+            ValueError: A round after 0 comes without a memory of that size.
         """
         self._memory, self._round, self._slots, self._generator = None, round, slots, generator
         if round > 0:
-            assert memory is not None, "a round after 0 needs the memory of the round before"
+            if memory is None or len(memory) != slots:
+                raise ValueError(f"round {round} needs the memory of the round before, with {slots} slots")
             # At least in single precision.
             self._memory = memory.detach().to(working_dtype(memory))
         self._begin()
@@ -141,6 +145,7 @@ class PositionReduce(MemoryReduce):
     @torch.no_grad()
     def update(self, maps: Tensor, judge: Judge | None = None) -> None:
         """Adds a batch of feature maps ``[images, slots, channels]``."""
+        self.check(self._slots, maps.shape[1], judge is not None)
         if self._sum is None:
             self._sum = torch.zeros(maps.shape[1:], dtype=torch.float64, device=maps.device)
             self._plain = torch.zeros_like(self._sum)

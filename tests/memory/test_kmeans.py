@@ -198,12 +198,20 @@ def test_add_by_slot_matches_numpy():
     np.testing.assert_allclose(sums.numpy(), expected, rtol=1e-12)
 
 
-def test_nothing_to_cluster_is_refused():
+def test_bad_input_is_refused():
     points = blobs(10)
     with pytest.raises(UserError, match="all k-means weights are zero"):
         kmeans(points, 2, generator=generator(), weights=torch.zeros(10))
     with pytest.raises(UserError, match="no points"):
         kmeans(points[:0], 2, generator=generator())
+    with pytest.raises(ValueError, match="non-negative"):
+        kmeans(points, 2, generator=generator(), weights=-torch.ones(10))
+    with pytest.raises(ValueError, match="non-negative"):
+        kmeans(points, 2, generator=generator(), weights=torch.ones(9))
+    with pytest.raises(ValueError, match=r"must be \[2, 8\]"):
+        kmeans(points, 2, generator=generator(), initial=points[:3])
+    with pytest.raises(ValueError, match="at least one cluster"):
+        kmeans(points, 0, generator=generator())
 
 
 # ------------------------------------------------------------------------------------------------- spherical

@@ -214,7 +214,16 @@ def test_half_precision_maps_that_require_gradients_are_taken(rule, maps, memory
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_no_patches_to_keep_are_refused():
+@pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
+def test_a_later_round_needs_a_memory_of_the_right_size(rule, memory):
+    for wrong in (None, memory[:5]):
+        with pytest.raises(ValueError, match="round 1 needs the memory"):
+            rule().start(wrong, round=1, slots=6, generator=generator())
+
+
+def test_bad_sizes_are_refused(maps):
+    with pytest.raises(UserError, match="an image has 6 patches; give task.slots=6"):
+        reduced(PositionReduce(), maps, slots=9)
     with pytest.raises(UserError, match="max_patches=0"):
         SlotReduce(max_patches=0)
 
