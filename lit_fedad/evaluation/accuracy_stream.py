@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.evaluation.accuracy import by_predictor, test_images
 from lit_fedad.evaluation.predict import predict_batch
@@ -52,6 +53,9 @@ class StreamAccuracyEvaluator(Evaluator):
         client: A client, for the names of the method's classifiers.
         fabric: Moves batches and sets precision.
         client_test: Whether a client's test classes are as frequent as in its training data, or ``"balanced"``.
+
+    Raises:
+        UserError: If ``client_test`` is neither.
     """
 
     after_fit = True
@@ -66,6 +70,8 @@ class StreamAccuracyEvaluator(Evaluator):
         fabric: Fabric,
         client_test: ClientTest = "own",
     ) -> None:
+        if client_test not in get_args(ClientTest):
+            raise UserError(f"evaluation.client_test={client_test}: give {' or '.join(get_args(ClientTest))}")
         self.loader, self.module, self.fabric = loader, module, fabric
         self.images = [torch.from_numpy(own) for own in counts]
         self.weights = [(own > 0).long() if client_test == "balanced" else own for own in self.images]

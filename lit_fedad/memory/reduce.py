@@ -6,7 +6,7 @@ The rules share one protocol. ``PositionReduce`` is FedDyMem's own: slot k is po
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -202,7 +202,7 @@ class SlotReduce(MemoryReduce):
         steps: Lloyd steps of round 0.
 
     Raises:
-        UserError: If no patch would be kept.
+        UserError: If there are no such weights, or no patch would be kept.
 
     Example:
         >>> reduce = SlotReduce()
@@ -222,6 +222,8 @@ class SlotReduce(MemoryReduce):
         max_patches: int = 200_000,
         steps: int = 10,
     ) -> None:
+        if weights not in get_args(Weights):
+            raise UserError(f"task.reduce.weights={weights}: give {', '.join(get_args(Weights))}")
         at_least("task.reduce", 1, max_patches=max_patches)
         self.weights, self.average = weights, average
         self.max_patches, self.steps = max_patches, steps

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -112,8 +112,12 @@ class MemoryBank(SubspaceTask):
         at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, bank_weight=bank_weight)
         check_share(subspace=subspace)
-        if maps == "subspace" and subspace is None:
-            raise UserError("task.maps=subspace: give bank, or task.subspace as a share of variance")
+        if distance not in get_args(Distance):
+            raise UserError(f"task.distance={distance}: give {' or '.join(get_args(Distance))}")
+        if maps not in get_args(Maps) or (maps == "subspace" and subspace is None):
+            raise UserError(
+                f"task.maps={maps}: give bank, or subspace where task.subspace is a share of variance"
+            )
         self.slots = slots or grid * grid
         self.reach = max(score.neighbours, 1 if image_score is None else image_score.neighbours)
         reach = max(loss.reach, self.reach)

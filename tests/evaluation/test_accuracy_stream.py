@@ -22,6 +22,7 @@ from helpers.stream_oracle import (
 )
 from lightning.fabric import Fabric
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -297,6 +298,11 @@ def test_one_client_of_fedavg_is_the_server(play):
             assert all(summary == found[0] for summary in found)
             assert math.isnan(report.metrics[f"forgetting{ending}"]["mean"])
     assert len({report.metrics["global_accuracy"]["mean"] for report in history}) > 1
+
+
+def test_unknown_test_classes_are_refused_in_one_line(play):
+    with pytest.raises(UserError, match=r"^evaluation.client_test=bogus: give own or balanced$"):
+        play(client_test="bogus")
 
 
 # ----------------------------------------------------------------------------------------------- looking at no image

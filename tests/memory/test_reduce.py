@@ -307,6 +307,8 @@ def test_a_clipped_weight_keeps_an_outlier_from_pulling_a_slot_away():
 
     assert moved("distance") == pytest.approx([-(1 + 50 * 50) / 51, 2.0])
     assert moved("clipped") == pytest.approx([-(1 + 2 * 50) / 3, 2.0])
+    with pytest.raises(UserError, match="task.reduce.weights=far: give distance, clipped, none"):
+        SlotReduce(weights="far")
 
 
 @pytest.mark.parametrize(

@@ -313,5 +313,7 @@ def test_what_a_noised_bank_cannot_be_made_of_is_refused_in_one_line(federate, d
         play(federate, data, min_images=20)
     with pytest.raises(UserError, match=r"method\.client\.noised_directions"):
         FederatedBankClient(bank(), noised_directions=1)
-    with pytest.raises(UserError, match=r"task\.maps=subspace: give bank, or task\.subspace"):
+    with pytest.raises(UserError, match=r"task\.maps=slots: give bank, or subspace"):
+        bank(maps="slots")
+    with pytest.raises(UserError, match=r"task\.maps=subspace: give bank, or subspace where"):
         bank(subspace=None)

@@ -266,3 +266,8 @@ def test_a_head_is_trained_on_features_of_length_1(make_task, make_loader):
     task.training_step(batch)["loss"].backward()
     gradients = [parameter.grad for parameter in task.head.parameters() if parameter.grad is not None]
     assert any(gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_an_unknown_distance_is_refused(make_task):
+    with pytest.raises(UserError, match="task.distance=manhattan: give euclidean or cosine"):
+        make_task(distance="manhattan")
