@@ -109,6 +109,8 @@ class DominantClass:
     def __post_init__(self) -> None:
         at_least("partition", 1, clients=self.clients, size=self.size)
         within("partition", 0, 1, dominant=self.dominant, contamination=self.contamination)
+        if self.contamination == 1:
+            raise UserError("partition.contamination=1 must be below 1: a client needs normal images")
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Draws every client's images with ``seed``: dominant ones first, then the others, client by client."""

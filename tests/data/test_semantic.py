@@ -252,8 +252,8 @@ def test_too_few_images_say_what_is_missing(deal, message):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"clients": 0}, {"size": 0}, {"dominant": 1.1}, {"dominant": -0.1}, {"contamination": 1.1},
-        {"contamination": -0.01}, {"contamination": float("nan")},
+        {"clients": 0}, {"size": 0}, {"dominant": 1.1}, {"dominant": -0.1}, {"contamination": 1},
+        {"contamination": 1.1}, {"contamination": -0.01}, {"contamination": float("nan")},
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused(wrong):
