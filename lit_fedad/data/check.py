@@ -10,7 +10,9 @@ from typing import NamedTuple
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256
 from lit_fedad.data.cards import Counts
-from lit_fedad.data.masks import MaskFacts, mask_lines, measure, read_marks
+from lit_fedad.data.image_files import images_in
+from lit_fedad.data.masks import MaskFacts, marked_pixels, mask_lines, measure, read_marks
+from lit_fedad.data.pictures import open_picture
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.transform import ImageTransform
@@ -89,23 +91,30 @@ class _Reading(NamedTuple):
 
 
 def _read(reader: ImageTransform, sample: Sample) -> _Reading:
+    digest, messages, marks = None, [], None
     try:
         reader.raw(sample.path)
         digest = bytes.fromhex(sha256(sample.path))
     except UserError as error:
-        return _Reading(None, [str(error)], None)
-    if sample.mask is None:
-        return _Reading(digest, [], None)
-    try:
-        marks = read_marks(sample.mask, sample.path, reader.page)
-        saturation_areas(sample, reader)
-    except UserError as error:
-        return _Reading(digest, [str(error)], None)
-    if not marks.pixels.any():
-        empty = f"{sample.mask}: marks no pixel of the anomalous image {sample.path}"
-        return _Reading(digest, [empty] if sample.label else [], None)
-    marked = f"{sample.mask}: marks pixels of {sample.path}, which counts as good"
-    return _Reading(digest, [] if sample.label else [marked], measure(marks, 1, marks.pixels.size))
+        messages.append(str(error))
+    if sample.mask is not None:
+        try:
+            if messages:  # without its image, a mask can still be checked for everything but its size
+                files = images_in(sample.mask) if sample.mask.is_dir() else [sample.mask]
+                masks = [marked_pixels(open_picture(file, reader.page, alone=True), file) for file in files]
+                marked = any(mask.any() for mask in masks)
+            else:
+                pixels = read_marks(sample.mask, sample.path, reader.page)
+                marked = bool(pixels.pixels.any())
+                marks = measure(pixels, 1, pixels.pixels.size) if marked else None
+                saturation_areas(sample, reader)
+            if sample.label and not marked:
+                messages.append(f"{sample.mask}: marks no pixel of the anomalous image {sample.path}")
+            if marked and not sample.label:
+                messages.append(f"{sample.mask}: marks pixels of {sample.path}, which counts as good")
+        except UserError as error:
+            messages.append(str(error))
+    return _Reading(digest, messages, marks)
 
 
 def _of_all_masks(product: str, marks: Mapping[Path, MaskFacts]) -> Iterator[Problem]:

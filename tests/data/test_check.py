@@ -69,8 +69,13 @@ def test_a_truncated_image_is_found_though_its_header_is_whole(tree, part):
     assert message.startswith(f"nut/{part}/1.png: cannot be read as an image")
 
 
-def test_every_broken_file_is_named(tree):
-    broken = ["cap/train/good/2.png", "cap/ground_truth/dent/0_mask.png", "nut/test/good/1.png"]
+def test_every_broken_file_is_named_also_both_of_a_pair(tree):
+    broken = [
+        "cap/train/good/2.png",
+        "cap/test/dent/0.png",
+        "cap/ground_truth/dent/0_mask.png",
+        "nut/test/good/1.png",
+    ]
     for name in broken:
         (tree / name).write_bytes(b"")
     assert [message.split(":")[0] for _, message in found(tree)] == [str(tree / name) for name in broken]
