@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.frozen import frozen_encoder, images
 from helpers.methods import restarted
+from helpers.refusals import refusal
 
 from lit_fedad.methods.deep_svdd import CENTRE, DeepSVDDClient, DeepSVDDServer
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -105,3 +106,8 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
     whole, parts = run(), restarted(run, 0, 1, 3)
     exactly(parts.server.weights, whole.server.weights)
     assert torch.equal(parts.server.auxiliary[CENTRE], whole.server.auxiliary[CENTRE])
+
+
+def test_pretraining_is_no_negative_number():
+    with refusal(r"method\.client\.pretraining=-1 must be"):
+        DeepSVDDClient(task(), pretraining=-1)

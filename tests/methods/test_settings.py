@@ -11,7 +11,6 @@ from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.apple import AppleClient
 from lit_fedad.methods.creff import CReFFClient, CReFFServer
 from lit_fedad.methods.dbe import DBEClient
-from lit_fedad.methods.deep_svdd import DeepSVDDClient
 from lit_fedad.methods.desa import DESAClient
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer
 from lit_fedad.methods.ditto import DittoClient
@@ -38,7 +37,6 @@ CLIENTS = [
     (AppleClient, {"rounds": 1}, {"early": -1.0, "relation_learning_rate": -1.0, "relation_momentum": 1.5}),
     (CReFFClient, {}, {"draws": 0, "batch": 0}),
     (DBEClient, {}, {"kappa": -1.0, "momentum": 1.5}),
-    (DeepSVDDClient, {}, {"pretraining": -1}),
     (DESAClient, ANCHORS, {"anchors": 0, "own": -1.0, "temperature": 0.0, "soft": 1.5}),
     (DittoClient, {}, {"lam": -1.0}),
     (FedDMClient, CONDENSED, {"share": 1.5, "minimum": -1, "least": 0, "radius": -1.0}),
