@@ -8,6 +8,7 @@ from helpers.feddm import loader, make
 from lit_fedad.contracts import Context, Update
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer, Ensemble, disagreement, diversity
 from lit_fedad.methods.parts.client_bases import COUNTS
+from lit_fedad.models.conditional_gan import ConditionalGenerator
 
 SMALL = {"image_size": 8, "latent": 4, "width": 4, "batch_size": 6, "steps": 2}
 
@@ -17,6 +18,16 @@ def server_of(**settings) -> DFRDServer:
     server = DFRDServer(DFRDClient(make()), **{**SMALL, **settings})
     server.context = Context(0, 1)
     return server
+
+
+def uploads(server: DFRDServer) -> dict[int, Update]:
+    """The weights of two different models, of which one has seen classes 0 and 1, the other 1 and 2."""
+    others = [make(seed=seed).state_dict() for seed in (1, 2)]
+    counts = [torch.tensor([4, 2, 0]), torch.tensor([0, 2, 4])]
+    return {
+        i: Update({**{name: model[name].clone() for name in server.weights}, COUNTS: count}, 6)
+        for i, (model, count) in enumerate(zip(others, counts, strict=True))
+    }
 
 
 def data_of():
@@ -66,14 +77,9 @@ def test_equal_models_leave_their_average_alone():
 
 def test_different_models_move_it_and_the_moving_average_follows():
     server = server_of(memory=0.25)
-    others = [{n: e.clone() for n, e in make(seed=s).state_dict().items()} for s in (1, 2)]
-    counts = [torch.tensor([4, 2, 0]), torch.tensor([0, 2, 4])]
-    updates = {
-        i: Update({**{n: m[n] for n in server.weights}, COUNTS: c}, 6)
-        for i, (m, c) in enumerate(zip(others, counts, strict=True))
-    }
+    updates = uploads(server)
     server.aggregate(updates)
-    mean = (others[0]["classifier.weight"] + others[1]["classifier.weight"]) / 2
+    mean = sum(update.message["classifier.weight"] for update in updates.values()) / 2
     assert not torch.equal(server.weights["classifier.weight"], mean)
     torch.testing.assert_close(server.average["embedding.weight"], server.generator["embedding.weight"])
     before = server.average["embedding.weight"].clone()
@@ -82,6 +88,55 @@ def test_different_models_move_it_and_the_moving_average_follows():
     expected = 0.25 * before + 0.75 * server.generator["embedding.weight"]
     torch.testing.assert_close(server.average["embedding.weight"], expected)
     assert set(server.diagnostics()) == {"generator_loss", "distillation_loss"}
+
+
+def test_the_generator_s_loss_by_hand():
+    weights = {"transfer": 2.0, "spread": 3.0, "bound": 5.0}
+    server = server_of(steps=1, generator_steps=1, distillation_steps=1, **weights)
+    updates = uploads(server)
+    for client, label in enumerate([0, 2]):  # the ensemble is right where the average is in doubt
+        updates[client].message["classifier.bias"][label] += 9
+    network = ConditionalGenerator(3, 8, latent=4, width=4)
+    server.generator["embedding.weight"] *= 9  # longer than the root of the latent size
+    network.load_state_dict(server.generator)
+    models, student = [make().eval() for _ in updates], make().eval()
+    for model, update in zip(models, updates.values(), strict=True):
+        model.load_state_dict({name: update.message[name] for name in server.weights}, strict=False)
+    mean = {n: sum(u.message[n] for u in updates.values()) / 2 for n in server.weights}
+    student.load_state_dict(mean, strict=False)
+    with torch.no_grad(), server.context.seeded("distillation"):
+        labels = torch.multinomial(torch.tensor([4.0, 4.0, 4.0]), 6, replacement=True)
+        mixed = network.mixed(labels, torch.randn(6, 4))
+        images = network.decode(mixed)
+        logits = [model.classifier(model({"image": images})) for model in (*models, student)]
+        first = torch.tensor([1.0, 0.5, 0.0])[labels, None]
+        teacher = first * logits[0] + (1 - first) * logits[1]
+        lengths = network.embedding(labels).norm(dim=1)
+        apart = disagreement(teacher, logits[2], labels, server.temperature)
+        expected = (
+            torch.nn.functional.cross_entropy(teacher, labels)
+            - 2 * apart
+            + 3 * diversity(mixed, images)
+            + 5 * (lengths - 2).clamp(min=0).mean()
+        )
+    assert apart > 0
+    server.aggregate(updates)
+    assert server.diagnostics()["generator_loss"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_images_of_the_moving_average_are_replayed_from_round_2_on():
+    """The average is distilled on them too: another moving average gives other weights, and not where replay is 0."""
+
+    def weights_after(shift: float, replay: float) -> torch.Tensor:
+        server = server_of(replay=replay)
+        server.aggregate(uploads(server))
+        server.average = {name: entry + shift for name, entry in server.average.items()}
+        server.context = Context(0, 2)
+        server.aggregate(uploads(server))
+        return server.weights["classifier.weight"]
+
+    assert not torch.equal(weights_after(0.0, 0.5), weights_after(1.0, 0.5))
+    assert torch.equal(weights_after(0.0, 0.0), weights_after(1.0, 0.0))
 
 
 def test_weights_alone_come_down(federate):
