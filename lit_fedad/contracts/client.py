@@ -23,15 +23,16 @@ class Predictors:
 
     Attributes:
         shared: Whether all clients predict with the same model, so that scoring one client scores all.
-        shared_at_first: Whether they do until round 1, as far as nothing of their own has been trained.
+        shared_at_first: Whether all clients predict with the same model before round 1, when none has trained weights
+            of its own yet.
         server_shared: Whether the server's model is the same for all clients.
         own: Whether a client's trained weights are a model that can predict; False where only the server builds models
             that predict.
-        merged: Whether a client predicts with the server's weights and its personal ones, not with those that it
-            trained last.
+        merged: Whether a client predicts with the server's weights and its personal weights, not with the weights that
+            it trained last.
         heads: Names of the method's classifiers beside the main one; predictions carry the logits of each.
-        lent: Entries of the task's state that the server's model lacks; its evaluation, and nothing else, takes the
-            clients' mean for them, weighted by data size.
+        lent: Names of entries of the task's state that the server's model lacks. Only for the evaluation of the
+            server's model, the mean of the clients' entries, weighted by data size, takes their place.
     """
 
     shared: bool = False
@@ -46,9 +47,9 @@ class Predictors:
 class Client(Discloses, L.LightningModule):
     """The client side of one method, which wraps a task and adds what the method needs.
 
-    One live object serves every client of a process. What belongs to a single client, its personal state, is what the
-    attributes in ``state_names`` hold. It is loaded before the client plays an exchange (`load_state`), read after it
-    (`state_of`), checkpointed, and never leaves the client.
+    One live object serves every client of a process. The personal state of a single client consists of the attributes
+    that ``state_names`` lists. It is loaded before the client plays an exchange (`load_state`), read after the exchange
+    (`state_of`), and checkpointed; it never leaves the client.
 
     Args:
         task: What the client learns.
@@ -58,11 +59,12 @@ class Client(Discloses, L.LightningModule):
 
     Attributes:
         needs: Class of task that the method requires.
-        own_model: Whether each client predicts with a model of its own, beside that of the server.
+        own_model: Whether each client predicts with a model of its own, in addition to the server's model.
         context: Seed, round, client, exchange and stage; set before the client plays an exchange.
         decay_rounds: Number of rounds over which learning rates fall (`cosine_decay`); None where they stay.
         state_names: Names of the attributes that hold a single client's state, in addition to those of base classes.
-        discloses: What `send` tells of the client's images. A class that overrides `send` says it anew.
+        discloses: What the message of `send` reveals about the client's images. A class that overrides `send` must
+            declare it again.
 
     Raises:
         UserError: If the method cannot work with this task, or there is no epoch to train.
@@ -82,7 +84,7 @@ class Client(Discloses, L.LightningModule):
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer
         self.optimizer_state: dict[str, Any] | None = None
-        self.loss_scale: dict[str, Any] | None = None  # of 16-mixed; set after training
+        self.loss_scale: dict[str, Any] | None = None  # gradient scaler of 16-mixed; set after training
         self.context = Context(seed=0, round=0)
 
     @classmethod
@@ -114,7 +116,7 @@ class Client(Discloses, L.LightningModule):
         raise not_there(self, "broadcast_spec")
 
     def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
-        """Recomputes what depends on received weights and local data, before training and after `deploy`.
+        """Recomputes everything that depends on received weights and local data, before training and after `deploy`.
 
         Args:
             loader: The client's training batches in a fixed order.
@@ -159,7 +161,7 @@ class Client(Discloses, L.LightningModule):
         raise not_there(self, "upload_spec")
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
-        """Loads the model that predicts into the task, where it differs from what was received.
+        """Loads the model that predicts into the task, where it differs from the received model.
 
         Not called before training.
 

@@ -1,4 +1,4 @@
-"""How blocks compute: batch by batch, on one thread, in full precision."""
+"""Helpers that control how torch computes: batch by batch, on one thread, or in full precision."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -41,14 +41,14 @@ def one_thread() -> Iterator[None]:
 
 
 def set_up(optimizer: torch.optim.Optimizer, fabric: Fabric) -> torch.optim.Optimizer:
-    """Sets an optimiser up: in 16-mixed it then divides gradients of ``fabric.backward`` by the loss's scale."""
+    """Registers an optimiser with Fabric, so that in 16-mixed it divides gradients by the scale of the loss."""
     ready = fabric.setup_optimizers(optimizer)
     assert isinstance(ready, torch.optim.Optimizer)
     return ready
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """Disables autocast on a tensor's device for a block; tensors that are in half precision already stay so.
+    """Disables autocast on a tensor's device for a block; tensors that are already in half precision stay in it.
 
     Args:
         tensor: A tensor that the block computes with.
@@ -58,6 +58,6 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
         ...     (torch.eye(2) @ torch.eye(2)).dtype
         torch.float32
     """
-    if torch.compiler.is_exporting():  # nothing casts there, and graphs with such a block fail torch's checks
+    if torch.compiler.is_exporting():  # exports have no autocast, and torch refuses graphs with such a block
         return nullcontext()
     return torch.autocast(tensor.device.type, enabled=False)

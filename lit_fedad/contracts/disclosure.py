@@ -1,4 +1,4 @@
-"""What a message tells of a client's images: every exchange and every client query declares it."""
+"""Declarations of what a message reveals about a client's images; every exchange and every client query has one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 
 class Kind(Enum):
-    """A kind of what a message tells, from what tells least to the images themselves."""
+    """The kind of information that a message reveals, in order from the least revealing to the images themselves."""
 
     COUNTS = "counts"
     SUMS = "sums"
@@ -20,21 +20,21 @@ class Kind(Enum):
 
     @property
     def words(self) -> str:
-        """Its name in a sentence."""
+        """The kind's name as words of a sentence, such as "single patches"."""
         return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True)
 class Disclosure:
-    """One thing that a message tells.
+    """One piece of information about a client's images that a message reveals.
 
     Attributes:
-        kind: Its kind.
-        what: What it is, in words that a person reads who does not know the method.
-        images: Fewest images behind each value, of sums, weights (`Task.images_behind`), class statistics and mean
-            images; None for all images of the client.
-        noised: Whether the client adds noise of differential privacy before anybody else sees it.
-        by_product: Whether each value is of the images of one product.
+        kind: Kind of the information.
+        what: Description of the information, for a reader who does not know the method.
+        images: Smallest number of images that one value is computed from, for sums, weights (`Task.images_behind`),
+            class statistics and mean images; None for all images of the client.
+        noised: Whether the client adds noise of differential privacy before anybody else sees the values.
+        by_product: Whether each value is computed from the images of a single product.
     """
 
     kind: Kind
@@ -49,29 +49,29 @@ Disclosures = tuple[Disclosure, ...]
 
 @dataclass(frozen=True)
 class DisclosedBy:
-    """What an exchange discloses, where the client's settings decide.
+    """The disclosures of an exchange, where they depend on the client's settings.
 
     Attributes:
-        of: Returns it, of the live client.
+        of: Returns the disclosures; takes the live client.
     """
 
     of: Callable[[Any], Disclosures]
 
 
 TRAINED_WEIGHTS = Disclosure(Kind.WEIGHTS, "weights of the model, trained on the images")
-"""What most methods send."""
+"""The disclosure of methods that send trained weights, as most do."""
 
 
 def counted(what: str) -> Disclosure:
-    """Declares counts, or a histogram."""
+    """Declares that counts, or a histogram, are sent."""
     return Disclosure(Kind.COUNTS, what)
 
 
 def summed(what: str, images: int | None = None, by_product: bool = False) -> Disclosure:
-    """Declares sums or means over images.
+    """Declares that sums or means over images are sent.
 
     Args:
-        what: Of what.
+        what: Description of the summed or averaged values.
         images: See `Disclosure`.
         by_product: See `Disclosure`.
     """
@@ -79,19 +79,21 @@ def summed(what: str, images: int | None = None, by_product: bool = False) -> Di
 
 
 def by_class(what: str, images: int = 1) -> Disclosure:
-    """Declares statistics of each class or group of images, which may hold as few as ``images``."""
+    """Declares that statistics of each class or group of images are sent; a group may have as few as ``images``."""
     return Disclosure(Kind.CLASS_STATISTICS, what, images)
 
 
 class Discloses:
-    """A base of classes that send a message: one with a sending method of its own declares what that tells of images.
+    """The base of classes that send a message.
+
+    A subclass that overrides the sending method must declare ``discloses``: what its message reveals about images.
 
     Attributes:
-        sends: Name of the method.
+        sends: Name of the sending method.
 
     Raises:
-        TypeError: If a subclass has a method of its own and no ``discloses``, or one that is no tuple of
-            `Disclosure`; when it is defined.
+        TypeError: When a subclass is defined that overrides the sending method without declaring ``discloses``, or
+            whose ``discloses`` is no tuple of `Disclosure`.
     """
 
     sends: ClassVar[str] = "send"

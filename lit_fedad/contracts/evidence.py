@@ -1,7 +1,7 @@
-"""What the messages of a method show of single images: the answer of a method to audits, which name none.
+"""What the messages of a method show about single images; audits read it, and so need not know any method.
 
 An observer sees what the server sends to a client and what the client sends back. A method lists what these messages
-hold, in terms that any attack understands: vectors, moments, weights.
+contain, in terms that any attack understands: vectors, moments, weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ from lit_fedad.contracts.randomness import Context
 from lit_fedad.core.errors import UserError
 
 OfBatch = Callable[[Mapping[str, Any]], Tensor]
-"""Computes a tensor of a batch of the data module, one row an image."""
+"""A function that computes a tensor from a batch of the data module, with one row for each image."""
 
 
 @dataclass(frozen=True)
 class SharedBank:
-    """Vectors that the features of images lie near to.
+    """Vectors that lie close to the features of images.
 
     Attributes:
-        vectors: Vectors [n, C].
+        vectors: The vectors [n, C].
         features: Computes patch features [B, P, C].
     """
 
@@ -50,11 +50,11 @@ class SharedMoments:
 
 @dataclass(frozen=True)
 class SharedSubspace:
-    """Subspaces that the features of images lie in, one of them each image's.
+    """N affine subspaces; the features of an image lie in one of them.
 
     Attributes:
-        centre: Their centres [N, C].
-        basis: Orthogonal directions outside of them [N, C, K].
+        centre: Centres of the subspaces [N, C].
+        basis: Directions orthogonal to each subspace [N, C, K].
         features: Computes patch features [B, P, C].
     """
 
@@ -68,8 +68,8 @@ class SharedPrototypes:
     """Mean logits of classes, or their mean features.
 
     Attributes:
-        means: Mean logits, or features, of each class that was sent [c, K].
-        classes: These classes [c].
+        means: Mean logits, or mean features, of each class that was sent [c, K].
+        classes: Numbers of the classes that were sent [c].
         logits: Computes the logits, or features, [B, K] that are averaged.
     """
 
@@ -86,7 +86,7 @@ class ChangedLayer:
         weight: Change of the weight [K, D].
         bias: Change of the bias [K].
         inputs: Computes the layer's inputs [B, D] before the change.
-        logits: Computes its outputs [B, K] before the change.
+        logits: Computes the layer's outputs [B, K] before the change.
     """
 
     weight: Tensor
@@ -97,11 +97,11 @@ class ChangedLayer:
 
 @dataclass(frozen=True)
 class SharedModel:
-    """A model that predicts: the live client with what it received, or with the upload (`Evidence.predict`)."""
+    """A model that predicts: the live client with the received message, or with the upload (`Evidence.predict`)."""
 
 
 Shown = SharedBank | SharedMoments | SharedSubspace | SharedPrototypes | ChangedLayer | SharedModel
-"""What a message can show."""
+"""The kinds of content by which a message can show whether an image was trained with."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class SentImages:
     """Images that are sent as they are.
 
     Attributes:
-        images: Returns those of an upload in [0, 1] [n, ch, H, W].
+        images: Returns the images in an upload [n, ch, H, W], in [0, 1].
     """
 
     images: Callable[[Message], Tensor]
@@ -117,13 +117,14 @@ class SentImages:
 
 @dataclass(frozen=True)
 class SentBank:
-    """A bank of features, which images can be sought for.
+    """A bank of features, from which an attack can reconstruct images that have such features.
 
     Attributes:
-        vectors: Returns a client's own vectors [n, C], of the message that it received and the one that it sent.
+        vectors: Returns a client's own vectors [n, C]; takes the message that the client received and the one that it
+            sent.
         encode: Computes patch features [B, P, C] of normalised images [B, ch, H, W], differentiably.
-        of_images: Computes the bank [n, C] of some images.
-        ordered: Whether vector i is of position i of the images.
+        of_images: Computes the bank [n, C] that some images would give.
+        ordered: Whether vector i belongs to position i of the images.
     """
 
     vectors: Callable[[Message, Message], Tensor]
@@ -134,13 +135,13 @@ class SentBank:
 
 @dataclass(frozen=True)
 class SentWeights:
-    """Trained weights of a classifier, whose change can be sought for as a gradient.
+    """Trained weights of a classifier, whose change an attack can invert as it inverts a gradient.
 
     Attributes:
         logits: Computes class logits [B, K] of normalised images [B, ch, H, W], differentiably.
         classes: Number of classes K.
-        settle: Loads the weights that the client's gradients are taken at, as far as the server knows them, where they
-            are not those that its own begin with.
+        settle: Loads the weights at which the client computes its gradients, as far as the server knows them; does
+            nothing where these are the weights that the client starts from.
     """
 
     logits: Callable[[Tensor], Tensor]
@@ -149,25 +150,26 @@ class SentWeights:
 
 
 Invertible = SentImages | SentBank | SentWeights
-"""What of an upload images can be reconstructed from."""
+"""The kinds of content of an upload from which images can be reconstructed."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an observer of a method's messages learns of single images; nothing by default.
+    """What an observer of a method's messages learns about single images; nothing by default.
 
     Each function is called with the live client after it has received the server's message.
 
     Attributes:
-        sent: Lists what an upload shows. Takes the client, whose personal state is that before the run, the message
-            that it received, and the upload.
+        sent: Lists what an upload shows. Takes the client (with the personal state that it had before the run), the
+            message that it received, and the upload.
         received: Lists what the server's message shows. Takes the client and the message.
-        predict: Turns the live client (second) into the best predictor that can be built from an upload (third) before
-            the server (first) merges it, and raises `UserError` where there is none; None where uploads score no image.
-        invertible: Says what of an exchange's upload images can be reconstructed from; None for nothing. Takes the
-            client, and the declared forms of what it receives and sends.
-        densities: Returns means [n, C] and covariances [n, C, C] of the Gaussians that each client sent last, by
-            client; takes the server. None where no densities are sent.
+        predict: Turns the live client into the best predictor that can be built from an upload before the server
+            merges it, and raises `UserError` where none can be built. Takes the server, the client and the upload. None
+            where uploads score no image.
+        invertible: Returns the part of an exchange's upload from which images can be reconstructed, or None. Takes the
+            client, and the declared forms of the messages that it receives and sends.
+        densities: Returns, by client, the means [n, C] and covariances [n, C, C] of the Gaussians that each client sent
+            last; takes the server. None where no densities are sent.
     """
 
     sent: Callable[[Any, Message, Message], Sequence[Shown]] = lambda client, received, sent: ()

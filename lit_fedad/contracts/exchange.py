@@ -1,8 +1,8 @@
-"""The exchanges of a method, each of one message down and one up.
+"""The exchanges of a method; an exchange is one message to each client (down) and one back to the server (up).
 
-Server and clients use the same exchange object. They do not share a process where clients are other machines, so each
-method below is called on one side only, and declared forms follow from the configuration, never from a message that
-they check.
+Server and clients use the same exchange object, or equal ones where clients are other machines. The two sides then do
+not share a process: each method below is called on one side only, and the declared form of a message follows from the
+configuration, never from the message that is checked against it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ from lit_fedad.contracts.sums import ImageSums, Sums
 from lit_fedad.core.errors import UserError, not_there
 
 C = TypeVar("C", contravariant=True)  # the method's client
-S = TypeVar("S", contravariant=True)  # its server
+S = TypeVar("S", contravariant=True)  # the method's server
 
 
 class Exchange(Discloses, Generic[C, S]):
     """One message to each client, the client's computation, its answer, and the merging of the answers.
 
-    By default all of it is what client and server of the method do: `Server.broadcast`, `Client.receive`,
-    `Client.send`, `Server.validate`, `Server.aggregate`. An exchange of other messages overrides these.
+    By default an exchange calls the methods of client and server: `Server.broadcast`, `Client.receive`, `Client.send`,
+    `Server.validate`, `Server.aggregate`. An exchange of other messages overrides these.
 
     Attributes:
         name: Name in reports and errors.
         trains: Whether clients refresh (`Client.refresh`) and train between `receive` and `send`.
         down: Whether the server sends its message.
         up: Whether clients answer with theirs.
-        sums: How messages add up, where their sum is all that `aggregate` needs; None where it needs each. Where it is
-            given, `aggregate` may receive one update that stands for all clients (`SUM`).
-        discloses: What the client's message tells of its images; None for what `Client.send` does. A class that
-            overrides `send` says it anew.
-        joining: What a client that joins in a later round, or comes back, does of this exchange before round 1: it does
-            without (``"skip"``), or receives its message then (``"play"``). With None it cannot join.
-        first_stage: Whether what it makes of images before round 1 stays as it is where later stages bring others.
-        noised: Whether merging draws noise: then a merge of some messages alone tells more, which no epsilon counts.
+        sums: How messages add up, where their sum is all that `aggregate` needs; None where `aggregate` needs each
+            message. Where it is given, `aggregate` may receive one update that stands for all clients (`SUM`).
+        discloses: What the client's message reveals about its images; None for what `Client.send` declares. A class
+            that overrides `send` must declare it again.
+        joining: For an exchange before round 1, how a client catches up with it that joins in a later round or comes
+            back: it skips the exchange (``"skip"``), or receives its message on joining (``"play"``). With None no
+            client can join.
+        first_stage: Whether this exchange computes something before round 1 that stays as it is when later stages bring
+            other images.
+        noised: Whether merging draws noise. Each further merge, of only some of the messages, would then reveal more
+            than epsilon accounts for.
     """
 
     name: str = "answer"
@@ -103,8 +106,8 @@ class Exchange(Discloses, Generic[C, S]):
 
         Args:
             server: The server.
-            client_id: The client that sent it.
-            update: Its message, of the declared form.
+            client_id: The client that sent the message.
+            update: The message, which has the declared form.
 
         Raises:
             UserError: If the message cannot be that of a client with so many images.
@@ -124,21 +127,21 @@ class Exchange(Discloses, Generic[C, S]):
 
 
 def merges_sums(exchange: Exchange, server: Server) -> bool:
-    """Returns whether an exchange's server comes to the same from the sum of messages as from each."""
+    """Returns whether an exchange's server gets the same result from the sum of messages as from single messages."""
     forwards = type(exchange).aggregate is Exchange.aggregate
     return exchange.sums is not None and (server.merges_sums if forwards else True)
 
 
 def image_sums_of(exchange: Exchange, client: Client) -> ImageSums | None:
-    """Returns the sums over images of an exchange, if each image's part of them can be bounded; else None."""
+    """Returns an exchange's sums over images, or None if what one image adds to them cannot be bounded."""
     return exchange.sums.by_image(client) if exchange.sums and exchange.sums.by_image else None
 
 
 def disclosed_by(exchange: Exchange, client: Client) -> Disclosures:
-    """Returns what a client's message tells of its images; nothing where it sends none.
+    """Returns what a client's message reveals about its images; an empty tuple where the client sends none.
 
     Raises:
-        UserError: If neither the exchange nor the client says it.
+        UserError: If neither the exchange nor the client declares it.
     """
     if not exchange.upload_spec(client):
         return ()
@@ -159,30 +162,30 @@ def disclosed_by(exchange: Exchange, client: Client) -> Disclosures:
 
 
 class Idle(Exchange[Any, Any]):
-    """An exchange without messages: the round of a method that does all before round 1."""
+    """An exchange without messages, for the rounds of a method that does all its work before round 1."""
 
     name = "nothing"
     down = up = False
 
 
 class LeaveOut(Exchange[C, S]):
-    """An exchange whose message lets clients take images of their own out of the model again."""
+    """An exchange whose message lets clients remove their own images from the model again."""
 
     up = False
 
     def holds(self, client: C, stage: int) -> bool | None:
-        """Tells whether the model holds the images of a client's stage; None where it does in part.
+        """Returns whether the model holds the images of a client's stage; None if it holds only some of them.
 
-        Of a stage in which the client was not sampled, or failed, it holds none.
+        The model holds no images of a stage in which the client was not sampled, or failed.
         """
         return True
 
     def leave_out(self, client: C, loader: DataLoader) -> None:
-        """Takes images out of the model in the task's buffers, as if nobody had seen them. Runs on the client.
+        """Removes images from the model in the task's buffers, as if nobody had seen them. Runs on the client.
 
         Args:
             client: The live client, which has received the message.
-            loader: Some of its images.
+            loader: Those of the client's images that are removed.
 
         Raises:
             UserError: If no model remains without them.
@@ -192,18 +195,18 @@ class LeaveOut(Exchange[C, S]):
     def scores(
         self, client: C, loaders: Sequence[DataLoader], score: Callable[[C, DataLoader], Tensor]
     ) -> Iterator[Tensor | None]:
-        """Computes scores as if nobody had seen the images that are scored; the model stays what it was.
+        """Scores images as if nobody had seen them before; the model in the task's buffers is restored afterwards.
 
         Args:
             client: See `leave_out`.
-            loaders: Some of its images each, which are left out together.
-            score: Computes scores by the model in the task's buffers.
+            loaders: Loaders of the client's images; the images of one loader are left out together.
+            score: Computes scores with the model in the task's buffers.
 
         Yields:
-            The scores [n] of a loader's images; None where no model remains without them.
+            For each loader, the scores [n] of its images, or None where no model remains without them.
         """
         task = cast("Client", client).task
-        whole = {name: getattr(task, name) for name in task.local_buffers}
+        kept_buffers = {name: getattr(task, name) for name in task.local_buffers}
         for loader in loaders:
             scores = None
             try:
@@ -212,7 +215,7 @@ class LeaveOut(Exchange[C, S]):
             except UserError:
                 pass
             finally:
-                for name, buffer in whole.items():
+                for name, buffer in kept_buffers.items():
                     setattr(task, name, buffer)
             yield scores
 
@@ -224,10 +227,11 @@ class Exchanges:
     Attributes:
         setup: Exchanges before round 1, each run once with every client; the last is round 0, the one before it -1.
         rounds: Exchanges of every round from 1, in order.
-        leave_out: The exchange by which clients take images of their own out of the model again; only its message down
-            is sent, after rounds. None where that takes new training.
-        noised: The exchanges under differential privacy, each of which is noised; None where they are the same.
-        evidence: What messages show of single images; audits refuse a method that does not say so.
+        leave_out: The exchange by which clients remove their own images from the model again. Only its message to the
+            clients is sent, after rounds. None where a removal would need new training.
+        noised: The exchanges that replace these under differential privacy, each of which is noised; None where they
+            are the same.
+        evidence: What messages show about single images; audits refuse a method that has no evidence.
     """
 
     setup: tuple[Exchange, ...] = ()
@@ -237,10 +241,10 @@ class Exchanges:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what is no tuple of exchanges.
+        """Refuses exchanges that are not given as tuples of objects.
 
         Raises:
-            TypeError: If one is forgotten, or a class in the place of its object.
+            TypeError: If ``setup`` or ``rounds`` is no tuple, or lists a class instead of an object.
         """
         for name, listed in (("setup", self.setup), ("rounds", self.rounds)):
             if not isinstance(listed, tuple) or any(isinstance(one, type) for one in listed):
@@ -250,7 +254,7 @@ class Exchanges:
 
     @property
     def under_noise(self) -> Exchanges:
-        """The exchanges of a run with differential privacy, before noise is put around them."""
+        """The exchanges of a run with differential privacy, before they are wrapped to add noise."""
         return self.noised or self
 
     @property
@@ -268,7 +272,7 @@ class Exchanges:
         return self.rounds if round > 0 else (self.setup[round - 1],)
 
     def after(self, context: Context) -> Context:
-        """Returns the context of the exchange that follows the one of a context."""
+        """Returns the context of the next exchange after the one of the given context."""
         if context.exchange + 1 < len(self.of_round(context.round)):
             return replace(context, exchange=context.exchange + 1)
         return replace(context, round=context.round + 1, exchange=0)
@@ -285,7 +289,7 @@ class Method:
     Attributes:
         client: The client side; one live object for all clients of a process.
         server: The server side.
-        exchanges: Before round 1 and in every round.
+        exchanges: The exchanges before round 1 and in every round.
     """
 
     client: Client
@@ -294,5 +298,5 @@ class Method:
 
     @property
     def joinable(self) -> bool:
-        """Whether clients can take part that were not there before round 1."""
+        """Whether clients can join after round 1 has begun."""
         return self.server.admits and self.exchanges.joinable

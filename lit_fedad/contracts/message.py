@@ -10,26 +10,26 @@ Message = dict[str, Tensor]
 """A message between a client and the server: named tensors on the CPU with finite values."""
 
 MessageSpec = Mapping[str, "TensorSpec"]
-"""The declared form of a message by name of its tensors."""
+"""The declared form of a message: the form of each tensor by its name."""
 
 LARGEST = 1e9
-"""Largest magnitude of a value whose form declares no other: sums of squares of such values are still finite."""
+"""Default bound of the magnitude of values; sums of squares of values up to it are still finite."""
 
 
 @dataclass(frozen=True)
 class Free:
-    """A size that the sender chooses; sizes of one name are equal in all tensors of a message.
+    """A size that the sender chooses; sizes with the same name are equal in all tensors of a message.
 
     Attributes:
         name: What is counted, such as ``"classes"``.
-        at_most: The largest size; None for any.
+        at_most: The largest allowed size; None for no limit.
     """
 
     name: str
     at_most: int | None = None
 
     def __str__(self) -> str:
-        """Returns the name, with the bound."""
+        """Returns the name, followed by the bound if there is one."""
         return self.name if self.at_most is None else f"{self.name} <= {self.at_most}"
 
 
@@ -42,13 +42,14 @@ class TensorSpec:
         dtype: Element type.
         low: Smallest value.
         high: Largest value.
-        distinct: Whether all values differ, as those of a list of classes do.
+        distinct: Whether all values differ from each other, as in a list of classes.
         definite: Whether the last two dimensions are symmetric, positive definite matrices.
         unordered: Whether the rows are a set of vectors, such as a bank: row i of one client has nothing to do with
             row i of another, and robust aggregation compares rows with all rows of others instead.
-        counted: Whether values grow with the number of a client's images, as counts do: the method bounds them by it,
-            and they are not compared with those of other clients.
-        exact: Whether no codec rounds it: rounded, it would not be what it is, as a covariance of few vectors.
+        counted: Whether values grow with the number of a client's images, as counts do. The method bounds them by that
+            number, and they are not compared with the values of other clients.
+        exact: Whether codecs must not round the values, because rounding would destroy their meaning, as it does that
+            of a covariance of few vectors.
     """
 
     shape: tuple[int | Free, ...]
@@ -62,22 +63,22 @@ class TensorSpec:
     exact: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses a shape that is none.
+        """Refuses a shape that is no tuple.
 
         Raises:
-            TypeError: If it is a size alone.
+            TypeError: If the shape is, for example, a single size.
         """
         if not isinstance(self.shape, tuple):
             raise TypeError(f"TensorSpec: shape={self.shape!r} must be a tuple of sizes, such as (8,)")
 
     @property
     def unrounded(self) -> bool:
-        """Whether no codec rounds it; a rounded matrix may be no longer positive definite."""
+        """Whether codecs must not round the values; a rounded matrix may no longer be positive definite."""
         return self.exact or self.definite
 
 
 SUM = -1
-"""The number under which servers receive a message that stands for several clients, whose own they never see."""
+"""The client number of an update that is a sum over several clients, whose single messages the server never sees."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Update:
     Attributes:
         message: The message.
         num_samples: Number of images behind it.
-        clients: The clients that it stands for, where their messages were summed; empty where it is one client's own.
+        clients: The clients whose messages were summed; empty if the message is that of one client.
     """
 
     message: Message
@@ -96,7 +97,7 @@ class Update:
 
 
 def senders(updates: Mapping[int, Update]) -> list[int]:
-    """Lists the clients behind updates: the senders of single messages, and all behind a sum."""
+    """Lists the clients behind updates: the senders of single messages, and all clients of a sum."""
     return sorted(one for client, update in updates.items() for one in update.clients or (client,))
 
 

@@ -1,4 +1,4 @@
-"""Random numbers that depend on where they are drawn in an experiment, not on what was drawn before."""
+"""Random numbers that depend on the position in the experiment, not on the numbers that were drawn before."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def seeded(seed: int, purpose: str, round: int = 0, client: int | None = None) -
     with torch.random.fork_rng(devices=devices):
         if devices or torch.backends.mps.is_available():
             torch.manual_seed(number)
-        else:  # torch.manual_seed would write down the call stack for each kind of device that is not there
+        else:  # torch.manual_seed would record the call stack for each kind of device that the machine lacks
             torch.default_generator.manual_seed(number)
         yield
 
@@ -88,7 +88,7 @@ class Context:
 
     @property
     def common(self) -> Context:
-        """The same round for everyone: what it draws is equal on the server and at every client."""
+        """The context that server and clients share in a round: all of them draw the same numbers from it."""
         return Context(self.seed, self.round)
 
     def generator(self, purpose: str) -> torch.Generator:

@@ -15,14 +15,14 @@ class Server:
     """The server side of one method.
 
     Attributes:
-        fabric: Where the server computes and how precisely; None where nothing was launched.
+        fabric: Device and precision of the server's computations; None where Fabric was not launched.
         context: Seed, round and exchange; set before each exchange.
-        state_names: Names of all attributes that a later round depends on, beside those of base classes; checkpoints
-            hold them.
-        merges_sums: Whether `aggregate` comes to the same from one message that stands for several clients as from
-            theirs. A class that overrides `aggregate` says it anew.
-        admits: Whether clients may join later: `register_clients` is then called with more of them. A class that
-            overrides it says so anew.
+        state_names: Names of all attributes that a later round depends on, in addition to those of base classes;
+            checkpoints store them.
+        merges_sums: Whether `aggregate` gets the same result from one message that stands for several clients as from
+            their single messages. A class that overrides `aggregate` must declare it again.
+        admits: Whether clients may join later; `register_clients` is then called again with more clients. A class that
+            overrides `register_clients` must declare it again, or admits none.
     """
 
     fabric: Fabric | None = None
@@ -32,7 +32,7 @@ class Server:
     admits: ClassVar[bool] = True
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuses a server that merges in a way of its own, and does not say whether sums suffice."""
+        """Refuses a server class that overrides `aggregate` without declaring whether sums suffice for it."""
         super().__init_subclass__(**arguments)
         if "aggregate" in vars(cls) and "merges_sums" not in vars(cls):
             raise TypeError(
@@ -44,16 +44,16 @@ class Server:
 
     @property
     def device(self) -> torch.device:
-        """Where the server computes: the CPU where nothing was launched. Messages and what is kept stay on the CPU."""
+        """The device that the server computes on; the CPU without Fabric. Messages and state stay on the CPU."""
         return self.fabric.device if self.fabric else torch.device("cpu")
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Registers all clients that hold images: before round 1, and before further rounds of a run that goes on.
+        """Registers all clients that hold images, before round 1 and again when a run is continued.
 
-        Not called where a finished run only predicts.
+        It is not called where a finished run only predicts.
 
         Args:
-            sizes: Training images by client.
+            sizes: Number of training images by client.
 
         Raises:
             UserError: If the server lacks what rounds need, such as public images.
@@ -67,8 +67,8 @@ class Server:
         """Checks what the declared form of a client's message after training cannot say.
 
         Args:
-            client_id: The client that sent it.
-            update: Its message, of the declared form.
+            client_id: The client that sent the message.
+            update: The message, which has the declared form.
 
         Raises:
             UserError: If the message cannot be that of a client with so many images.
@@ -77,8 +77,8 @@ class Server:
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the messages that clients sent after training.
 
-        Tensors of the state are replaced, never changed in place: where merging fails, the server returns to those
-        that it had.
+        Implementations replace tensors of the state and never change them in place: if merging fails, the server is
+        restored to the tensors that it had.
 
         Args:
             updates: By client, in client order; never empty.

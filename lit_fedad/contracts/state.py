@@ -1,4 +1,4 @@
-"""State that a class declares by the names of its attributes."""
+"""State of objects, which a class declares by the names of its attributes, and helpers for nested states."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
@@ -13,7 +13,7 @@ def all_state_names(holder: object) -> tuple[str, ...]:
     """Lists the attributes that the classes of an object declare in ``state_names``, base classes first.
 
     Raises:
-        TypeError: If a class declares a text, whose letters would be names.
+        TypeError: If a class declares a string instead of a tuple; its letters would be taken for names.
     """
     declared = {cls: vars(cls).get("state_names", ()) for cls in reversed(type(holder).__mro__)}
     for cls, names in declared.items():
@@ -23,7 +23,7 @@ def all_state_names(holder: object) -> tuple[str, ...]:
 
 
 def state_of(holder: object) -> dict[str, Any]:
-    """Returns the declared attributes by name: copies of the state of modules, other values as they are."""
+    """Returns the declared attributes by name; for modules copies of their state, for other values the values."""
     values = {name: getattr(holder, name) for name in all_state_names(holder)}
     return {
         name: {key: entry.detach().clone() for key, entry in value.state_dict().items()}
@@ -37,7 +37,7 @@ def load_state(holder: object, state: Mapping[str, Any]) -> None:
     """Sets the declared attributes from a state that `state_of` returned; properties are set by their setters."""
     for name in all_state_names(holder):
         value = state[name]
-        # Reading a property may gather all weights of the task, for nothing.
+        # Reading a property may gather all weights of the task, which are not needed here.
         computed = isinstance(getattr(type(holder), name, None), property)
         if not computed and isinstance(current := getattr(holder, name), nn.Module):
             current.load_state_dict(value)
@@ -46,29 +46,36 @@ def load_state(holder: object, state: Mapping[str, Any]) -> None:
 
 
 def take_sizes(module: nn.Module, names: Iterable[str], state: Mapping[str, Tensor], prefix: str) -> None:
-    """Gives buffers the sizes that they have in a state of a module with that prefix, before it is loaded."""
+    """Resizes buffers to the sizes that they have in a state, before it is loaded.
+
+    Args:
+        module: Module that holds the buffers.
+        names: Names of the buffers.
+        state: The state that will be loaded.
+        prefix: Prefix of the module's entries in the state.
+    """
     for name in names:
         if (entry := state.get(f"{prefix}{name}")) is not None:
             setattr(module, name, torch.empty_like(entry, device=getattr(module, name).device))
 
 
 def mapped(state: Any, function: Callable[[Any], Any]) -> Any:
-    """Applies a function to all values in nested dictionaries, lists, tuples and dataclasses; builds these anew."""
+    """Applies a function to all values in nested dictionaries, lists, tuples and dataclasses; copies the containers."""
     if isinstance(state, Mapping):
         return {key: mapped(value, function) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
         values = [mapped(value, function) for value in state]
         return type(state)(*values) if hasattr(state, "_fields") else type(state)(values)
     if is_dataclass(state):
-        anew = copy(state)
+        built = copy(state)
         for name, value in _parts(state):
-            object.__setattr__(anew, name, mapped(value, function))  # a frozen one refuses setattr
-        return anew
+            object.__setattr__(built, name, mapped(value, function))  # frozen dataclasses refuse setattr
+        return built
     return function(state)
 
 
 def _parts(state: Any) -> list[tuple[Any, Any]]:
-    """Lists the keys of a container with their values; of any other value nothing."""
+    """Lists the keys of a container with their values; returns an empty list for any other value."""
     if isinstance(state, Mapping):
         return list(state.items())
     if isinstance(state, (list, tuple)):
@@ -79,7 +86,7 @@ def _parts(state: Any) -> list[tuple[Any, Any]]:
 
 
 def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values in nested containers with their dotted names; an empty container is a value."""
+    """Yields the values in nested containers with their dotted names; an empty container counts as a value."""
     if parts := _parts(state):
         for key, value in parts:
             yield from leaves(value, f"{name}.{key}" if name else str(key))
@@ -93,14 +100,14 @@ def size_of(state: Any) -> int:
 
 
 def detached(state: Any) -> Any:
-    """Copies a nested state to the CPU, without memory shared with the live model."""
+    """Copies a nested state to the CPU; the copy shares no memory with the live model."""
     return mapped(
         state, lambda value: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
     )
 
 
 def same(state: Any, other: Any) -> bool:
-    """Tells whether two nested states hold the same values."""
+    """Returns whether two nested states hold the same values."""
 
     def equal(one: Any, another: Any) -> bool:
         if isinstance(one, Tensor) and isinstance(another, Tensor):

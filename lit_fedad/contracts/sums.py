@@ -1,4 +1,4 @@
-"""Sums: how the messages of several clients add up, and how each image's part of a sum is known."""
+"""How the messages of several clients add up, and what each image adds to a sum."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lit_fedad.core.errors import UserError
 
 @dataclass(frozen=True)
 class Cohort:
-    """A number of clients, and of their training images.
+    """The number of clients in a group, and the number of their training images.
 
     Attributes:
         clients: Number of clients.
@@ -28,10 +28,11 @@ class SumSpec:
     """The form of one tensor of a sum.
 
     Attributes:
-        shape: Its sizes.
-        bound: Largest magnitude of an element of the sum over all clients; no client's own exceeds it.
+        shape: Sizes of the tensor.
+        bound: Largest magnitude of an element of the sum over all clients, and of an element of one client's summand.
         whole: Whether elements are whole numbers, such as counts.
-        exact: Whether differences of nearly equal elements are taken, as in a covariance: they have 64 bits.
+        exact: Whether elements are summed with 64 bits, because differences of nearly equal elements are taken later,
+            as for a covariance.
     """
 
     shape: tuple[int, ...]
@@ -41,10 +42,10 @@ class SumSpec:
 
 
 class MessageSums(Protocol):
-    """How messages add up: their sum says as much as the message of one client with all the images.
+    """How messages add up, so that their sum replaces the message of one client with all the images.
 
-    ``from_sums(sum of summands(m_i)) = m``, where m is what one client with the images of all would have sent. A server
-    that merges m comes to the same as with the single messages.
+    ``from_sums(sum of summands(m_i)) = m``, where m is the message that one client with the images of all clients would
+    have sent. A server that merges m gets the same result as from the single messages.
     """
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
@@ -56,23 +57,23 @@ class MessageSums(Protocol):
         """
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
-        """Computes what a client adds to the sum, of the form `sum_spec`.
+        """Computes what a client adds to the sum, in the form of `sum_spec`.
 
         Args:
             message: The client's message, of the declared form.
-            client: The client.
+            client: The client alone: one client and its number of images.
             asked: All clients that were asked.
         """
 
     def from_sums(
         self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
-        """Computes the message that stands for all clients in a sum.
+        """Computes, from the sum, the message that stands for all clients in it.
 
         Args:
             sums: Sums by name, in float64; whole numbers in int64.
             spec: The declared form of messages.
-            answered: The clients in the sum.
+            answered: The clients whose summands are in the sum.
             asked: All clients that were asked.
         """
 
@@ -80,26 +81,26 @@ class MessageSums(Protocol):
 class ImageSums(Protocol):
     """Sums over the images of all clients, from which an exchange's message is computed on the server.
 
-    What an image adds depends on it alone, and on what is public: the server's messages, the configuration, the
-    backbone. It is in public units, in which usual images add a vector of length 1.
+    What an image adds depends only on that image and on public information: the server's messages, the configuration,
+    the backbone. It is scaled by public units, so that a typical image adds a vector of length 1.
     """
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Declares the sizes of the sums by name; none where nothing of an image is sent."""
+        """Declares the sizes of the sums by name; empty where nothing about images is sent."""
 
     def per_image(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
-        """Yields what the images of each batch add: float64 ``[images, *sizes]`` by name, on the CPU.
+        """Yields for each batch what its images add to the sums: float64 ``[images, *sizes]`` by name, on the CPU.
 
         Args:
             loader: The client's training batches.
         """
 
     def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
-        """Computes the message that one client with the images of all would have sent.
+        """Computes the message that one client with the images of all clients would have sent.
 
         Args:
             server: The server, before it merges the message.
-            sums: Sums of (clipped) parts with noise, float64.
+            sums: Sums of what images add (clipped), with noise, float64.
             noise: Standard deviation of the noise of every element.
 
         Raises:
@@ -108,10 +109,10 @@ class ImageSums(Protocol):
 
 
 class HiddenByNoiseError(UserError):
-    """Noise that hides what all images say together.
+    """The error of noise so large that it hides even the sum over all images.
 
     Args:
-        remedy: What helps beside more images and a larger epsilon; empty for nothing.
+        remedy: What helps in addition to more images and a larger epsilon; empty for nothing.
     """
 
     def __init__(self, remedy: str = "") -> None:
@@ -123,7 +124,7 @@ class HiddenByNoiseError(UserError):
 
 
 class NothingNew:
-    """The sums of an exchange in which clients have nothing to say of their images that they have not said before.
+    """The (empty) sums of an exchange in which clients reveal nothing about their images that is new.
 
     Args:
         message: The message of a client that has nothing new.
@@ -147,27 +148,27 @@ class NothingNew:
 
 @dataclass(frozen=True)
 class Sums:
-    """What an exchange carries where the sum of its messages is all that the server needs.
+    """How an exchange's messages are summed, where their sum is all that the server needs.
 
     Attributes:
-        by_message: Returns how the messages of a client add up.
-        by_image: Returns the sums over images, if each image's part can be bounded; None where it cannot.
+        by_message: Returns how whole messages add up; takes the live client.
+        by_image: Returns the sums over images; takes the live client. None where what one image adds cannot be bounded.
     """
 
     by_message: Callable[[Any], MessageSums] | None = None
     by_image: Callable[[Any], ImageSums] | None = None
 
 
-_TAIL = 40.0
-"""Deviations of the noise that sums have room for."""
+_NOISE_DEVIATIONS = 40.0
+"""Number of standard deviations of the noise that the declared bound of a sum leaves room for."""
 
 
 @dataclass(frozen=True)
 class WeightedMeans:
-    """The addition of messages of which every entry is averaged: ``sum_n z_n W_n`` (`weighted_mean`).
+    """The sums of messages whose every entry is averaged: ``sum_n z_n W_n`` (`weighted_mean`).
 
-    Summands are shares ``n_i W_i / n`` of the mean over all clients that were asked. Whole numbers, such as BatchNorm's
-    count of batches, are averaged and rounded.
+    The summand of client i is its share ``n_i W_i / n`` of the mean over all clients that were asked. Whole numbers,
+    such as BatchNorm's count of batches, are averaged and rounded.
 
     Attributes:
         equal: Whether every client has the same weight, whatever its number of images.
@@ -176,7 +177,7 @@ class WeightedMeans:
     equal: bool = False
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
-        """Declares means: they lie within the bounds of what is averaged."""
+        """Declares the means, which lie within the bounds of the averaged values."""
         return {
             name: SumSpec(
                 tuple(_fixed(size, name) for size in form.shape), max(abs(form.low), abs(form.high), 1e-6)
@@ -197,24 +198,24 @@ class WeightedMeans:
         means = {name: entry / share for name, entry in sums.items()}
         return {
             name: (means[name] if form.dtype.is_floating_point else means[name].round())
-            # Rounding to the step must not leave the declared bounds.
+            # Fixed-point rounding may have moved the mean beyond the declared bounds.
             .clamp(form.low, form.high)
             .to(form.dtype)
             for name, form in spec.items()
         }
 
-    def _share(self, some: Cohort, asked: Cohort) -> float:
-        return some.clients / asked.clients if self.equal else some.images / asked.images
+    def _share(self, group: Cohort, asked: Cohort) -> float:
+        return group.clients / asked.clients if self.equal else group.images / asked.images
 
 
 @dataclass(frozen=True)
 class BoundedSums:
-    """The addition of messages that are sums over images already, of parts of bounded length, with noise or without.
+    """The sums of messages that are themselves sums over images, with or without noise.
 
     Attributes:
-        shapes: Sizes by name.
-        longest: Largest norm of an image's part.
-        noise: Standard deviation of a client's noise.
+        shapes: Sizes of the tensors by name.
+        longest: Largest norm of what one image adds.
+        noise: Standard deviation of the noise that each client adds.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -222,8 +223,8 @@ class BoundedSums:
     noise: float = 0.0
 
     def sum_spec(self, spec: MessageSpec, asked: Cohort) -> dict[str, SumSpec]:
-        """Declares sums of parts and noise."""
-        bound = asked.images * self.longest + _TAIL * self.noise * asked.clients**0.5
+        """Declares the sums; their bound covers all images and the noise of all clients."""
+        bound = asked.images * self.longest + _NOISE_DEVIATIONS * self.noise * asked.clients**0.5
         return {name: SumSpec(shape, bound) for name, shape in self.shapes.items()}
 
     def summands(self, message: Message, client: Cohort, asked: Cohort) -> dict[str, Tensor]:
@@ -233,7 +234,7 @@ class BoundedSums:
     def from_sums(
         self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, asked: Cohort
     ) -> Message:
-        """Returns the sums, as precisely as messages are declared."""
+        """Returns the sums in the element types that the messages declare."""
         return {name: part.to(spec[name].dtype) for name, part in sums.items()}
 
 

@@ -1,4 +1,4 @@
-"""Tasks: what is learnt, and how images are scored."""
+"""Tasks define what is learnt and how images are scored."""
 
 import math
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ class Prediction(NamedTuple):
     """The prediction of a task for a batch. High scores are anomalous.
 
     Attributes:
-        image_score: One score an image [B].
-        anomaly_map: One score a pixel [B, H, W]; None for tasks that do not localise.
+        image_score: One score for each image [B].
+        anomaly_map: One score for each pixel [B, H, W]; None for tasks that do not localise.
         logits: Class logits [B, K] of classification tasks.
         others: Logits [B, K] of the method's other classifiers (`Predictors.heads`), by name.
     """
@@ -41,12 +41,12 @@ class Task(L.LightningModule):
         kind: Kind of task, which selects the metrics.
         prepares: Whether `refresh` computes something from local data.
         trains: Whether there are weights to train.
-        trains_on_bank: Whether training uses what `refresh` recomputes; False where only predictions do.
-        methods: Where nothing is trained, the methods that fit the task, for a message.
+        trains_on_bank: Whether training uses what `refresh` recomputes; False where only predictions use it.
+        methods: Where nothing is trained, the methods that fit the task, as an error message names them.
         learning_rate: Learning rate of the optimiser.
         weight_decay: Weight decay of the optimiser.
         local_buffers: Buffers computed from local data, which are not shared as weights are.
-        free_buffers: Buffers whose size differs from state to state, such as a bank of all images.
+        free_buffers: Buffers whose sizes may differ from one state to another, such as a bank of all images.
         scoring_buffers: Buffers that `embedding` does not depend on, such as the bank that `predict` scores by.
         output_modules: Submodules between features and output, which methods with personal heads do not share.
         num_features: Channels of the features.
@@ -69,14 +69,15 @@ class Task(L.LightningModule):
 
     @property
     def images_behind(self) -> int | None:
-        """Fewest images that decide a shared value, as settings have it; None for all that are trained with.
+        """Smallest number of images that may decide a shared value; None for all images that are trained with.
 
-        Sites count images behind weights by it (`Disclosure.images`). A loss of the hardest parts alone has one.
+        It depends on the task's settings. Sites take it as the number of images behind weights (`Disclosure.images`).
+        It is 1 for a loss of the hardest patches of a batch, all of which may belong to one image.
         """
         return None
 
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Draws the view of a batch for one training step: an augmentation or a sample of it; by default the batch."""
+        """Returns the input of one training step: an augmentation or a sample of the batch; by default the batch."""
         return batch
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
@@ -108,9 +109,9 @@ class Task(L.LightningModule):
         raise UserError(f"task {type(self).__name__} has nothing to train: give METHOD={self.methods}")
 
     def embedding(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes what `predict` scores the images of a batch by; by default their features.
+        """Computes the representation from which `predict` scores the images of a batch; by default their features.
 
-        Clients whose states differ in ``scoring_buffers`` alone have it in common.
+        Clients whose states differ only in ``scoring_buffers`` share the same embedding.
         """
         return self(batch)
 
@@ -129,7 +130,7 @@ class Task(L.LightningModule):
         return self.objective(self(view), view)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """Scores a batch; its ``embedding`` is used where it comes with the batch."""
+        """Scores a batch; uses the ``embedding`` in the batch instead of computing it, if there is one."""
         embedding = batch.get("embedding")
         return self.predict(self.embedding(batch) if embedding is None else embedding, batch)
 
@@ -143,7 +144,7 @@ class Task(L.LightningModule):
         return torch.optim.Adam(self.trainable, lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def setup(self, stage: str) -> None:
-        """Refuses a plain Trainer where nothing is trained, before an optimiser is built of nothing."""
+        """Refuses training by a plain Trainer where the task has no parameters to train."""
         if stage == "fit" and not (self.trains and self.trainable):
             raise UserError(
                 f"task {type(self).__name__} has nothing to train: a Trainer can predict alone, once"
@@ -151,12 +152,12 @@ class Task(L.LightningModule):
             )
 
     def on_fit_start(self) -> None:
-        """Prepares the task from the images of a plain Trainer, unless this goes on from a checkpoint."""
+        """Prepares the task from the images of a plain Trainer, unless training resumes from a checkpoint."""
         if self.trainer.ckpt_path is None:
             self.refresh(self._trainer_loader(), Context(seed=0, round=0), first=True)
 
     def on_train_epoch_end(self) -> None:
-        """Prepares it under the weights of now; in a federation, the method calls `refresh`."""
+        """Prepares the task again with the current weights; in a federation, the method calls `refresh` instead."""
         if self._trainer is not None:
             self.refresh(self._trainer_loader(), Context(seed=0, round=self.current_epoch + 1))
 
@@ -168,7 +169,7 @@ class Task(L.LightningModule):
         """Returns the images of a batch.
 
         Raises:
-            UserError: If it holds cached feature maps alone.
+            UserError: If the batch holds only cached feature maps.
         """
         if "image" not in batch:
             raise UserError(
@@ -177,25 +178,25 @@ class Task(L.LightningModule):
         return batch["image"]
 
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
-        """Computes from local data what training or predictions need under the current weights; by default nothing.
+        """Computes from local data what training or predictions need with the current weights; by default nothing.
 
         Args:
             loader: Local batches in a fixed order.
             context: Round and randomness.
-            first: Whether it is the first time, before any training. What does not change with the weights (a centre, a
-                subspace) is computed then alone; what does (a bank), every time.
+            first: Whether this is the first call, before any training. Values that do not change with the weights (a
+                centre, a subspace) are computed only then; values that do (a bank) are computed every time.
         """
 
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
-        """Replaces drawn weights by those of another run, before anything is trained.
+        """Replaces randomly initialised weights by those of another run, before anything is trained.
 
         Args:
-            weights: Entries of the state by name; where one is missing the drawn one stays.
+            weights: Entries of the state by name; entries that are missing keep their initial values.
         """
         self.load_state_dict(weights, strict=False)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads a state; `free_buffers` take the sizes that they have in it."""
+        """Loads a state; `free_buffers` are resized to it first."""
         take_sizes(self, self.free_buffers, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -206,7 +207,7 @@ def learned_state(task: Task) -> dict[str, Tensor]:
 
 
 class StandardisedTask(Task):
-    """A task whose features can be standardised to mean 0 and variance 1 by statistics that clients pool.
+    """A task whose features can be standardised to mean 0 and variance 1 with statistics pooled over clients.
 
     Attributes:
         standardise: Whether features are standardised.
@@ -225,18 +226,18 @@ class StandardisedTask(Task):
         raise not_there(self, "channel_moments")
 
     def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
-        """Loads the mean [C] and the scale [C] that features are standardised by."""
+        """Loads the mean [C] and the scale [C] with which features are standardised."""
         raise not_there(self, "load_statistics")
 
 
 def channel_scale(variance: Tensor, shrinkage: float) -> Tensor:
     """Computes the scale of features from their variance: ``sqrt(v + shrinkage * mean v)``, plus 1e-5.
 
-    Without shrinkage, channels that hardly vary in training become the loudest of all.
+    Without shrinkage, channels that hardly vary in training would dominate all others after standardisation.
 
     Args:
         variance: Variance of each channel [C].
-        shrinkage: Share of the mean variance that is added to each channel's.
+        shrinkage: Share of the mean variance over channels that is added to the variance of each channel.
 
     Returns:
         Scale of each channel [C].
