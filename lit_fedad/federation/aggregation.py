@@ -1,4 +1,4 @@
-"""Aggregation of several clients' tensors, for any method."""
+"""Aggregation of the tensors of several clients: means, pooled moments and pooled quantiles, for any method."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ STATISTICS = ("count", "mean", "variance")
 def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message:
     """Averages messages entry by entry, weighted by data size (FedAvg): ``sum_n z_n W_n``.
 
-    Floating-point entries are averaged in double precision and divided last, so that the mean of equal messages is the
+    Floating-point entries are summed in double precision and divided last, so that the mean of equal messages is the
     message itself and the order of clients does not matter. Integer entries (a BatchNorm's count of batches) cannot be
-    averaged and are taken from the largest client, up to half of `LARGEST`.
+    averaged; they are taken from the client with most data, and 64-bit ones are limited to half of `LARGEST`.
 
     Args:
         updates: Updates by client; all with the same keys and shapes.
@@ -41,7 +41,7 @@ def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message
     merged = {}
     for name, entry in largest.items():
         if not entry.is_floating_point():
-            # A count at the declared bound would leave clients nothing to count on to.
+            # Clients go on counting from this value, so it must stay well below the declared bound.
             merged[name] = entry.clamp(max=int(LARGEST) // 2) if entry.dtype == torch.int64 else entry.clone()
             continue
         mean = torch.zeros_like(entry, dtype=torch.float64)
@@ -55,19 +55,19 @@ def mean_scalars(scalars: Mapping[int, Mapping[str, float]], sizes: Mapping[int,
     """Averages the clients' scalars by name, weighted by their numbers of images.
 
     Args:
-        scalars: Scalars by client and name; clients without a name are left out of its mean.
-        sizes: Training images by client.
+        scalars: Scalars by client and name; the mean of a name is taken over the clients that report it.
+        sizes: Number of training images by client.
     """
     means = {}
-    for name in dict.fromkeys(name for own in scalars.values() for name in own):
-        known = {client: own[name] for client, own in scalars.items() if name in own}
-        total = sum(sizes[client] for client in known)
-        means[name] = sum(sizes[client] * value for client, value in known.items()) / total
+    for name in dict.fromkeys(name for named in scalars.values() for name in named):
+        values = {client: named[name] for client, named in scalars.items() if name in named}
+        total = sum(sizes[client] for client in values)
+        means[name] = sum(sizes[client] * value for client, value in values.items()) / total
     return means
 
 
 def pool_moments(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes mean and variance of the union of several sets from those of each set.
+    """Computes mean and variance of the union of several sets from the mean and variance of each set.
 
     Args:
         counts: Set sizes [N].
@@ -88,14 +88,14 @@ def pool_moments(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tens
 
 
 def pool_statistics(updates: Mapping[int, Update], shrinkage: float) -> Message:
-    """Computes the statistics that features are standardised by.
+    """Computes the mean and scale with which features are standardised.
 
     Args:
         updates: ``count``, ``mean`` [C] and ``variance`` [C] by client.
         shrinkage: See `channel_scale`.
 
     Returns:
-        ``mean`` and ``scale`` [C]: the standard deviation, kept off zero.
+        ``mean`` [C] and ``scale`` [C]; the scale is a standard deviation that `channel_scale` keeps above zero.
     """
     messages = [update.message for update in updates.values()]
     mean, variance = pool_moments(*(torch.stack([m[k] for m in messages]) for k in STATISTICS))
@@ -111,7 +111,8 @@ def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: fl
         level: Level of the quantile, in [0, 1].
 
     Returns:
-        The smallest value that at least a share `level` of the union does not exceed, to the sketches' spacing.
+        The smallest value v such that at least a share `level` of the union is at most v, as precisely as the spacing
+        of the sketches allows.
     """
     values = torch.cat([sketch.double() for sketch in sketches])
     weights = torch.cat(
@@ -124,7 +125,13 @@ def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: fl
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, level: float) -> float:
-    """Returns the smallest of values [n], at least one, that a share `level` of their weight does not exceed."""
+    """Returns the smallest of the values [n] such that values up to it have at least a share `level` of the weight.
+
+    Args:
+        values: Values [n]; n is at least 1.
+        weights: Their weights [n].
+        level: Share of the total weight, in [0, 1].
+    """
     values, order = values.sort()
     mass = weights[order].cumsum(0)
     return float(values[torch.searchsorted(mass, level * mass[-1]).clamp(max=len(values) - 1)])

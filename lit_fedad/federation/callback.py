@@ -1,4 +1,4 @@
-"""The hooks of a federation."""
+"""The hooks by which callbacks follow the rounds of a federation."""
 
 from collections.abc import Mapping
 
@@ -15,13 +15,13 @@ class FederationCallback:
     """
 
     def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
-        """Receives the clients' updates before the server merges them, while its state is still the broadcast one.
+        """Receives the clients' updates before the server merges them, while it still has the state that it broadcast.
 
-        `lit_fedad.audits.shadow_runs` reads them here. No other hook receives single uploads.
+        `lit_fedad.audits.shadow_runs` reads uploads here. No other hook receives single uploads.
         """
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
-        """Receives the report of each round after its evaluation, before its checkpoint."""
+        """Receives the report of each round after its evaluation and before its checkpoint."""
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
         """Receives the report when the round's checkpoint is complete; a run that an exception ends can be resumed."""

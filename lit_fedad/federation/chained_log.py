@@ -1,4 +1,4 @@
-"""A file that only grows: JSON lines, each with the hash of the one before."""
+"""An append-only log file of JSON lines, each of which contains the hash of the line before it."""
 
 from __future__ import annotations
 
@@ -15,98 +15,106 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import given_bytes, told_unwritable
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-"""How the time of a line is written; in UTC."""
+"""Format of a line's time, which is in UTC."""
 
-_BEGIN = "0" * 64
-_GONE = (-1, -1, -1)
-_LARGEST = 1 << 31  # bytes: years of requests
+_FIRST_HASH = "0" * 64  # takes the place of the previous hash in the first line
+_NO_FILE = (-1, -1, -1)  # the stamp of a file that does not exist
+_MAX_BYTES = 1 << 31  # a log of requests takes years to grow so large
 
 
 class ChainedLog:
-    """A log whose lines cannot be changed, taken out or put in without notice.
+    """A log in which changed, removed or inserted lines are noticed when it is read.
 
-    Lines that are taken away at the end are missed by who wrote down the last hash.
+    Removed lines at the end are noticed only by a reader who has noted the last hash elsewhere.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._lines: list[dict[str, Any]] = []
-        self._seen = _GONE  # the file as it was when these lines were read or written
-        self._whole = 0  # bytes of these lines, without what a crash cut off
+        self._read_stamp = _NO_FILE  # stamp of the file when `_lines` were read or written
+        self._complete_bytes = 0  # length of `_lines` in the file, without a line that a crash cut off
 
     def entries(self) -> list[dict[str, Any]]:
-        """Returns all lines, oldest first; a line that a crash cut off is none.
+        """Returns all lines, oldest first, without a last line that a crash cut off.
 
         Raises:
             UserError: If a line was changed, or the file cannot be read.
         """
         try:
             if not self.file.exists() and not self.file.is_symlink():
-                self._lines, self._seen, self._whole = [], _GONE, 0
+                self._lines, self._read_stamp, self._complete_bytes = [], _NO_FILE, 0
                 return self._lines
-            found = self.file.lstat()
-            if not stat.S_ISREG(found.st_mode):
+            status = self.file.lstat()
+            if not stat.S_ISREG(status.st_mode):
                 raise UserError(f"{self.file}: is no regular file; restore it from a copy")
-            if _mark(found) != self._seen:
-                content = given_bytes(self.file, _LARGEST)
-                self._lines, self._whole = self._checked(content), content.rfind(b"\n") + 1
-                self._seen = _mark(found)
+            if _stamp(status) != self._read_stamp:
+                content = given_bytes(self.file, _MAX_BYTES)
+                self._lines, self._complete_bytes = self._checked(content), content.rfind(b"\n") + 1
+                self._read_stamp = _stamp(status)
         except OSError as error:
             raise UserError(f"{self.file}: cannot be read ({error.strerror})") from error
         return self._lines
 
     def append(self, **content: Any) -> dict[str, Any]:
-        """Writes a line; it is on disk when this returns.
+        """Appends a line and waits until it is on disk.
+
+        Args:
+            **content: Values of the line by name; number, time and hashes are added.
+
+        Returns:
+            The line as it was written.
 
         Raises:
-            UserError: If an earlier line was changed, or nothing can be written.
+            UserError: If an earlier line was changed, or the file cannot be written.
         """
-        self.entries()  # a pipe in the place of the file would not open
+        self.entries()  # refuses a pipe in place of the file, which would block when it is opened
         with told_unwritable(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_APPEND, 0o600)
             with os.fdopen(handle, "ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # two operators may approve at once
-                before = self.entries()
+                earlier = self.entries()
                 line: dict[str, Any] = {
-                    "entry": len(before) + 1,
+                    "entry": len(earlier) + 1,
                     "time": time.strftime(TIME, time.gmtime()),
                     **content,
                 }
-                line["before"] = before[-1]["hash"] if before else _BEGIN
+                line["before"] = earlier[-1]["hash"] if earlier else _FIRST_HASH
                 line["hash"] = _hash(line)
-                if self._whole < os.fstat(file.fileno()).st_size:
-                    file.truncate(self._whole)
+                if self._complete_bytes < os.fstat(file.fileno()).st_size:
+                    file.truncate(self._complete_bytes)
                 file.write(json.dumps(line).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-                self._whole, self._seen = file.tell(), _mark(os.fstat(file.fileno()))
-        before.append(line)
+                self._complete_bytes, self._read_stamp = file.tell(), _stamp(os.fstat(file.fileno()))
+        earlier.append(line)
         return line
 
     def _checked(self, content: bytes) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        before = _BEGIN
+        """Parses the complete lines of the file, and checks their numbers and hashes."""
+        lines: list[dict[str, Any]] = []
+        previous_hash = _FIRST_HASH
         for number, text in enumerate(content.split(b"\n")[:-1], start=1):
             try:
                 line = json.loads(text)
-                if line["entry"] != number or line["before"] != before or line["hash"] != _hash(line):
+                if line["entry"] != number or line["before"] != previous_hash or line["hash"] != _hash(line):
                     raise ValueError("does not follow")
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 raise UserError(
                     f"{self.file}, line {number}: does not follow from the line before; the file was changed: restore"
                     " it from a copy"
                 ) from error
-            found.append(line)
-            before = line["hash"]
-        return found
+            lines.append(line)
+            previous_hash = line["hash"]
+        return lines
 
 
-def _mark(found: os.stat_result) -> tuple[int, int, int]:
-    """Returns what differs once a file was written to, whatever time its writer gives it."""
-    return found.st_ino, found.st_size, found.st_ctime_ns
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    """Returns values that change with every write, even if the writer sets the time of modification back."""
+    return status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _hash(line: dict[str, Any]) -> str:
+    """Computes the SHA-256 of a line without its own hash."""
     text = json.dumps({name: value for name, value in line.items() if name != "hash"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

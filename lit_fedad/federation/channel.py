@@ -1,4 +1,4 @@
-"""The channel that every message passes: checked, optionally encoded, serialised and counted."""
+"""The channel between clients and the server, which checks, encodes, serialises and counts every message."""
 
 import json
 import math
@@ -16,11 +16,11 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.message_check import check
 
 LARGEST_BLOB = 2 << 30
-"""Largest message in bytes, whatever its form declares."""
+"""Largest size of a message in bytes, whatever its declared form allows."""
 
-# What safetensors adds: a length and padding, and of each tensor, of which a codec makes at most three, its header.
-_PREFIX = 32
-_ENTRY = 3
+# Bounds of what safetensors adds to the values: a length and padding for the file, and a header for each tensor.
+_FILE_OVERHEAD = 32  # bytes
+_CODED_TENSORS = 3  # a codec turns one tensor into at most three, such as levels, minima and steps
 
 
 class Codec(Protocol):
@@ -41,8 +41,8 @@ class Codec(Protocol):
         """Computes how many bytes an encoded tensor takes.
 
         Args:
-            shape: Its shape before.
-            dtype: Its type before.
+            shape: Shape of the tensor before it is encoded.
+            dtype: Element type of the tensor before it is encoded.
         """
 
 
@@ -65,8 +65,8 @@ class Plain:
 class Half:
     """A codec that sends matrices of 32-bit floats in 16 bits (IEEE half precision, 11 significant bits).
 
-    Vectors and scalars are sent as they are: counts exceed what half precision can hold, small variances vanish in it,
-    and they are few.
+    Vectors and scalars are sent as they are: counts may exceed the range of half precision, small variances would
+    become 0 in it, and these tensors take few bytes anyway.
     """
 
     def encode(self, message: Message, context: Context) -> Message:
@@ -88,15 +88,15 @@ class Half:
         return {name: t.float() if t.dtype == torch.float16 else t for name, t in message.items()}
 
     def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Returns two bytes an element of a matrix, the size itself of other tensors."""
+        """Returns two bytes for each element of a matrix, and the unchanged size of other tensors."""
         return math.prod(shape) * (torch.float16 if _is_matrix(shape, dtype) else dtype).itemsize
 
 
 class Byte:
     """A codec that sends matrices of 32-bit floats in 8 bits: 256 levels between each column's minimum and maximum.
 
-    A column of a memory bank is a feature channel, so that the rounding error of each channel is the same share of its
-    range. Vectors and scalars are sent as they are.
+    A column of a memory bank is a feature channel, so the rounding error is the same share of the range in every
+    channel. Vectors and scalars are sent as they are.
     """
 
     def encode(self, message: Message, context: Context) -> Message:
@@ -116,22 +116,22 @@ class Byte:
         """Rebuilds the matrices from levels, column minima and column steps.
 
         Raises:
-            LookupError: If a part of a matrix is missing.
-            ValueError: If the parts of a matrix are not of one form.
+            LookupError: If the levels, minima or steps of a matrix are missing.
+            ValueError: If their shapes do not fit together, or the levels are no bytes.
         """
         matrices = [n.removesuffix(".levels") for n in message if n.endswith(".levels")]
         parts = {f"{name}.{part}" for name in matrices for part in ("levels", "low", "step")}
         decoded = {n: t for n, t in message.items() if n not in parts}
         for name in matrices:
             levels, low, step = (message[f"{name}.{part}"] for part in ("levels", "low", "step"))
-            # Sizes that torch would broadcast make a few bytes into gigabytes.
+            # Without this check, torch could broadcast a few received bytes to gigabytes.
             if not levels.shape[1:] == low.shape == step.shape or levels.dtype != torch.uint8:
                 raise ValueError(f"'{name}' has levels, minima and steps of different forms")
             decoded[name] = levels.float() * step + low
         return decoded
 
     def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Returns one byte an element of a matrix and eight a column, the size itself of other tensors."""
+        """Returns one byte for each element of a matrix and eight for each column; the unchanged size of others."""
         if _is_matrix(shape, dtype):
             return math.prod(shape) + 2 * dtype.itemsize * math.prod(shape[1:])
         return math.prod(shape) * dtype.itemsize
@@ -181,31 +181,32 @@ class Link:
             sender: Name of the sender in errors.
 
         Returns:
-            The message, in the order of its form: vectors of all entries of two messages are alike.
+            The message, with its entries in the order of the declared form, so that all messages have the same order.
 
         Raises:
-            UserError: If the bytes are more than the declared form can hold, hold no message, or one that differs from
-                the declared form.
+            UserError: If there are more bytes than the declared form needs, or they hold no message, or a message that
+                differs from the declared form.
         """
         self._check_size(blob, spec, sender)
         try:
             message = self.codec.decode(load(blob)) if blob else {}
         except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise UserError(f"{sender} sent bytes that hold no message ({type(error).__name__})") from error
-        if self._accepted != [(blob, spec)]:  # a process receives equal bytes for each of its clients
+        # A process may receive equal bytes for each of its clients: the message is checked once.
+        if self._accepted != [(blob, spec)]:
             check(message, spec, sender)
             self._accepted[:] = [(blob, spec)]
-        # safetensors returns them in an order that is drawn anew.
+        # safetensors returns the entries in a random order.
         return {name: message[name] for name in spec}
 
     def largest(self, spec: MessageSpec) -> int:
-        """Computes how many bytes a message of a declared form has at most, so that more need not be read.
+        """Computes how many bytes a message of a declared form has at most; receivers need not read more.
 
         Args:
             spec: The declared form.
 
         Returns:
-            The number of bytes; `LARGEST_BLOB` where the form leaves a size open.
+            The number of bytes; `LARGEST_BLOB` where the form leaves a size unbounded.
 
         Example:
             >>> from lit_fedad.contracts import TensorSpec
@@ -213,14 +214,16 @@ class Link:
             1000605
         """
         bounds = _free_sizes(spec)
-        total = _PREFIX if spec else 0
+        total = _FILE_OVERHEAD if spec else 0
         for name, form in spec.items():
             shape = [bounds[size.name] if isinstance(size, Free) else size for size in form.shape]
             if any(size is None for size in shape):
                 return LARGEST_BLOB
             sizes = [size for size in shape if size is not None]
             codec = Plain() if form.unrounded else self.codec
-            total += codec.size(sizes, form.dtype) + _ENTRY * (len(json.dumps(name)) + 24 * len(sizes) + 140)
+            total += codec.size(sizes, form.dtype) + _CODED_TENSORS * (
+                len(json.dumps(name)) + 24 * len(sizes) + 140
+            )
         return min(total, LARGEST_BLOB)
 
     def _check_size(self, blob: bytes, spec: MessageSpec, sender: str) -> None:
@@ -231,23 +234,23 @@ class Link:
 
 
 def _free_sizes(spec: MessageSpec) -> dict[str, int | None]:
-    """Returns the largest value of each size that the sender chooses; None of those without one."""
+    """Returns the upper bound of each size that the sender chooses, by name; None for unbounded sizes."""
     bounds: dict[str, int | None] = {}
     for size in (size for form in spec.values() for size in form.shape if isinstance(size, Free)):
-        known = [bound for bound in (bounds.get(size.name), size.at_most) if bound is not None]
-        bounds[size.name] = min(known, default=None)
+        declared = [bound for bound in (bounds.get(size.name), size.at_most) if bound is not None]
+        bounds[size.name] = min(declared, default=None)
     return bounds
 
 
 class Channel:
     """The two links between clients and the server.
 
-    Only bytes are sent: a message is checked against its declared form, encoded, serialised (safetensors) and counted,
-    and on receipt rebuilt and checked once more. Exactly the sent bytes are counted.
+    Only bytes cross the channel. The sender checks a message against its declared form, encodes and serialises it
+    (safetensors); the receiver rebuilds the message and checks it again. Reports count exactly the sent bytes.
 
     Args:
-        up: Codec of client messages; None sends them as they are.
-        down: Codec of server messages; None sends them as they are.
+        up: Codec of messages from clients; None sends them as they are.
+        down: Codec of messages from the server; None sends them as they are.
     """
 
     def __init__(self, up: Codec | None = None, down: Codec | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that are either complete or absent, of files that are read as data alone."""
+"""Checkpoints that are either complete or absent; their files are read as data, and no code in them is run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lit_fedad.core.files import check_stored, check_unpacked, link, sha256, sto
 from lit_fedad.core.plain_values import check_unfolded, plain_json
 from lit_fedad.federation.round_report import RoundReport
 
-_MOST_UNFOLDED = 1 << 30
-"""Most bytes of tensors that may share what is stored of them, beside 16 times those of the file."""
+_MAX_EXPANSION = 1 << 30
+"""Bytes by which the tensors of a file may exceed 16 times its size: views may share the stored values."""
 
 
 def write_state(state: Any, path: Path) -> None:
@@ -28,7 +28,7 @@ def write_state(state: Any, path: Path) -> None:
         OSError: If the file cannot be written.
     """
     try:
-        # Given a path, torch hides the cause of a failure: a full disk, or an interruption, looks like a bug.
+        # torch gets an open file: given a path, it would hide that a full disk or an interruption caused a failure.
         with path.open("wb") as file:
             torch.save(state, file)
     except RuntimeError as error:
@@ -45,13 +45,14 @@ def write_state(state: Any, path: Path) -> None:
 def read_state(path: Path, digest: str | None = None, advice: str = RESTORE) -> Any:
     """Reads a state that `write_state` wrote; runs no code that the file may name.
 
-    The file must have the SHA-256 `digest`, unless that is None; `advice` says what to do where it cannot be read.
+    The file must have the SHA-256 `digest`, unless that is None. `advice` ends the error message if the file cannot be
+    read, and says what to do.
 
     Returns:
-        The state, tensors on the CPU.
+        The state, with tensors on the CPU.
 
     Raises:
-        UserError: If the file is missing, was changed, or holds something else.
+        UserError: If the file is missing, was changed, or holds no such state.
     """
     try:
         check_stored(path)
@@ -70,14 +71,16 @@ def read_state(path: Path, digest: str | None = None, advice: str = RESTORE) -> 
 
 
 def _check_tensors(state: Any, size: int) -> None:
-    """Refuses a state of tensors that are views of little, or have no values, and would fill the memory as copies.
+    """Refuses tensors that take little room in the file, but would fill the memory once they are copied.
+
+    Such tensors are large views of few stored values, or have no dense values on the CPU.
 
     Args:
         state: The nested state.
-        size: Bytes of its file.
+        size: Size of its file in bytes.
 
     Raises:
-        ValueError: If it holds some.
+        ValueError: If the state holds such tensors.
     """
     parts, total = [state], 0
     while parts:
@@ -88,28 +91,28 @@ def _check_tensors(state: Any, size: int) -> None:
             total += part.nbytes
         elif isinstance(part, (dict, list, tuple)):
             parts += part.values() if isinstance(part, dict) else part
-    if total > 16 * size + _MOST_UNFOLDED:
+    if total > 16 * size + _MAX_EXPANSION:
         raise ValueError("its tensors are larger than what is stored of them")
 
 
 _SERVER, _META = "server.pt", "meta.json"
-_REPORTS = 50
-"""Reports of training rounds in a file of their own, which is written once."""
-_FIRST = 100_000  # so that names sort as rounds do, also those of set-up
+_REPORTS_PER_FILE = 50
+"""Number of reports of training rounds that are moved together into a file, which is written only once."""
+_ROUND_OFFSET = 100_000  # added to rounds in names: names then sort like rounds, which may be negative
 
 
 class Checkpoints:
-    """The checkpoints of one run: one folder a round, the last one kept.
+    """The checkpoints of one run: one folder for each round, of which the last is kept.
 
     A checkpoint is written under a temporary name and renamed when all its files are on disk, so that the previous one
-    remains if the process is killed at any moment. ``meta.json`` names its files with their SHA-256. What
-    does not change any more, such as the reports of earlier rounds, is a link to the file of the previous checkpoint.
+    remains if the process is killed at any moment. ``meta.json`` lists its files with their SHA-256. Files that no
+    longer change, such as reports of earlier rounds, are links to the files of the previous checkpoint.
 
     Args:
         folder: Folder of the checkpoints.
-        identity: Hash of what must be equal for a run to be resumed (configuration and backbone weights); None accepts
-            any checkpoint.
-        images: Hash of the images and of their partition, which must be equal likewise; None accepts any.
+        identity: Hash of the configuration and the backbone weights, which must be equal for a run to be resumed; None
+            accepts any checkpoint.
+        images: Hash of the images and of their partition, which must be equal too; None accepts any checkpoint.
     """
 
     def __init__(self, folder: Path, identity: str | None = None, images: str | None = None) -> None:
@@ -123,9 +126,9 @@ class Checkpoints:
         return complete[-1] if complete else None
 
     def latest_round(self) -> int | None:
-        """Returns the number of the newest complete round, at most 0 within the set-up; None if there is none."""
+        """Returns the newest round with a complete checkpoint, at most 0 during the set-up; None if there is none."""
         latest = self.latest()
-        return None if latest is None else int(latest.name.removeprefix("round_")) - _FIRST
+        return None if latest is None else int(latest.name.removeprefix("round_")) - _ROUND_OFFSET
 
     def begin(self, round: int) -> Path:
         """Creates an empty folder for the files of a round's checkpoint and returns it."""
@@ -135,7 +138,7 @@ class Checkpoints:
         return partial
 
     def commit(self, round: int, state: dict[str, Any]) -> Path:
-        """Writes the server's state beside the files of the other processes and completes the checkpoint.
+        """Writes the server's state next to the files of the other processes and completes the checkpoint.
 
         Raises:
             UserError: If the state holds an object that could not be read again.
@@ -144,15 +147,15 @@ class Checkpoints:
         previous = self.latest()
         # Reports of the set-up and of the last round may still change.
         changing, played = _split(state["history"])
-        whole = (len(played) - 1) // _REPORTS if played else 0
-        for number in range(whole):
+        full_files = (len(played) - 1) // _REPORTS_PER_FILE if played else 0
+        for number in range(full_files):
             name = f"history_{number:05d}.pt"
             if previous is not None and (previous / name).exists():
                 link(previous / name, partial / name)
             else:
-                reports = played[number * _REPORTS : (number + 1) * _REPORTS]
+                reports = played[number * _REPORTS_PER_FILE : (number + 1) * _REPORTS_PER_FILE]
                 write_state([_plain(report) for report in reports], partial / name)
-        history = [_plain(report) for report in (*changing, *played[whole * _REPORTS :])]
+        history = [_plain(report) for report in (*changing, *played[full_files * _REPORTS_PER_FILE :])]
         write_state({**state, "history": history}, partial / _SERVER)
         linked = _linked(partial, previous)
         files = {name: linked.get(name) or sha256(partial / name) for name in sorted(_names(partial))}
@@ -163,13 +166,13 @@ class Checkpoints:
         """Takes over the last checkpoint of another run, under this run's configuration and images.
 
         Raises:
-            UserError: As `load`, or if there is none.
+            UserError: As in `load`, or if the other run has no checkpoint.
         """
         source = other.latest()
         if source is None:
             raise UserError(f"{other.folder}: holds no checkpoint; give the run's folder back as it was")
         round, state = other.load(source)
-        # A file that was changed since does not fit its hash, here as there.
+        # The hashes are taken over too, so that a file that was changed is still noticed.
         files = read_meta(source)["files"]
         partial = self.begin(round)
         for name in files:
@@ -180,7 +183,7 @@ class Checkpoints:
     def _complete(
         self, partial: Path, final: Path, meta: Mapping[str, Any], on_disk: Collection[str] = ()
     ) -> Path:
-        """Gives a checkpoint its name when all of its files are on disk, and removes older ones."""
+        """Renames a checkpoint to its final name when all of its files are on disk, and removes older checkpoints."""
         (partial / _META).write_text(json.dumps(meta))
         for path in partial.iterdir():
             if path.name not in on_disk:
@@ -194,7 +197,7 @@ class Checkpoints:
         return final
 
     def remove_older(self) -> None:
-        """Removes all complete checkpoints but the newest, also those that a killed process had no time to remove."""
+        """Removes all complete checkpoints but the newest, including those that a killed process left behind."""
         for older in sorted(self.folder.glob("round_*"))[:-1]:
             shutil.rmtree(older)
 
@@ -205,8 +208,8 @@ class Checkpoints:
             The round that the checkpoint follows, and the state given to `commit`.
 
         Raises:
-            UserError: If it was written under another configuration or with other images, or a file in it is missing,
-                foreign or changed.
+            UserError: If the checkpoint was written under another configuration or with other images, or one of its
+                files is missing or changed, or a file does not belong to it.
         """
         meta = read_meta(path)
         if self.identity is not None and meta["identity"] != self.identity:
@@ -228,7 +231,7 @@ class Checkpoints:
         """Refuses a checkpoint of other images.
 
         Raises:
-            UserError: It was written with other images, or with another partition of them.
+            UserError: If it was written with other images, or with another partition of them.
         """
         if self.images is not None and read_meta(path)["images"] != self.images:
             raise UserError(
@@ -238,14 +241,14 @@ class Checkpoints:
 
     def partial(self, round: int) -> Path:
         """Returns the folder of a checkpoint that is not yet complete."""
-        return self.folder / f".partial_{round + _FIRST:06d}"
+        return self.folder / f".partial_{round + _ROUND_OFFSET:06d}"
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Reads what a checkpoint says of itself: round, identity, images, and SHA-256 by name of file.
+    """Reads the ``meta.json`` of a checkpoint: round, identity, images, and SHA-256 by file name.
 
     Raises:
-        UserError: If it cannot be read, or the folder does not hold exactly the files that it names.
+        UserError: If it cannot be read, or the folder does not hold exactly the files that it lists.
     """
     try:
         meta = plain_json(stored_text(path / _META))
@@ -270,21 +273,22 @@ def _split(history: Sequence[RoundReport]) -> tuple[list[RoundReport], list[Roun
 
 
 def _plain(report: RoundReport) -> dict[str, Any]:
-    # `asdict` copies every number, and turns what `trained` holds into plain values; few rounds have that.
+    """Returns the fields of a report by name, as plain values."""
+    # `asdict` is slow, as it copies every number. Only `trained` may need it, which is empty in most rounds.
     return asdict(report) if report.trained else vars(report)
 
 
 def _name(round: int) -> str:
-    return f"round_{round + _FIRST:06d}"
+    return f"round_{round + _ROUND_OFFSET:06d}"
 
 
 def _names(folder: Path) -> set[str]:
-    """Names the files of a checkpoint but for its meta.json and for what file systems hide there."""
+    """Lists the files of a checkpoint without its meta.json and the hidden files that file systems create."""
     return {path.name for path in folder.iterdir() if path.name != _META and not path.name.startswith(".")}
 
 
 def _linked(folder: Path, previous: Path | None) -> dict[str, str]:
-    """Finds files that are links to those of the previous checkpoint: their SHA-256 by name."""
+    """Returns the SHA-256 by name of files that are links to files of the previous checkpoint."""
     if previous is None:
         return {}
     files = read_meta(previous)["files"]

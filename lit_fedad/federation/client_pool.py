@@ -18,15 +18,15 @@ State = dict[str, Any]
 
 
 class ClientPool:
-    """A store of personal states, in host memory and, above a size, on disk.
+    """A store of personal states in host memory; states that exceed a size limit are moved to disk.
 
-    Clients in the initial state, which is kept once for all of them, take no room. A new state is held beside the one
-    before it, until the server has said whether the message counts (`settle`).
+    Clients that are still in the initial state take no room, because that state is kept once for all. A new state is
+    stored in addition to the previous one, until the server has decided whether the client's message counts (`settle`).
 
     Args:
         initial: The state of a client before its first exchange.
         folder: Folder for states that do not fit in memory; created on first use.
-        memory_bytes: Host memory for states, in bytes.
+        memory_bytes: Limit of the host memory for states, in bytes.
     """
 
     def __init__(self, initial: State, folder: Path, memory_bytes: int = 2 << 30) -> None:
@@ -35,16 +35,16 @@ class ClientPool:
         self.memory_bytes = memory_bytes
         at_least("federation", 0, pool_bytes=memory_bytes)
         self._memory: OrderedDict[str, State] = OrderedDict()  # states by the name of their file
-        self._files: set[str] = set()  # names of those that lie in the folder
-        self._unsaved: set[str] = set()
-        self._held: set[int] = set()
-        self._bytes = 0
+        self._files: set[str] = set()  # file names of states that are in the folder
+        self._unsaved: set[str] = set()  # file names of states that changed since the last checkpoint
+        self._held: set[int] = set()  # clients with a new state that is not settled
+        self._bytes = 0  # size of the states in memory
 
     def __contains__(self, client: int) -> bool:
         return _name(client) in self._memory or _name(client) in self._files
 
     def get(self, client: int) -> State:
-        """Returns a copy of a client's state, without what is held."""
+        """Returns a copy of a client's settled state."""
         name = _name(client)
         if name in self._memory:
             self._memory.move_to_end(name)
@@ -60,12 +60,12 @@ class ClientPool:
         self._unsaved.add(_name(client))
 
     def hold(self, client: int, state: State) -> None:
-        """Stores a copy of a new state, which becomes the client's if its message counts."""
+        """Stores a copy of a new state, which becomes the client's state if its message counts (`settle`)."""
         self._store(_held_name(client), state)
         self._held.add(client)
 
     def settle(self, counted: Collection[int]) -> None:
-        """Gives clients whose messages count what is held for them; the others keep the state before."""
+        """Replaces the states of clients whose messages count by their new ones; the others keep the previous state."""
         for client in sorted(self._held):
             if client in counted:
                 self._move(_held_name(client), _name(client))
@@ -80,7 +80,8 @@ class ClientPool:
             return
         self._memory[name] = detached(state)
         self._bytes += size_of(self._memory[name])
-        # A full disk is not this client's failure: the state stays in memory, and the next checkpoint ends the run.
+        # If the disk is full, the state stays in memory: it is not this client's failure, and the next checkpoint will
+        # end the run.
         with contextlib.suppress(OSError):
             while self._bytes > self.memory_bytes and len(self._memory) > 1:
                 self._spill(next(iter(self._memory)))
@@ -107,9 +108,9 @@ class ClientPool:
 
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes every state to a checkpoint; unchanged states are linked from the previous one."""
-        there = {path.name for path in previous.iterdir()} if previous else set()
+        previous_names = {path.name for path in previous.iterdir()} if previous else set()
         for name in sorted(self._memory.keys() | self._files):
-            if name not in self._unsaved and previous and name in there:
+            if name not in self._unsaved and previous and name in previous_names:
                 link(previous / name, folder / name)
             elif name in self._memory:
                 write_state(self._memory[name], folder / name)
@@ -126,7 +127,7 @@ class ClientPool:
         files = read_meta(folder)["files"]
         for client in sorted(clients):
             if digest := files.get(_name(client)):
-                # What clients did not keep yet when an earlier version wrote this is as before their first exchange.
+                # A checkpoint of an earlier version may lack attributes: they get their initial values.
                 self.put(client, {**self.initial, **read_state(folder / _name(client), digest)})
         self._unsaved.clear()
 

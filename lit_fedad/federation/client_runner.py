@@ -1,4 +1,4 @@
-"""What one client does in an exchange: from received bytes, by local training, to the bytes it sends."""
+"""What one client does in an exchange: it reads the received bytes, trains, and returns the bytes to send."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ Scale = dict[str, Any]
 
 @contextmanager
 def own_scale(fabric: Fabric | None, state: Scale | None = None) -> Iterator[torch.amp.GradScaler | None]:
-    """Trains with a gradient scaler of its own for a block; the Fabric's stays as it was made.
+    """Replaces the Fabric's gradient scaler by a copy for a block, so that the block does not change the original.
 
     Args:
-        fabric: Holds the scaler that others are copies of; None where nothing was launched.
-        state: State that an earlier block's scaler ended with; None for the first scale.
+        fabric: The Fabric with the original scaler; None where Fabric was not launched.
+        state: State of the scaler at the end of an earlier block, to continue from; None for the initial scale.
 
     Yields:
-        The scaler, whose ``state_dict`` is where the next block goes on; None where losses are not scaled.
+        The copy, whose ``state_dict`` is the `state` of the next block; None where losses are not scaled.
     """
     precision = fabric.strategy.precision if fabric else None
     if not isinstance(precision, MixedPrecision) or precision.scaler is None:
         yield None
         return
-    first, scaler = precision.scaler, deepcopy(precision.scaler)
+    original, scaler = precision.scaler, deepcopy(precision.scaler)
     if state is not None:
         scaler.load_state_dict(state)
     precision.scaler = scaler
     try:
         yield scaler
     finally:
-        precision.scaler = first
+        precision.scaler = original
 
 
 def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     """Trains a client locally for E epochs of its ``training_step``.
 
-    Of Lightning's hooks the client's ``on_train_start``, ``on_train_epoch_start``, ``on_before_optimizer_step`` and
-    ``on_train_end`` are called; the task's are left to a plain ``Trainer``. Gradients of the optimiser's parameters are
-    not scaled when ``on_before_optimizer_step`` sees them. It is not called in a step that the gradient scaler of
-    ``16-mixed`` leaves out, because gradients have overflowed.
+    Of Lightning's hooks, the client's ``on_train_start``, ``on_train_epoch_start``, ``on_before_optimizer_step`` and
+    ``on_train_end`` are called; hooks of the task are called only by a plain ``Trainer``. When
+    ``on_before_optimizer_step`` is called, the gradients of the optimiser's parameters are no longer scaled. It is not
+    called in a step that the gradient scaler of ``16-mixed`` skips because gradients have overflowed.
 
     Returns:
         Means of the loss and the other scalars that ``training_step`` returned, each over the steps that returned it;
@@ -98,9 +98,10 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
 
 
 def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Loads the moments of an earlier round; rates are those of this one.
+    """Loads an optimiser's state of an earlier round, but keeps the learning rates and other settings of this round.
 
-    An optimiser of another kind or of other parameters, which a task may build after a warm-up, begins anew.
+    The state is not loaded if the optimiser is of another kind or has other parameters, as a task may build it after a
+    warm-up.
     """
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if settings[0].keys() != state["param_groups"][0].keys() - {"params"}:
@@ -112,12 +113,12 @@ def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
     if sizes[0] != sizes[1]:
         return
     optimizer.load_state_dict(state)
-    for group, own in zip(optimizer.param_groups, settings, strict=True):
-        group.update(own)
+    for group, group_settings in zip(optimizer.param_groups, settings, strict=True):
+        group.update(group_settings)
 
 
 def _unscaled(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:
-    """Divides gradients by the loss's scale, if there is one; returns whether the optimiser will take its step."""
+    """Divides gradients by the scale of the loss, if there is one; returns whether the optimiser will take its step."""
     precision = fabric.strategy.precision
     precision.unscale_gradients(optimizer)
     if getattr(precision, "scaler", None) is None:
@@ -127,7 +128,7 @@ def _unscaled(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:
 
 
 class Train(Exchange[Client, Server]):
-    """The exchange of most methods: clients receive the server's message, train, and answer with theirs."""
+    """The exchange of most methods: clients receive the server's message, train, and send their own message."""
 
     name = "train"
     trains = True
@@ -139,39 +140,40 @@ class Train(Exchange[Client, Server]):
 
 
 class ClientData(Protocol):
-    """Training data by client."""
+    """The training data of all clients."""
 
     @property
     def milestones(self) -> frozenset[int]:
-        """Rounds after which clients go on to other stages: these are evaluated."""
+        """Rounds after which clients change to another stage of their data; these rounds are evaluated."""
 
     @property
     def stages(self) -> Mapping[int, int]:
-        """Stage of each client, from 0, where its data come in several."""
+        """Current stage of each client, from 0, where its data come in several stages."""
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Training images by client."""
+        """Number of training images by client."""
 
     def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
         """Returns training batches of a client."""
 
     def at(self, round: int) -> ClientData:
-        """Returns what the clients hold in a round."""
+        """Returns the data that the clients hold in a round."""
 
 
 class Mask(Protocol):
-    """What a client hides its message with, where uploads are summed securely."""
+    """The mask that hides a client's message where uploads are summed securely."""
 
     def pack(self, message: Message, exchange: Exchange, client: Client) -> bytes:
-        """Turns a message into a masked one, serialised."""
+        """Masks a message and serialises it."""
 
 
 @dataclass
 class ClientResult:
-    """What a client's part in an exchange gave.
+    """The result of a client's part in an exchange.
 
     Attributes:
+        blob: The serialised upload; empty if the client sends nothing.
         scalars: Loss and other scalars of training.
         trained: Value of `Evaluator.score` directly after training; None where the client was not scored.
     """
@@ -204,7 +206,7 @@ class ClientRunner:
         load_state(client, state)
         message = self.channel.down.unpack(blob, exchange.broadcast_spec(client), "the server")
         exchange.receive(client, message)
-        if self.fabric.device.type != "cpu":  # states and messages are loaded there
+        if self.fabric.device.type != "cpu":  # states and messages were loaded on the CPU
             client.to(self.fabric.device)
         client.eval()
         return message
@@ -240,7 +242,14 @@ def ordered_loader(data: ClientData, client: int) -> DataLoader:
 
 
 def pose_client(client: Client, which: Literal["own", "server"], lent: Message, data: ClientData) -> None:
-    """Sets the activated client up as it predicts."""
+    """Prepares the activated client for predictions.
+
+    Args:
+        client: The live client, which has received the server's message.
+        which: Whether it predicts with its own model or with the server's.
+        lent: Entries that replace those of the task's state (`Predictors.lent`).
+        data: The clients' training data.
+    """
     assert client.context.client is not None
     client.deploy(which)
     if lent:

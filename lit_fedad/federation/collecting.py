@@ -1,4 +1,4 @@
-"""How the server sends its messages to clients, and collects what they send back."""
+"""How the server sends its messages to clients, and collects their answers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from lit_fedad.federation.transport import Outcome, Sent, Transport
 
 @dataclass(frozen=True)
 class Sender:
-    """The sender of the server's messages, which packs each once.
+    """The sender of the server's messages, which packs each message once.
 
-    What is asked after a round comes with the message of the next round. Its bytes are kept until the server's state
-    changes (`forget`), so that evaluation, calibration, decisions, figures and the next round send the same.
+    Queries after a round are sent with the message of the next round. Its bytes are kept until the server's state
+    changes (`forget`), so that evaluation, calibration, decisions, figures and the next round send the same bytes.
 
     Attributes:
         server: The method's server, which sends from the first process.
-        client: The live client, for declared forms.
+        client: The live client, which knows the declared forms.
         link: The link from the server to clients.
     """
 
@@ -41,7 +41,7 @@ class Sender:
     _packed: dict[tuple[Any, ...], dict[int, bytes]] = field(default_factory=dict, repr=False)
 
     def forget(self) -> None:
-        """Forgets what was packed, as the server's state has changed."""
+        """Forgets the packed messages; to be called when the server's state has changed."""
         self._packed.clear()
 
     def messages(self, exchange: Exchange, clients: Collection[int], context: Context) -> Sent:
@@ -53,10 +53,10 @@ class Sender:
 
         def packed() -> dict[int, bytes]:
             key = (context.round, context.exchange, type(exchange), exchange.name)
-            known = self._packed.setdefault(key, {})
-            if missing := [client for client in clients if client not in known]:
-                known |= self.pack(exchange, missing, context)
-            return {client: known[client] for client in clients}
+            blobs = self._packed.setdefault(key, {})
+            if missing := [client for client in clients if client not in blobs]:
+                blobs |= self.pack(exchange, missing, context)
+            return {client: blobs[client] for client in clients}
 
         return Sent(exchange, context, on_first(self.fabric, packed))
 
@@ -64,7 +64,7 @@ class Sender:
         """Serialises the server's messages by client; equal messages are serialised once."""
         blobs: dict[int, bytes] = {}
         packed: dict[tuple[Any, ...], bytes] = {}
-        kept = []  # so that no two tensors have the same id
+        kept = []  # keeps all messages alive, so that no two tensors have the same id
         spec = exchange.broadcast_spec(self.client)
         for client in clients:
             message = exchange.broadcast(self.server, client)
@@ -77,19 +77,20 @@ class Sender:
 
 
 Collected = tuple[dict[int, Update], dict[int, ClientResult]]
-"""Updates to merge, and the results of the clients behind them, on the first process."""
+"""The updates to merge, and the results of all clients that answered; on the first process."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange of a round with its clients.
+    """One exchange of a round with the round's clients.
 
     Attributes:
-        context: Its round and index.
-        report: Has the clients; takes failures and bytes.
-        sizes: Training images by client.
-        spares: Clients that take the place of those that fail, in this order.
-        scored: Returns who of some clients is scored directly after training.
+        exchange: The exchange.
+        context: Round and index of the exchange.
+        report: The round's report: its participants are asked, and failures and bytes are added to it.
+        sizes: Number of training images by client.
+        spares: Clients that replace those that fail, in this order.
+        scored: Returns those of the given clients that are scored directly after training.
     """
 
     exchange: Exchange
@@ -102,7 +103,7 @@ class Turn:
 
 @dataclass
 class Collecting:
-    """The server's way to clients and back, by which each upload is received for itself."""
+    """Collects each client's upload separately, and checks it on receipt."""
 
     sender: Sender
     transport: Transport
@@ -112,7 +113,7 @@ class Collecting:
     fabric: Fabric
 
     def collect(self, turn: Turn) -> Collected:
-        """Plays an exchange with the round's clients.
+        """Plays an exchange with the round's clients, and with spare clients in place of those that fail.
 
         Raises:
             UserError: If a client fails and the policy is to stop.
@@ -126,16 +127,16 @@ class Collecting:
             add_bytes(report.bytes_down, sent.blobs)
             outcome = self.transport.play(sent, turn.scored(playing))
             results |= outcome.values
-            # The policy is applied on the first process, but a run that it ends must end all processes.
+            # The first process applies the policy for failures, but all processes must end if it stops the run.
             on_first(self.fabric, partial(self._receive, turn, outcome, updates))
             missing = self.fabric.broadcast(wanted - len(updates))
             playing, spares = sorted(spares[:missing]), spares[missing:]
         return updates, results
 
     def _receive(self, turn: Turn, outcome: Outcome[ClientResult], updates: dict[int, Update]) -> None:
-        """Checks what clients sent, and adds what can be used to the updates."""
+        """Checks the uploads, and adds those that can be used to the updates."""
         for client, result in outcome.values.items():
-            add_bytes(turn.report.bytes_up, {client: result.blob})  # also of one that is refused
+            add_bytes(turn.report.bytes_up, {client: result.blob})  # refused uploads count too
             try:
                 updates[client] = self.receiver.open(turn.exchange, client, result.blob, turn.sizes[client])
             except UserError as error:
@@ -146,10 +147,10 @@ class Collecting:
     def catch_up(
         self, exchanges: Exchanges, context: Context, holders: Sequence[int], history: Sequence[RoundReport]
     ) -> dict[int, str]:
-        """Has clients do what later rounds need of the exchanges before round 1 that they were not in.
+        """Lets clients catch up with the exchanges before round 1 that they missed and that later rounds depend on.
 
-        Afterwards all holders of images take part but those that fail in it, which try again before the next round.
-        Reports of the exchanges take the clients that have caught up, and the bytes.
+        Afterwards all holders of images take part, except those that fail to catch up; they try again before the next
+        round. Clients that have caught up, and the bytes, are added to the reports of the missed exchanges.
 
         Returns:
             Causes by client that failed, in every process.
@@ -158,7 +159,7 @@ class Collecting:
             UserError: If the policy for failures is to stop.
         """
         failed: dict[int, str] = {}
-        # The first process alone has the history of this command.
+        # Only the first process has the reports of the rounds that this command has run.
         for round, missed in self.fabric.broadcast(behind(exchanges, holders, history)).items():
             late = [client for client in missed if client not in failed]
             if not late:
@@ -182,10 +183,11 @@ class Collecting:
 def behind(
     exchanges: Exchanges, holders: Sequence[int], history: Sequence[RoundReport]
 ) -> dict[int, list[int]]:
-    """Lists the holders of images that have not done yet what later rounds need of the exchanges before round 1.
+    """Lists the holders of images that must still catch up with exchanges before round 1.
 
     Returns:
-        Clients by number of the exchange, of those that clients catch up with (`Exchange.joining`).
+        By round number of the exchange, the clients that missed it; only for exchanges that clients must catch up with
+        (`Exchange.joining`).
     """
     return {
         report.round: [one for one in holders if one not in {*report.participants, *report.refused}]

@@ -1,4 +1,4 @@
-"""What a federation asks its clients, and how answers score them: it depends on no data format and no metric."""
+"""Queries that a federation asks its clients, and evaluators; independent of any data format and any metric."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ T = TypeVar("T")
 
 
 class ClientQuery(Discloses, Generic[T]):
-    """A query that every client answers with its live model, where its images are.
+    """A query that every client answers with its live model, on the machine that holds its images.
 
     In one process the answer is the returned value. A client on another machine builds the query from its own
-    configuration: only the query's name and its numbers cross, and the answer as a message of a declared form.
+    configuration: only the query's name and numbers are sent to it, and its answer is sent as a message of a declared
+    form.
 
     Attributes:
-        name: Name, the same on both sides.
+        name: Name of the query, the same on both sides.
         numbers: Numbers that are part of the query, by name.
         local: Whether the answer has no declared form. Clients on other machines are not asked such a query.
-        discloses: What the answer tells of a client's images. A class that overrides `pack` says it anew.
+        discloses: What the answer reveals about a client's images. A class that overrides `pack` must declare it again.
     """
 
     sends = "pack"
@@ -35,7 +36,7 @@ class ClientQuery(Discloses, Generic[T]):
     discloses: Disclosures = ()
 
     def __call__(self, client: Client, number: int) -> T:
-        """Answers with the live client."""
+        """Computes the answer of the client with this number, from the live client."""
         raise NotImplementedError
 
     def pack(self, answer: T) -> Message:
@@ -50,7 +51,7 @@ class ClientQuery(Discloses, Generic[T]):
         """Builds an answer from a message of the declared form.
 
         Raises:
-            UserError: If it says what no answer can.
+            UserError: If the message holds values that no answer can have.
         """
         raise NotImplementedError
 
@@ -64,7 +65,7 @@ class LocalQuery(ClientQuery[T]):
         self.name, self._answer = name, answer
 
     def __call__(self, client: Client, number: int) -> T:
-        """Answers with the live client."""
+        """Computes the answer of the client with this number, from the live client."""
         return self._answer(client, number)
 
 
@@ -90,7 +91,7 @@ class QueriedFederation(Protocol):
         sums: bool = False,
         optional: bool = False,
     ) -> dict[int, T]:
-        """Asks every client as it predicts after a round; see `Federation.ask`."""
+        """Asks clients, prepared to predict as they do after a round; see `Federation.ask`."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
+        metrics: Metrics by name.
         trained: New value of the round's `RoundReport.trained`; None leaves it unchanged.
         predictions: Predictions of the test images by client (`Evaluator.predicted`).
     """
@@ -108,14 +110,14 @@ class Evaluation:
 
 
 class Evaluator(ClientQuery[Any]):
-    """An evaluator that scores every client as it predicts after a round; the query for a client's metric state.
+    """An evaluator, which scores the predictions of every client after a round; it is the query for metric states.
 
-    Subclasses implement `score` and `summarise`, or override `evaluate`. Those whose metric states cross to
-    other machines also implement `pack`, `spec` and `unpack`; the others are `local`.
+    Subclasses implement `score` and `summarise`, or override `evaluate`. Subclasses whose metric states are sent
+    between machines also implement `pack`, `spec` and `unpack`; the others are `local`.
 
     Attributes:
         metrics: Names of the metrics; the first selects the best round.
-        common: Whether all clients are scored on the same test images. Otherwise each has images of its own.
+        common: Whether all clients are scored on the same test images. Otherwise each client has its own test images.
         after_fit: Whether clients are also scored with their weights directly after training; the value of `score` is
             then stored in `RoundReport.trained`.
     """
@@ -126,12 +128,12 @@ class Evaluator(ClientQuery[Any]):
     after_fit: bool = False
 
     def alike(self, client: Client, round: int) -> bool:
-        """Tells whether one client's metric state is that of all after a round: one model, the same images."""
+        """Returns whether all clients have the same metric state after a round: one model and the same test images."""
         predictors = client.predictors
         return self.common and (predictors.shared or (predictors.shared_at_first and round <= 0))
 
     def asked(self, client: Client, clients: list[int], round: int) -> list[int]:
-        """Lists the clients that an evaluation scores: one where all metric states are the same."""
+        """Lists the clients that an evaluation scores: only one where all metric states are the same."""
         return clients[:1] if self.alike(client, round) else clients
 
     def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
@@ -156,7 +158,7 @@ class Evaluator(ClientQuery[Any]):
         return states
 
     def __call__(self, client: Client, number: int) -> Any:
-        """Answers with the client's metric state."""
+        """Computes the client's metric state."""
         return self.score(client, number)
 
     def score(self, client: Client, number: int) -> Any:
@@ -164,17 +166,22 @@ class Evaluator(ClientQuery[Any]):
         raise NotImplementedError
 
     def predicted(self, answer: Any) -> Any:
-        """Returns the predictions of the test images that came with the value of `score`; None where none did."""
+        """Returns the predictions of the test images that a value of `score` includes; None if it includes none."""
         return getattr(answer, "predicted", None)
 
     def spread(self, state: Any, clients: list[int]) -> dict[int, Any]:
-        """Returns the metric states of clients that all predict with the scored client's model; by default that one."""
+        """Returns the metric states of clients that all predict with the model of the one scored client.
+
+        Args:
+            state: Metric state of the scored client; by default all clients get this state.
+            clients: All clients.
+        """
         return dict.fromkeys(clients, state)
 
     def constants(self, report: RoundReport) -> dict[str, dict[str, float]]:
-        """Computes what predictions that look at no image reach after a round: by name of the predictor, then metric.
+        """Computes the metrics of constant predictors, which look at no image: by name of the predictor, then metric.
 
-        Empty where there are none, as for scores.
+        Empty where constant predictors make no sense, as for anomaly scores.
         """
         return {}
 

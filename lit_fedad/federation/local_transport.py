@@ -1,4 +1,4 @@
-"""The transport to clients in the processes of one Fabric, one after the other; a failure is the client's own."""
+"""The transport to clients in the processes of one Fabric, which plays them in turn and returns their failures."""
 
 from __future__ import annotations
 
@@ -33,11 +33,16 @@ def deadline(seconds: float | None, who: str) -> Iterator[None]:
     """Limits the time of a block.
 
     A block that runs Python code, sleeps or waits for a file is interrupted. A block that hangs in compiled code cannot
-    be: its process is ended, and with it the run, which continues from its last checkpoint when it is started again.
+    be interrupted: its process is ended, and with it the run, which continues from its last checkpoint when it is
+    started again.
+
+    Args:
+        seconds: Time limit in seconds; None for no limit.
+        who: Name of the client, for the last message of a process that is ended.
 
     Raises:
-        UserError: In the block, at the deadline; or at once, where there are no alarms (outside the main thread, on
-            Windows).
+        UserError: In the block, at the deadline; or at once, where the process has no alarms (outside the main thread,
+            on Windows).
     """
     if seconds is None:
         yield
@@ -64,37 +69,43 @@ def deadline(seconds: float | None, who: str) -> Iterator[None]:
 
 
 def _end_process(who: str, seconds: float) -> None:
-    late = f"{who} hangs beyond federation.sampler.deadline={seconds:g} seconds"
-    sys.stderr.write(f"error: {late} and cannot be interrupted: its process ends\n")
+    """Reports that a client hangs, and ends the process at once."""
+    cause = f"{who} hangs beyond federation.sampler.deadline={seconds:g} seconds"
+    sys.stderr.write(f"error: {cause} and cannot be interrupted: its process ends\n")
     sys.stderr.flush()
     os._exit(2)
 
 
 T = TypeVar("T")
 EXPECTED = (UserError, RuntimeError, ValueError, OSError, ArithmeticError)
-"""Errors that data and machines cause, rather than mistakes in code."""
+"""Errors that are caused by data and machines, rather than by mistakes in code."""
 
 _log = logging.getLogger(__name__)
 
 
 class Parties(Protocol):
-    """The parts of this process's clients in secure sums."""
+    """The side of this process's clients in the protocol of secure sums."""
 
     def confer(self, step: SumStep, client: int, blob: bytes) -> bytes:
-        """Answers a message of the server; see `Transport.confer`."""
+        """Computes a client's answer to a message of the server; see `Transport.confer`."""
 
     def mask(self, client: int, envelopes: bytes) -> Mask:
-        """Returns what a client masks its message with."""
+        """Returns the mask that hides a client's message."""
 
 
 @dataclass(eq=False)
 class LocalTransport:
-    """The transport to clients that one live object plays, their states in a pool.
+    """The transport to clients that one live client plays in turn; their states are kept in a pool.
 
     Attributes:
-        sampler: Says whether a client that fails is left out, where otherwise mistakes in code are raised, and how much
-            time it has.
-        parties: The clients' parts in secure sums; None where there are none.
+        runner: Plays the live client.
+        data: The clients' training data.
+        pool: The clients' personal states.
+        mine: Clients of this process.
+        evaluator: Scores clients directly after training.
+        sampler: The policy for failures and the deadline. Where it does not skip failing clients, mistakes in code are
+            raised.
+        parties: The clients' side in secure sums; None without secure sums.
     """
 
     runner: ClientRunner
@@ -111,7 +122,7 @@ class LocalTransport:
     def play(
         self, sent: Sent, scored: Collection[int], envelopes: Mapping[int, bytes] | None = None
     ) -> Outcome[ClientResult]:
-        """Plays an exchange with every client in its place; see `Transport.play`."""
+        """Plays an exchange with every addressed client of this process; see `Transport.play`."""
         data = self.data.at(sent.context.round)
 
         def played(client: Client, number: int) -> ClientResult:
@@ -126,11 +137,11 @@ class LocalTransport:
         return self._visit(sent, data, played)
 
     def settle(self, counted: Collection[int]) -> None:
-        """Has this process's clients go on from their new states or from those before; see `Transport.settle`."""
+        """Lets this process's clients keep their new or their previous states; see `Transport.settle`."""
         self.pool.settle(counted)
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
-        """Has every client's part in a secure sum answer; see `Transport.confer`."""
+        """Returns the answers of this process's clients to messages of a secure sum; see `Transport.confer`."""
         assert self.parties is not None
         outcome: Outcome[bytes] = Outcome({}, {})
         for number in sorted(self.mine.intersection(blobs)):
@@ -141,7 +152,7 @@ class LocalTransport:
         return self._gathered(outcome)
 
     def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:
-        """Asks every client in its place, set up as it predicts; see `Transport.ask`."""
+        """Asks every addressed client of this process, prepared to predict; see `Transport.ask`."""
         data = self.data.at(pose.round)
 
         def answered(client: Client, number: int) -> T:
@@ -161,16 +172,16 @@ class LocalTransport:
         self.pool.restore(folder, self.mine)
 
     def _visit(self, sent: Sent, data: ClientData, act: Callable[[Client, int], T]) -> Outcome[T]:
-        """Has the live client act for each client in its place, once it has received the client's message.
+        """Calls `act` with the live client in the place of each addressed client, after it has received the message.
 
-        What goes wrong there, or takes too long, is the client's failure, and becomes its answer.
+        An error in it, or a missed deadline, is returned as the failure of that client.
         """
         outcome: Outcome[T] = Outcome({}, {})
         for number in sorted(self.mine.intersection(sent.blobs)):
-            own = replace(sent.context, client=number, stage=data.stages[number])
+            context = replace(sent.context, client=number, stage=data.stages[number])
             try:
                 with deadline(self.sampler.deadline, f"client {number}"):
-                    self.runner.activate(sent.exchange, own, self.pool.get(number), sent.blobs[number])
+                    self.runner.activate(sent.exchange, context, self.pool.get(number), sent.blobs[number])
                     outcome.values[number] = act(self.runner.client, number)
             except Exception as error:
                 if not self.sampler.skips and not isinstance(error, EXPECTED):
@@ -180,12 +191,12 @@ class LocalTransport:
         return self._gathered(outcome)
 
     def _gathered(self, outcome: Outcome[T]) -> Outcome[T]:
-        """Gathers values and causes of all processes on the first, in the order of clients."""
+        """Gathers values and causes of failures from all processes on the first, in the order of clients."""
         fabric = self.runner.fabric
         return Outcome(gather(fabric, outcome.values), gather(fabric, outcome.failures))
 
 
 def cause_of(error: Exception) -> str:
-    """Returns why a client failed, in one line."""
+    """Returns the cause of a client's failure, in one line."""
     _log.debug("a client failed", exc_info=error)
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

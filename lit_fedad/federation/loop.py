@@ -39,21 +39,21 @@ class Federation:
     Args:
         method: The method; its client is one live object for all clients of this process.
         fabric: A launched Fabric; its callbacks may implement the hooks of `FederationCallback`.
-        sampler: Samples the clients of a round, and accepts or rejects a round with failures.
+        sampler: Samples the clients of a round, and decides whether a round with failures is accepted.
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; the set-up, if there is one, and round T are always evaluated.
-        robust: Defence against clients whose messages have the declared form and lie; None for none.
-        transport: Makes the way to clients on other machines, given that to clients of this Fabric's processes; None
-            where they live here.
-        names: What clients are called.
+        robust: Defence against clients that send false values in the declared form; None for none.
+        transport: Builds the transport to clients on other machines; takes the transport to clients in the processes
+            of this Fabric. None where all clients are in these processes.
+        names: Names of the clients in messages.
 
     Attributes:
-        exchanges: The method's, or what `lit_fedad.privacy.protection` puts in their place.
+        exchanges: The method's exchanges, or those by which `lit_fedad.privacy.protection` replaces them.
         staged: Whether data come in stages.
-        summing: Collects uploads as a sum alone; None where the server receives each.
+        summing: Collects only the sum of uploads; None where the server receives each upload.
         plan: The budget of differential privacy; None for none.
         holders: All clients that hold images.
-        clients: Those of them that take part: without those that failed before round 1 and have not caught up.
+        clients: The holders that take part: all but those that failed before round 1 and have not caught up.
 
     Raises:
         UserError: If there is no exchange to run.
@@ -85,7 +85,8 @@ class Federation:
         self.exchanges = method.exchanges
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
-        # Each stage has a milestone; where stages come in turns, the last round may have the first again.
+        # Data are staged if a milestone has other stages than round 1. All milestones are looked at, because the last
+        # round may have the stage of round 1 again where stages take turns.
         self.staged = any(data.at(round).stages != data.at(1).stages for round in data.milestones)
         if isinstance(self.exchanges.of_round(1)[0], Idle) and self.staged:
             warnings.warn(
@@ -140,7 +141,7 @@ class Federation:
         return self.history
 
     def play(self, round: int) -> RoundReport:
-        """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
+        """Runs one round: all of its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
         failed: dict[int, str] = {}
@@ -179,19 +180,19 @@ class Federation:
     def evaluate(self, round: int) -> dict[str, Any] | None:
         """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
         self.transport.progress.extend(self.evaluator.asked(self.client, self.clients, round))
-        found = self.evaluator.evaluate(self, round)
-        self._predictions = round, found.predictions if found is not None else {}
-        if found is None:
+        evaluation = self.evaluator.evaluate(self, round)
+        self._predictions = round, evaluation.predictions if evaluation is not None else {}
+        if evaluation is None:
             return None
-        if found.trained is not None and self.history:
-            self.history[-1].trained = found.trained
-        return found.metrics
+        if evaluation.trained is not None and self.history:
+            self.history[-1].trained = evaluation.trained
+        return evaluation.metrics
 
     def predictions(self, round: int) -> Mapping[int, Any]:
         """Returns the predictions of the test images after a round, by client; on the first process.
 
-        They are those of the round's evaluation. Where this process has not evaluated it, as after an interruption, it
-        does so now.
+        They come from the round's evaluation, which is run now if this command has not run it, as after an
+        interruption.
         """
         if self._predictions[0] != round:
             self.evaluate(round)
@@ -206,7 +207,7 @@ class Federation:
         sums: bool = False,
         optional: bool = False,
     ) -> dict[int, T]:
-        """Asks clients as they predict after a round, with the server's next message to them.
+        """Asks clients, prepared to predict as they do after a round; sends them the server's next message for it.
 
         Args:
             round: The last finished round.
@@ -214,20 +215,21 @@ class Federation:
             clients: Client numbers; None for all clients.
             which: Whether clients predict with their own model or with the server's.
             sums: Whether they receive the message of `Exchanges.leave_out` instead of that of the next round.
-            optional: Whether nothing is lost where no client can answer.
+            optional: Whether the answers are optional: then no client needs to answer.
 
         Returns:
-            Values by client, without clients that failed; empty on all processes but the first.
+            Answers by client, without clients that failed; empty on all processes but the first.
 
         Raises:
-            UserError: If no client can answer, unless that is optional.
+            UserError: If no client can answer, unless answers are optional.
         """
         chosen = self.clients if clients is None else clients
         lent = self._lent(round) if which == "server" else {}
-        # Where no round follows, what predicts now, bank and all, is what the checkpoint keeps for new images.
+        # After the last round the clients' predictors (with their banks) become their states: the checkpoint then
+        # keeps them for new images.
         pose = Pose(round, which, lent, keep=round == self.rounds and which == "own", sums=sums)
         values = self._ask(query, chosen, pose)
-        # Any client can answer for the others where all predict with one model.
+        # Where all clients predict with one model, another client can answer if the chosen ones fail.
         one_model = which == "server" and self.client.predictors.server_shared
         alike = one_model or self.evaluator.alike(self.client, round)
         spares = [number for number in self.clients if alike and number not in chosen]
@@ -239,17 +241,17 @@ class Federation:
 
     @property
     def joinable(self) -> bool:
-        """Whether clients take part later that were not there before round 1."""
+        """Whether clients can join after round 1 has begun."""
         return self.method.joinable and self.summing is None and self.plan is None
 
     @property
     def released(self) -> int:
-        """Noised sums, or rounds of training, that images have been in so far; 0 on all processes but the first."""
+        """Number of noised sums, or noised rounds of training, released so far; 0 on all but the first process."""
         return sum(report.noised_sums for report in self.history)
 
     @property
     def privacy(self) -> dict[str, Any] | None:
-        """What is spent of the budget of privacy (`Plan.summary`); None where nothing is noised."""
+        """The part of the privacy budget that is spent (`Plan.summary`); None without differential privacy."""
         return None if self.plan is None else self.plan.summary(self.released)
 
     def resume(self) -> int:
@@ -278,7 +280,7 @@ class Federation:
         return round + 1
 
     def save(self, round: int) -> None:
-        """Writes a checkpoint: every process what its clients depend on, the first also the server's state."""
+        """Writes a checkpoint: every process the states of its clients, the first process also the server's state."""
         previous = self.checkpoints.latest()
         if self.fabric.is_global_zero:
             self.checkpoints.begin(round)
@@ -317,7 +319,7 @@ class Federation:
         return good.keys() - merged.left_out
 
     def _lent(self, round: int) -> Message:
-        """Returns the clients' mean of `Predictors.lent` after a round, on every process."""
+        """Returns the mean over clients of the entries `Predictors.lent` after a round, on every process."""
         names = self.client.predictors.lent
         if not names:
             return {}
@@ -328,11 +330,11 @@ class Federation:
 
         sizes = self.data.at(round).sizes
         lent = self._ask(LocalQuery("lent entries", lend), self.clients, Pose(round))
-        mean = weighted_mean({c: Update(own, sizes[c]) for c, own in lent.items()}) if lent else {}
+        mean = weighted_mean({c: Update(m, sizes[c]) for c, m in lent.items()}) if lent else {}
         return self.fabric.broadcast(mean)
 
     def _ask(self, query: ClientQuery[T], clients: list[int], pose: Pose) -> dict[int, T]:
-        """Asks clients that have just received the server's message to them."""
+        """Sends clients the server's message of the next round together with a query, and returns their answers."""
         context = Context(self.seed, pose.round + 1)
         self.server.context = context
         sums = self.exchanges.leave_out if pose.sums else None
@@ -359,7 +361,7 @@ class Federation:
             raise UserError(f"round {round}: no client can be scored; {self.names.title(client)}: {cause}")
 
     def _leave_out(self, failures: Mapping[int, str]) -> None:
-        """Leaves out clients that failed before round 1: they may lack what later rounds depend on."""
+        """Excludes clients that failed before round 1 from later rounds, which depend on what these clients missed."""
         self.clients = [client for client in self.clients if client not in failures]
 
     def _call(self, hook: str, *arguments: Any) -> None:
@@ -368,7 +370,7 @@ class Federation:
             self.fabric.call(hook, self, *arguments)
 
     def _visits_in(self, round: int) -> list[int]:
-        """Lists the clients that a round visits, each as often as it does."""
+        """Lists the clients of a round, each as often as the round visits it."""
         sampled = self.sampler.sample(self.clients, Context(self.seed, round))
         visits = sampled * len(self.exchanges.of_round(round))
         if self._evaluation_due(round):
@@ -381,7 +383,7 @@ class Federation:
         )
 
     def _scored(self, exchange: Exchange, context: Context, playing: list[int]) -> set[int]:
-        """Returns who is scored after training: clients that are not sampled again before the next evaluation."""
+        """Returns the clients to score after training: those that are not sampled again before the next evaluation."""
         predictors = self.client.predictors
         if not (exchange.trains and self.evaluator.after_fit and predictors.own) or predictors.merged:
             return set()

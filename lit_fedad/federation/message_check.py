@@ -1,4 +1,4 @@
-"""Checks of messages: by their declared form, and by the size of their values among those of other clients."""
+"""Checks of messages against their declared form, and of their values against those of other clients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.message import LARGEST
 from lit_fedad.core.errors import UserError
 
-_LONGEST = 200
-"""Most characters that are told of the names in a message: they are its sender's, and kept with the run."""
+_MAX_NAME_CHARS = 200
+"""Largest number of characters of undeclared names in an error, which the sender chose and the run's files keep."""
 
 TINY = 1e-2
-"""Magnitude below which the values of an entry count as equally small."""
+"""Magnitude below which values are compared as if they had this magnitude."""
 
 
 def check(message: Message, spec: MessageSpec, sender: str) -> None:
@@ -34,7 +34,7 @@ def check(message: Message, spec: MessageSpec, sender: str) -> None:
         raise UserError(f"{sender} sent a {type(message).__name__}, not a dictionary of tensors")
     if set(message) != set(spec):
         missing, extra = sorted(set(spec) - set(message)), sorted(set(message) - set(spec))
-        named = str(extra or "nothing")[:_LONGEST]
+        named = str(extra or "nothing")[:_MAX_NAME_CHARS]
         raise UserError(f"{sender} sent {named} undeclared and left out {missing or 'nothing'}")
     sizes: dict[str, int] = {}
     for name, form in spec.items():
@@ -53,7 +53,7 @@ def check(message: Message, spec: MessageSpec, sender: str) -> None:
 
 
 def _fits(shape: torch.Size, declared: tuple[int | Free, ...], sizes: dict[str, int]) -> bool:
-    """Returns whether a shape is as declared; stores free sizes by name."""
+    """Returns whether a shape is as declared; stores the sizes that the sender chose in `sizes`, by name."""
     if len(shape) != len(declared):
         return False
     for size, want in zip(shape, declared, strict=True):
@@ -69,7 +69,7 @@ def _fits(shape: torch.Size, declared: tuple[int | Free, ...], sizes: dict[str, 
 def _check_values(tensor: Tensor, form: TensorSpec, what: str) -> None:
     if not tensor.numel():
         return
-    low, high = (float(bound) for bound in tensor.aminmax())  # one pass: NaN among the values is NaN in both
+    low, high = (float(bound) for bound in tensor.aminmax())  # a NaN among the values makes both NaN
     if not (math.isfinite(low) and math.isfinite(high)):
         raise UserError(f"{what} with values that are not finite (NaN or infinity)")
     if low < form.low or high > form.high:
@@ -84,9 +84,10 @@ def _check_values(tensor: Tensor, form: TensorSpec, what: str) -> None:
 
 
 def _definite(matrices: Tensor) -> bool:
-    # Sums in another order leave the halves of a covariance unequal in the last digits.
-    spread = matrices.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[..., None, None]
-    if ((matrices - matrices.mT).abs() > 1e-4 * spread).any():
+    """Returns whether all matrices are symmetric and positive definite."""
+    # The tolerance allows for rounding: a covariance that is summed in another order is not exactly symmetric.
+    scale = matrices.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[..., None, None]
+    if ((matrices - matrices.mT).abs() > 1e-4 * scale).any():
         return False
     return not torch.linalg.cholesky_ex(matrices.double()).info.any()
 
@@ -94,44 +95,46 @@ def _definite(matrices: Tensor) -> bool:
 def outliers(
     updates: Mapping[int, Update], previous: Message, factor: float, spec: MessageSpec
 ) -> dict[int, str]:
-    """Finds clients whose values are far larger than those of the others and of the last round.
+    """Finds clients whose values are far larger than those of the other clients and of the last round.
 
-    An entry is far larger if its largest magnitude or its root mean square exceeds `factor` times the median of the
-    other clients, and the same of the server's last message where it holds an entry of this name and shape. Without
-    either, nothing can be compared. Counts are not: a client may have a thousand times the images of another. Nor is
-    anything with zeros: statistics of batch normalisation begin as such, and one image leaves them so.
+    An entry is far larger if its largest magnitude or its root mean square exceeds `factor` times the median over the
+    other clients and, if the server's last message has an entry of this name, `factor` times the value of that entry.
+    Without either, nothing is compared. Counts are not compared, because a client may have a thousand times as many
+    images as another. Entries of other clients that are all zero are left out of the median: statistics of batch
+    normalisation begin at zero, and stay there with one image.
 
     Args:
         updates: Updates by client, of the declared form.
         previous: The server's last message.
-        factor: Largest ratio.
+        factor: Largest ratio that is accepted.
         spec: The declared form.
 
     Returns:
-        One line by client that is far off.
+        For each client with far larger values, a line that names the entry and the ratio.
     """
     found: dict[int, str] = {}
     for name in (name for name, form in spec.items() if not form.counted):
         tensors = {client: update.message[name] for client, update in updates.items()}
         sizes = {client: size for client, t in tensors.items() if (size := _magnitudes(t))}
         last = _magnitudes(previous[name]) if name in previous else None
-        for client, own in sizes.items():
+        for client, magnitudes in sizes.items():
             others = [size for other, size in sizes.items() if other != client and any(size)]
             for kind in (0, 1):
-                # The upper median: with two others, one of them small, the larger is the measure.
+                # The upper median: of two other clients, the one with the larger values counts.
                 usual = sorted(size[kind] for size in others)[len(others) // 2] if others else 0.0
                 usual = max(usual, last[kind] if last else 0.0)
-                # A client alone is not measured by what was zero before training.
+                # A single client is not compared with values that were zero before training.
                 comparable = bool(others) or usual > TINY
-                if comparable and own[kind] > factor * (usual := max(usual, TINY)):
+                if comparable and magnitudes[kind] > factor * (usual := max(usual, TINY)):
                     found.setdefault(
-                        client, f"sent '{name}' {own[kind] / usual:.0f} times as large as what is usual"
+                        client,
+                        f"sent '{name}' {magnitudes[kind] / usual:.0f} times as large as what is usual",
                     )
     return found
 
 
 def _magnitudes(tensor: Tensor) -> tuple[float, float] | None:
-    """Returns the largest magnitude and the root mean square; None for counts and empty tensors."""
+    """Returns the largest magnitude and the root mean square; None for integer and empty tensors."""
     if not tensor.is_floating_point() or not tensor.numel():
         return None
     low, high = tensor.aminmax()

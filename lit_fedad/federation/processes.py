@@ -1,4 +1,4 @@
-"""Processes of Fabric that train different clients, and the gathering of their results."""
+"""Building and launching of Fabric processes that train different clients, and gathering of their results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ T = TypeVar("T")
 
 
 _threads_alone: int | None = None
-"""Threads that one process would compute with; None where none was launched."""
+"""Number of threads that a single process would use; None if no processes were launched."""
 
-# Weights cross in 32 bits, and statistics and banks are computed exactly.
+# Precisions in which weights are not 32-bit. They are refused, because weights are sent in 32 bits, and statistics and
+# banks are computed in full precision.
 _NOT_SINGLE = ("64-true", "64", "16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
 
 
@@ -49,8 +50,8 @@ def make_fabric(
 ) -> Fabric:
     """Builds a Fabric whose processes train different clients.
 
-    `accelerator` is ``cpu``, ``cuda`` or ``auto`` (``cuda`` where there is one), `devices` the number of processes on
-    each machine, and `precision` any of Fabric's in which weights stay in single precision.
+    `accelerator` is ``cpu``, ``cuda`` or ``auto`` (``cuda`` if it is available), `devices` the number of processes on
+    each machine, and `precision` any of Fabric's precisions in which weights stay in single precision.
 
     Raises:
         UserError: If Fabric does not support the accelerator or precision, or there are too few devices.
@@ -83,30 +84,30 @@ def make_fabric(
 
 
 def of_this_process(fabric: Fabric, precision: Any) -> Fabric:
-    """Builds a Fabric of this process alone, on the device that it has among several."""
+    """Builds a Fabric with this process as its only one, on the device that this process has in the given Fabric."""
     device = fabric.device
     devices: Any = 1 if device.type != "cuda" else [device.index]
     return Fabric(accelerator=device.type, devices=devices, precision=precision)
 
 
 def launched(fabric: Fabric, function: Callable[..., None]) -> Callable[..., None]:
-    """Returns what runs a function in every process, with the Fabric of the process as its first argument."""
+    """Returns a callable that runs a function in every process, with the process's Fabric as its first argument."""
     if fabric.world_size == 1:
-        # Around a launched function Lightning patches torch's DataLoader, and takes the patch back neither after an
-        # error nor after a Trainer has run inside: run by run, and trial by trial, loaders would become slower.
+        # Around a launched function Lightning patches torch's DataLoader, and does not remove the patch after an error
+        # or after a Trainer has run inside. Loaders would become slower with every run and every trial.
         fabric.launch()
         return partial(function, fabric)
     return partial(_launch, fabric, function)
 
 
 def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
-    # The fork server imports what its children need, once for all of them, and the package first: a child would
-    # unpickle Lightning's objects first, which fails with a CPU-only torch (see `lit_fedad._compat`).
+    # The fork server imports what its children need, once for all of them. It imports the package first: otherwise a
+    # child would unpickle Lightning's objects first, which fails with a CPU-only torch (see `lit_fedad._compat`).
     multiprocessing.set_forkserver_preload(["lit_fedad", function.__module__])
     try:
         fabric.launch(partial(_begin, torch.get_num_threads(), function), *arguments)
     except ProcessRaisedException as error:
-        # A child process passes on only the text of its traceback.
+        # A child process passes on only the text of its traceback, whose last line holds the error.
         last = str(error).strip().splitlines()[-1]
         kind, _, message = last.partition(": ")
         if kind == f"{UserError.__module__}.{UserError.__qualname__}":
@@ -115,7 +116,7 @@ def _launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> N
 
 
 def _begin(threads: int, function: Callable[..., None], *arguments: Any) -> None:
-    """Calls a function in a launched process, which Lightning gives a share of the threads."""
+    """Calls a function in a launched process, and notes the number of threads, of which Lightning gives it a share."""
     global _threads_alone
     _threads_alone = threads
     function(*arguments)
@@ -151,7 +152,7 @@ def on_first(fabric: Fabric, function: Callable[[], T]) -> T:
     """Calls a function on the first process, and returns its value on all.
 
     Raises:
-        UserError: On every process, if the function raised one; of one process, the very error.
+        UserError: On every process, if the function raised one; with a single process, that same error.
     """
     if fabric.world_size == 1:
         return function()
@@ -169,7 +170,7 @@ def on_first(fabric: Fabric, function: Callable[[], T]) -> T:
 
 @contextmanager
 def all_cores(fabric: Fabric) -> Iterator[None]:
-    """Lets torch use as many threads as one process would, for a block in which the other processes wait."""
+    """Lets torch use as many threads as a single process would, for a block during which the other processes wait."""
     threads = torch.get_num_threads()
     if fabric.world_size > 1:
         torch.set_num_threads(_threads_alone or threads)

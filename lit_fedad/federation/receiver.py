@@ -1,4 +1,4 @@
-"""The server's end of an exchange: messages are checked on receipt, and merged only if the result can be used."""
+"""The server's side of an exchange: it checks messages on receipt, and merges them only if the result can be used."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from lit_fedad.federation.client_runner import own_scale
 from lit_fedad.federation.message_check import check, outliers
 
 FAR = 100.0
-"""How many times larger than usual the values of a message may be; see `outliers`."""
+"""Largest accepted ratio between the values of a message and usual values; see `outliers`."""
 
 
 Remark = tuple[int, str]
-"""A client, and what is to be said of it."""
+"""A client number, and a remark on that client for the user."""
 
 
 class Robust(Protocol):
-    """A defence against clients whose messages have the declared form and lie."""
+    """A defence against clients that send false values in the declared form."""
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
@@ -65,9 +65,11 @@ class Receiver:
     """The receiver of the clients' messages.
 
     Attributes:
-        client: The live client, for declared forms.
+        server: The method's server, into which messages are merged.
+        client: The live client, which knows the declared forms.
         link: The link from clients to the server.
-        robust: Defence against lies; None for none.
+        robust: Defence against false values; None for none.
+        names: Names of the clients in messages.
     """
 
     server: Server
@@ -82,11 +84,12 @@ class Receiver:
         Args:
             exchange: The current exchange.
             client: Number of the client.
-            blob: What it sent; not trusted.
+            blob: The bytes that it sent; they are not trusted.
             num_samples: Its number of training images.
 
         Raises:
-            UserError: If the bytes hold no message, or one that is not of the declared form or refused by the method.
+            UserError: If the bytes hold no message, or a message that differs from the declared form or that the method
+                refuses.
         """
         message = self.link.unpack(blob, exchange.upload_spec(self.client), "the client")
         update = Update(message, num_samples)
@@ -101,15 +104,15 @@ class Receiver:
         exchanges: Exchanges,
         context: Context,
     ) -> Merged:
-        """Merges updates into the server, so that what it sends next has its declared form.
+        """Merges updates into the server, so that its next message has the declared form.
 
-        Where merging fails, or leaves a state that cannot be sent, the server returns to its state before, and merges
-        without the clients at fault: those whose message cannot be merged alone, or else the one without which the
-        others can be merged. Where merging draws noise, no client is tried alone.
+        If merging fails, or leaves a state that cannot be sent, the server is restored, and merges again without the
+        clients at fault: those whose message cannot be merged alone, or else the one client without whom the others can
+        be merged. If merging draws noise, no clients at fault are sought.
 
         Raises:
             UserError: If no message can be merged.
-            Exception: Whatever merging raised, if it cannot be laid to single clients.
+            Exception: The error of merging, if it cannot be attributed to single clients.
         """
         previous = exchange.broadcast(self.server, senders(updates)[0])
         spec = exchange.upload_spec(self.client)
@@ -122,20 +125,20 @@ class Receiver:
                     f" it is ({refused})"
                 ) from refused
         merged = Merged(outliers(updates, previous, FAR, spec))
-        left = {client: update for client, update in updates.items() if client not in merged.refused}
-        if self.robust is not None and left:
-            left, merged.remarks = self.robust(left, spec, previous)
-            # Of those that it only did not choose (Krum) nothing is said, and they are not distrusted.
-            merged.left_out = {client for client, _ in merged.remarks if client not in left}
-        if not left:
+        accepted = {client: update for client, update in updates.items() if client not in merged.refused}
+        if self.robust is not None and accepted:
+            accepted, merged.remarks = self.robust(accepted, spec, previous)
+            # A client without a remark, which the rule (Krum) merely did not choose, is not distrusted.
+            merged.left_out = {client for client, _ in merged.remarks if client not in accepted}
+        if not accepted:
             client, cause = [*merged.refused.items(), *merged.remarks][0]
             who = "all clients together" if client == SUM else self.names.title(client)
             raise UserError(f"round {context.round}: no message can be merged; {who} {cause}")
         attempt = _Attempt(self, exchange, clients, exchanges, context)
-        error = attempt(left)
+        error = attempt(accepted)
         if error is not None:
-            # Noise is nobody's fault, and each further merge would draw, and tell, a sum that no epsilon counts.
-            at_fault = [] if exchange.noised else attempt.at_fault(left)
+            # With noise no client is at fault, and each further merge would release a sum that epsilon does not count.
+            at_fault = [] if exchange.noised else attempt.at_fault(accepted)
             if not at_fault:
                 raise error
             text = f"sent what cannot be merged ({first_line(error)})"
@@ -144,10 +147,10 @@ class Receiver:
 
 
 class ServerSnapshot:
-    """A snapshot that shares the server's tensors and copies what holds them.
+    """A snapshot of the server's state, which shares its tensors and copies their containers.
 
-    It costs no memory: servers replace their tensors (`Server.aggregate`), so that those of the snapshot stay as they
-    were. `check` finds a server that does not.
+    It needs no memory for tensors: servers replace their tensors (`Server.aggregate`), so the snapshot's tensors stay
+    unchanged. `check` finds a server that changes them in place.
     """
 
     def __init__(self, server: Server) -> None:
@@ -155,10 +158,10 @@ class ServerSnapshot:
         self._versions = _versions(self.state)
 
     def check(self) -> None:
-        """Checks that no tensor has changed since.
+        """Checks that no tensor has changed since the snapshot was taken.
 
         Raises:
-            TypeError: If one has, by the names of the server's class and of the attribute.
+            TypeError: If a tensor has changed; the error names the server's class and the attribute.
         """
         for name in _changed(self.state, self._versions):
             raise TypeError(
@@ -167,15 +170,15 @@ class ServerSnapshot:
             )
 
     def restore(self) -> None:
-        """Returns the server to this state; the snapshot can be used again."""
+        """Restores the server to this state; the snapshot can be used again."""
         self.check()
         load_state(self.server, _copied(self.state))
 
 
 def _versions(state: Any) -> dict[str, int]:
-    """Counts how often each tensor in nested containers was changed in place, by dotted names."""
+    """Returns, by dotted name, how often each tensor in nested containers was changed in place."""
     tensors = {name: value for name, value in leaves(state) if isinstance(value, Tensor)}
-    # Tensors of inference mode do not count.
+    # torch does not count changes of tensors that were made in inference mode.
     return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
 
 
@@ -185,7 +188,7 @@ def _changed(state: Any, before: Mapping[str, int]) -> Iterator[str]:
 
 
 def _copied(state: Any) -> Any:
-    """Copies containers, and values of other types; shares tensors whose changes are counted."""
+    """Copies containers and values, but shares those tensors whose changes torch counts."""
 
     def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -197,7 +200,7 @@ def _copied(state: Any) -> Any:
 
 @dataclass
 class _Attempt:
-    """A merge that leaves the server as it was where it fails."""
+    """A merge that restores the server if it fails."""
 
     receiver: Receiver
     exchange: Exchange
@@ -209,9 +212,9 @@ class _Attempt:
         self.before = ServerSnapshot(self.receiver.server)
 
     def __call__(self, updates: Mapping[int, Update]) -> Exception | None:
-        """Merges updates; returns what went wrong, or None."""
+        """Merges updates; returns the error if that fails, else None."""
         messages = {client: update.message for client, update in updates.items()}
-        sent = _versions(messages)
+        versions = _versions(messages)
         try:
             if not updates:
                 raise UserError("no message is left")
@@ -222,7 +225,7 @@ class _Attempt:
             self.restore()
             return error
         self.before.check()
-        for changed in _changed(messages, sent):  # tries that follow and callbacks read messages too
+        for changed in _changed(messages, versions):  # later attempts and callbacks read messages too
             client, _, name = changed.partition(".")
             raise TypeError(
                 f"{type(self.receiver.server).__name__}: merging changes '{name}' of client {client}'s message in"
@@ -231,24 +234,24 @@ class _Attempt:
         return None
 
     def at_fault(self, updates: Mapping[int, Update]) -> list[int]:
-        """Finds the clients without whom merging succeeds, and merges the others; empty if it cannot be told."""
+        """Finds the clients at fault, and merges the other clients; returns an empty list if none can be identified."""
         alone = [client for client, update in updates.items() if not self._succeeds({client: update})]
         if alone and self(_without(updates, alone)) is None:
             return alone
-        mends = [client for client in updates if self._succeeds(_without(updates, [client]))]
-        # Where either of two could be the one, neither is.
-        if len(mends) == 1 and self(_without(updates, mends)) is None:
-            return mends
+        suspects = [client for client in updates if self._succeeds(_without(updates, [client]))]
+        # If merging succeeds without either of two clients, the one at fault cannot be identified.
+        if len(suspects) == 1 and self(_without(updates, suspects)) is None:
+            return suspects
         return []
 
     def _succeeds(self, updates: Mapping[int, Update]) -> bool:
-        """Returns whether updates can be merged, without merging them."""
+        """Returns whether updates can be merged; the server keeps its state."""
         error = self(updates)
         self.restore()
         return error is None
 
     def restore(self) -> None:
-        """Returns the server to its state before the merge."""
+        """Restores the server to its state before the merge."""
         self.before.restore()
         self.receiver.server.context = self.context
 

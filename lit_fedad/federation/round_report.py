@@ -19,9 +19,9 @@ class RoundReport:
         exchange: Name of the round's first exchange.
         participants: Clients that finished the round.
         failures: Causes by client that failed in the round.
-        unscored: Causes by client that could not be scored after it.
+        unscored: Causes by client that could not be scored after the round.
         refused: Causes by client whose messages were not merged.
-        scalars: Loss and diagnostics: means over clients, weighted by their numbers of images.
+        scalars: Loss and diagnostics by name: means over clients, weighted by their numbers of images.
         per_client: Loss and diagnostics by client.
         bytes_up: Bytes that each client sent.
         bytes_down: Bytes that each client received.
@@ -51,19 +51,19 @@ class RoundReport:
     noised_sums: int = 0
 
     def lines(self, names: ClientNames) -> list[str]:
-        """Writes one line for each client that was left out, and each further warning; later ones come last."""
+        """Returns one line for each client that was left out and for each warning, in the order of the round."""
 
-        def left(causes: Mapping[int, str], what: str) -> list[str]:
+        def lines_of(causes: Mapping[int, str], what: str) -> list[str]:
             return [
                 f"round {self.round}: {names.title(client)} {what}: {cause}"
                 for client, cause in causes.items()
             ]
 
         return [
-            *left(self.failures, "left out"),
-            *left(self.refused, "refused"),
+            *lines_of(self.failures, "left out"),
+            *lines_of(self.refused, "refused"),
             *self.warnings,
-            *left(self.unscored, "left out of the evaluation"),
+            *lines_of(self.unscored, "left out of the evaluation"),
         ]
 
 
@@ -79,7 +79,7 @@ def add_bytes(totals: dict[int, int], blobs: Mapping[int, bytes]) -> None:
 
 
 def add_causes(totals: dict[int, str], causes: Mapping[int, str]) -> None:
-    """Adds causes by client, in place; of several causes of one client the first counts."""
+    """Adds causes by client, in place; the first cause of a client is kept."""
     for client, cause in causes.items():
         totals.setdefault(client, cause)
 
@@ -89,13 +89,13 @@ class Budget(Protocol):
 
     @property
     def releases(self) -> int:
-        """Noised sums, or rounds of training, of the whole run."""
+        """Number of releases (noised sums, or rounds of training) of the whole run."""
 
     def check(self, releases: int, what: str) -> None:
-        """Refuses what would overdraw the budget."""
+        """Refuses a number of releases that would overdraw the budget; `what` names their cause in the error."""
 
     def released_in(self, exchanges: Sequence[Exchange], client: Client) -> int:
-        """Counts the exchanges in which something of images is released."""
+        """Counts the exchanges that release information about images."""
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
-        """Describes what so many releases spend."""
+        """Describes how much of the budget so many releases spend."""

@@ -17,11 +17,11 @@ class ClientSampler:
 
     Attributes:
         fraction: Share of the clients in a training round, in (0, 1]; set-up exchanges include all clients.
-        min_clients: Fewest clients that a round samples, and that must finish it.
+        min_clients: Smallest number of clients that a round samples, and that must finish it.
         on_failure: ``"fail"`` stops the run at the first client that fails; ``"skip"`` leaves that client out of the
             round as long as `min_clients` remain.
         resample_every: Number of consecutive rounds with the same clients.
-        deadline: Longest time of a client in an exchange, in seconds, after which it has failed; None for no limit.
+        deadline: Time limit of a client in an exchange, in seconds, after which it has failed; None for no limit.
     """
 
     fraction: float = 1.0
@@ -85,7 +85,7 @@ class ClientSampler:
         """Checks whether a run continues when clients fail.
 
         Args:
-            failures: Causes by name of client, as it stands in a sentence.
+            failures: Causes by the client's name, as it is written in a sentence.
             round: Round number, for the message.
 
         Raises:
@@ -99,7 +99,7 @@ class ClientSampler:
 
         Args:
             finished: Number of clients whose messages can be merged.
-            left_out: Causes by name of client that did not finish.
+            left_out: Causes by the name of each client that did not finish.
             round: Round number, for the message.
 
         Raises:
@@ -112,10 +112,10 @@ class ClientSampler:
             )
 
 
-_SHOWN = 5
+_MAX_NAMED = 5  # clients that a message names
 
 
 def _named(failures: Mapping[str, str]) -> str:
-    """Names the clients that failed, the first of them with their causes."""
-    shown = [f"{client}: {cause}" for client, cause in failures.items()][:_SHOWN]
-    return "; ".join(shown) + (f"; and {more} more" if (more := len(failures) - _SHOWN) > 0 else "")
+    """Names the first clients that failed, with their causes, and counts the others."""
+    shown = [f"{client}: {cause}" for client, cause in failures.items()][:_MAX_NAMED]
+    return "; ".join(shown) + (f"; and {more} more" if (more := len(failures) - _MAX_NAMED) > 0 else "")

@@ -1,4 +1,4 @@
-"""The transport of a federation: it brings messages to clients, and their answers back, wherever clients are."""
+"""The transport of a federation, which carries messages to clients and their answers back, wherever clients are."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lit_fedad.federation.evaluator import ClientQuery
 T = TypeVar("T")
 
 SumStep = Literal["offer", "reveal"]
-"""What a client answers in a secure sum: an invitation with an offer, named survivors with shares."""
+"""The step of a secure sum: clients answer an invitation with an offer, and a list of survivors with shares."""
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What came of an exchange with some clients.
+    """The outcome of an exchange, or of a query, with some clients.
 
     Attributes:
-        values: Values by client, without clients that failed.
+        values: Results by client, without clients that failed.
         failures: Causes by client, one line each.
     """
 
@@ -34,11 +34,12 @@ class Outcome(Generic[T]):
 
 
 class Sent(NamedTuple):
-    """What the server sends in an exchange.
+    """The messages that the server sends in an exchange.
 
     Attributes:
-        context: Round and exchange.
-        blobs: Its serialised messages by client.
+        exchange: The exchange.
+        context: Round and index of the exchange.
+        blobs: Serialised messages by client.
     """
 
     exchange: Exchange
@@ -48,14 +49,14 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Pose:
-    """How clients are set up before they are asked, once they have received the server's message.
+    """How clients are prepared for a query, after they have received the server's message.
 
     Attributes:
-        round: The last finished round, whose images they hold.
-        which: Whether they predict with their own model or with the server's.
-        lent: Entries of the task's state that replace those of the client.
-        keep: Whether what predicts becomes the client's personal state.
-        sums: Whether they have received the message of `Exchanges.leave_out` instead of that of the next round.
+        round: The last finished round; clients have the images of this round.
+        which: Whether clients predict with their own model or with the server's.
+        lent: Entries that replace those of the client in the task's state.
+        keep: Whether the state of the prepared client, which predicts, becomes its personal state.
+        sums: Whether clients have received the message of `Exchanges.leave_out` instead of that of the next round.
     """
 
     round: int
@@ -66,18 +67,22 @@ class Pose:
 
 
 class Progress:
-    """The number of visits to clients that are done, told to callbacks (`FederationCallback.on_client_end`)."""
+    """A count of finished visits to clients, reported to callbacks (`FederationCallback.on_client_end`)."""
 
     def __init__(self, fabric: Fabric, mine: Collection[int]) -> None:
         self.fabric, self.mine = fabric, mine
         self.total = self.done = 0
 
     def begin(self, clients: Iterable[int]) -> None:
-        """Begins anew: each client is named once for each visit to come."""
+        """Starts the count again.
+
+        Args:
+            clients: Clients that will be visited, each as often as it will be.
+        """
         self.total, self.done = self._count(clients), 0
 
     def extend(self, clients: Iterable[int]) -> None:
-        """Makes room for the next visits, where more come than were named."""
+        """Raises the total if the next visits exceed it."""
         self.total = max(self.total, self.done + self._count(clients))
 
     def step(self) -> None:
@@ -90,12 +95,12 @@ class Progress:
 
 
 class Transport(Protocol):
-    """The way to clients: in the processes of one Fabric (`LocalTransport`), or on other machines.
+    """The connection to clients: in the processes of one Fabric (`LocalTransport`), or on other machines.
 
     Every method is called in every process. A client's failure is returned, never raised.
 
     Attributes:
-        progress: Visits to clients that are done.
+        progress: Count of finished visits to clients.
     """
 
     progress: Progress
@@ -103,12 +108,12 @@ class Transport(Protocol):
     def play(
         self, sent: Sent, scored: Collection[int], envelopes: Mapping[int, bytes] | None = None
     ) -> Outcome[ClientResult]:
-        """Plays an exchange with every client that a message is for; `settle` must follow.
+        """Plays an exchange with every client to which a message is addressed; `settle` must follow.
 
         Args:
             sent: The server's messages of the current exchange.
             scored: Clients that are scored directly after training, with the weights that they have trained.
-            envelopes: Where uploads are summed securely, what each client masks its own with.
+            envelopes: For secure sums, the bytes from which each client derives the mask of its upload; else None.
 
         Returns:
             Serialised uploads and scalars; empty on all processes but the first. Uploads are not trusted.
@@ -118,14 +123,14 @@ class Transport(Protocol):
         """Ends an exchange: a client keeps its new state only if the server used its message.
 
         Args:
-            counted: Clients that go on from their new state; the others go on from that before it.
+            counted: Clients that continue from their new state; the others continue from their previous state.
         """
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
-        """Brings clients messages of a secure sum, and their answers back.
+        """Carries messages of a secure sum to clients, and their answers back.
 
         Args:
-            step: What they answer.
+            step: The step of the protocol, which determines how clients answer.
             blobs: The server's messages by client.
 
         Returns:
@@ -133,23 +138,28 @@ class Transport(Protocol):
         """
 
     def ask(self, query: ClientQuery[T], sent: Sent, pose: Pose) -> Outcome[T]:
-        """Asks every client that a message is for, set up as it predicts.
+        """Asks every client to which a message is addressed, prepared to predict.
 
         Args:
             query: The query.
-            sent: The messages that they receive.
-            pose: How clients are set up.
+            sent: The messages that clients receive first.
+            pose: How clients are prepared.
 
         Returns:
-            Values by client; empty on all processes but the first.
+            Answers by client; empty on all processes but the first.
         """
 
     def save(self, folder: Path, previous: Path | None) -> None:
-        """Adds to a checkpoint what the clients' next exchanges depend on, in files of this process."""
+        """Adds the clients' states, on which their next exchanges depend, to a checkpoint, in files of this process.
+
+        Args:
+            folder: Folder of the new checkpoint.
+            previous: Folder of the previous checkpoint; None if there is none.
+        """
 
     def restore(self, folder: Path) -> None:
-        """Goes back to what `save` wrote to a complete checkpoint.
+        """Restores the states that `save` wrote to a complete checkpoint.
 
         Raises:
-            UserError: If a file of it is missing or was changed.
+            UserError: If one of its files is missing or was changed.
         """
