@@ -1,1 +1,1 @@
-"""One run: its construction from a configuration, its rounds, its folder, and reopening it."""
+"""One run: its construction from a configuration, its rounds, its folder, and the reopening of a finished run."""

@@ -1,4 +1,4 @@
-"""What each client reaches alone: the same method's detector of one client, as if it had no others."""
+"""Measures the detector that each client would have without the other clients, by the same method."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from lit_fedad.metrics.federated import defined_mean
 from lit_fedad.privacy.protection import is_protected
 from lit_fedad.tasks.memory_bank import MemoryBank
 
-_ONE = {"min_clients": 1, "fraction": 1.0}
+_ONE_CLIENT = {"min_clients": 1, "fraction": 1.0}  # settings of the sampler
 FALSE_ALARMS = 0.05
-"""Share of normal test images above the limits by which detectors are compared."""
+"""Share of normal test images that lie above the limits at which detectors are compared."""
 
 
 def check_alone(config: Config, task: Task) -> None:
-    """Checks that a client has a detector before it trains, where it is measured alone.
+    """Checks that clients have a detector before they train, if they are to be measured alone.
 
     Raises:
-        UserError: If the task learns by training alone.
+        UserError: If the task has no detector without training.
     """
     if config["evaluation"]["alone"] and task.trains and not isinstance(task, MemoryBank):
         raise UserError(
@@ -47,18 +47,20 @@ def check_alone(config: Config, task: Task) -> None:
 
 
 def alone(run: Run) -> dict[str, Any]:
-    """Measures the detector that each client has without the others, on the test images of all.
+    """Measures the detector that each client has without the others, on the test images of all clients.
 
-    The client's set-up is played anew, and its rounds where they train nothing: a memory of its own images. Clients
-    that cannot be measured, alone or together, are left out where those that fail are. Each process measures some.
+    For each client a federation of this client alone plays the set-up, and the rounds if they train nothing: that
+    builds a memory of the client's own images. Clients that cannot be measured, alone or in the federation, are left
+    out if the policy is to leave out clients that fail. Each process measures some of the clients.
 
     Returns:
-        ``metrics`` with their values over clients, and ``found`` (`found_defects`), ``alone`` and ``together``. Empty
-        where the configuration asks for none (``evaluation.alone``), there is one client, images come in stages, no
-        test image is anomalous or none normal, or sums are masked or noised, and on all processes but the first.
+        ``metrics``, summarised over clients; ``found``, the result of `found_defects` for the detectors ``alone`` and
+        ``together``; and ``at_false_alarms``. Empty if the configuration does not ask for it (``evaluation.alone``),
+        there is one client, images come in stages, test images are all normal or all anomalous, or sums are masked or
+        noised; also empty on all processes but the first.
 
     Raises:
-        UserError: If a client fails alone, and the policy is to stop; in every process.
+        UserError: In every process, if a client fails alone and the policy is to stop.
     """
     config, data = run.config, run.local
     clients = on_first(run.fabric, lambda: list(run.predictions))
@@ -75,7 +77,7 @@ def alone(run: Run) -> dict[str, Any]:
     config = {
         **config,
         "evaluation": {**config["evaluation"], "pictures": 0},
-        "federation": {**federation, "sampler": federation["sampler"] | _ONE},
+        "federation": {**federation, "sampler": federation["sampler"] | _ONE_CLIENT},
     }
     sizes = {number: data.module.sizes[number] for number in clients}
     mine = shard(sizes, run.fabric.world_size)[run.fabric.global_rank]
@@ -89,12 +91,12 @@ def alone(run: Run) -> dict[str, Any]:
             progress(done, len(mine))
     answers = gather(run.fabric, answers)
     on_first(run.fabric, lambda: _refuse_failed(run, answers))
-    scored = {number: own for number, own in answers.items() if isinstance(own, Scored)}
+    scored = {number: answer for number, answer in answers.items() if isinstance(answer, Scored)}
     if not scored:
         return {}
     evaluator = build_evaluator(config, data, run.model.method, run.fabric)
     by_whom = {
-        "alone": {number: own.predicted for number, own in scored.items() if own.predicted is not None},
+        "alone": {number: one.predicted for number, one in scored.items() if one.predicted is not None},
         "together": {number: run.predictions[number] for number in scored},
     }
     images = evaluated_images(config, data)
@@ -109,7 +111,7 @@ def alone(run: Run) -> dict[str, Any]:
 
 
 def _refuse_failed(run: Run, answers: Mapping[int, Scored | UserError]) -> None:
-    """Ends the run if a client failed alone, unless clients that fail are left out."""
+    """Raises an error if a client failed alone, unless the policy is to leave out clients that fail."""
     for number, answer in answers.items():
         if isinstance(answer, UserError) and not run.federation.sampler.skips:
             advice = "evaluation.alone=false does without"
@@ -117,36 +119,36 @@ def _refuse_failed(run: Run, answers: Mapping[int, Scored | UserError]) -> None:
 
 
 def found_defects(scores: Mapping[int, Tensor], images: EvaluatedImages) -> dict[str, float]:
-    """Computes which share of anomalous images lies above the limit that `FALSE_ALARMS` of normal test images exceed.
+    """Computes the share of anomalous images above the limit that a share `FALSE_ALARMS` of normal test images exceeds.
 
-    No calibration has a part in it: limits are those of the test images, so that detectors compare at equal rates.
+    Limits do not come from calibration but from the test images, so that detectors are compared at equal rates.
 
     Args:
         scores: Image scores by client [n].
         images: The test images.
 
     Returns:
-        Means over clients: ``all``, of all products at one limit; ``own``, of the products that a client holds, each
-        at a limit of its own and as often as the client holds it. Without a normal test image there is no limit: such
-        products are left out, and the mean is NaN where none is left.
+        Means over clients. ``all`` is over the images of all products, with one limit. ``own`` is over the products
+        that a client holds, each with its own limit, weighted by the number of the client's images of it. Products
+        without a normal test image have no limit and are left out; the mean is NaN where no product is left.
     """
     found: dict[str, list[float]] = {"all": [], "own": []}
-    for client, own in scores.items():
+    for client, client_scores in scores.items():
         limits = {}
         for product in {name for name in images.products if name is not None}:
-            limits[product] = _limit(own, images, [name == product for name in images.products])
-        everything = _limit(own, images, [True] * len(own))
-        found["all"].append(1 - Rate.of(images.labels, own > everything).miss_rate)
+            limits[product] = _limit(client_scores, images, [name == product for name in images.products])
+        common_limit = _limit(client_scores, images, [True] * len(client_scores))
+        found["all"].append(1 - Rate.of(images.labels, client_scores > common_limit).miss_rate)
         held = {
             name: n for name, n in images.held[client].items() if math.isfinite(limits.get(name, math.inf))
         }
-        rates = judged(rates_of(own, images, limits), held, limits)
+        rates = judged(rates_of(client_scores, images, limits), held, limits)
         found["own"].append(1 - rates["own"].miss_rate)
     return {name: defined_mean(shares) for name, shares in found.items()}
 
 
 def _limit(scores: Tensor, images: EvaluatedImages, chosen: Sequence[bool]) -> float:
-    """Returns the score that at most a share `FALSE_ALARMS` of the chosen normal images lies above."""
+    """Returns the lowest image score that at most a share `FALSE_ALARMS` of the chosen normal images exceeds."""
     ranked = scores[torch.tensor(chosen) & (images.labels == 0)].double().sort(descending=True).values
     return float(ranked[int(FALSE_ALARMS * len(ranked))]) if len(ranked) else math.inf
 
@@ -156,16 +158,18 @@ def _score(run: Run, config: Config, number: int, folder: Path) -> Scored:
     data, module = run.local, run.local.module
     fabric = of_this_process(run.fabric, config["fabric"]["precision"])
     model = build_model(config, data.images.categories, backbone=run.model.backbone)
-    only = [list(own) if client == number else [] for client, own in enumerate(data.partition.clients)]
+    only = [
+        list(indices) if client == number else [] for client, indices in enumerate(data.partition.clients)
+    ]
     mine = FederatedDataModule(module.train, module.test, only, module.batch_size, module.eval_batch_size)
     evaluator = build_evaluator(config, data, model.method, fabric)
     assert isinstance(evaluator, AnomalyEvaluator)
     federation = build_federation(config, folder, model, mine, evaluator, fabric, data.digest)
     federation.server.register_clients({number: mine.sizes[number]})
-    steps = federation.exchanges
-    trains = any(exchange.trains for exchange in steps.of_round(1))
+    exchanges = federation.exchanges
+    trains = any(exchange.trains for exchange in exchanges.of_round(1))
     last = 0 if trains else federation.rounds
-    for round in range(steps.first_round, last + 1):
+    for round in range(exchanges.first_round, last + 1):
         federation.history.append(federation.play(round))
     scored: Scored = federation.ask(last, evaluator, [number])[number]
     return scored

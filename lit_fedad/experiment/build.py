@@ -84,13 +84,13 @@ class Model:
 
 
 class Record(NamedTuple):
-    """What MLflow records of a run's data.
+    """The description of a run's data that MLflow records.
 
     Attributes:
-        source: Folder or function that they come from.
+        name, source: Name of the data set, and the folder or function that it comes from.
         digest: Hash of images and partition.
         profile: Numbers of images.
-        run_name: Name of the run; empty for that of its folder.
+        run_name: Name of the run; empty for the name of its folder.
     """
 
     name: str
@@ -105,22 +105,22 @@ class RunData(Protocol):
 
     @property
     def module(self) -> ClientData:
-        """Training data by client."""
+        """The training data of all clients."""
 
     def lines(self) -> dict[str, str]:
         """Describes the data in short lines, by subject."""
 
     def section(self, config: Config) -> dict[str, Any]:
-        """Returns what ``result.json`` says of the data, of a run of this configuration."""
+        """Returns the section on the data in ``result.json``, for a run of this configuration."""
 
     def record(self, config: Config) -> Record:
-        """Returns what MLflow records of the data, of a run of this configuration."""
+        """Returns the description of the data that MLflow records, for a run of this configuration."""
 
     def measures(self, history: Sequence[RoundReport]) -> dict[str, float]:
-        """Returns numbers of each client that MLflow records beside those of the reports so far."""
+        """Returns numbers of each client that MLflow records in addition to those in the reports so far."""
 
     def save(self, folder: Path) -> None:
-        """Writes what belongs into the run's folder."""
+        """Writes the files on the data into the run's folder."""
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Data:
         }
 
     def section(self, config: Config) -> dict[str, Any]:
-        """Returns what ``result.json`` says of the data."""
+        """Returns the section on the data in ``result.json``."""
         return {
             "data": self.images.name,
             "partition": {
@@ -166,13 +166,13 @@ class Data:
         }
 
     def record(self, config: Config) -> Record:
-        """Returns what MLflow records of the data."""
+        """Returns the description of the data that MLflow records."""
         profile = {"train": len(self.images.train), "test": len(self.images.test)}
         source = str(config["data"].get("root") or config["data"]["_target_"])
         return Record(self.images.name, source, self.digest, profile | {"clients": self.counts().tolist()})
 
     def measures(self, history: Sequence[RoundReport]) -> dict[str, float]:
-        """Returns nothing: the reports say all of clients that are here."""
+        """Returns nothing: reports hold all numbers of clients on this machine."""
         return {}
 
     def save(self, folder: Path) -> None:
@@ -184,9 +184,9 @@ def build_images(config: Config) -> Images:
     """Reads the image set.
 
     Raises:
-        UserError: If the method does not support the task, or the task these images; or the reader returns none.
+        UserError: If the method does not support the task, the task does not support the images, or none are returned.
     """
-    # Checked first: a method's settings for its own task and data do not fit others.
+    # The task is checked before images are read: a method's settings for its own task and data do not fit others.
     task = _class_of(config["task"], "task", Task)
     _class_of(config["method"]["client"], "method.client", Client).check_task(task)
     if task.kind == "anomaly" and config["image"]["channels"] != 3:
@@ -216,7 +216,7 @@ def _class_of(section: Mapping[str, Any], key: str, base: type[T]) -> type[T]:
     """Returns the class that a section names.
 
     Raises:
-        UserError: If it is none of that kind.
+        UserError: If it is no subclass of `base`.
     """
     found = locate(section["_target_"])
     if not (isinstance(found, type) and issubclass(found, base)):
@@ -228,7 +228,7 @@ def build_public(config: Config, images: Images) -> Tensor | None:
     """Reads the public images [P, 3, S, S], uint8, if the method's server uses any.
 
     Raises:
-        UserError: If one of them is also a client's or a test image, or the run uses grey images.
+        UserError: If a public image is also a client's image or a test image, or the run uses grey images.
     """
     if not takes(config["method"]["server"], "public") or config.get("public") is None:
         return None
@@ -253,10 +253,10 @@ def build_partition(config: Config, images: Images) -> Partition:
 
 
 def build_server_labelled(config: Config, images: Images, partition: Partition) -> LabelledDataset | None:
-    """Selects the labelled images that the partition reserves for the method's server, if it uses any.
+    """Selects the labelled images that the partition reserves for the method's server, if the server uses any.
 
     Raises:
-        UserError: If there are none.
+        UserError: If the partition reserves none.
     """
     if not takes(config["method"]["server"], "server_labelled"):
         return None
@@ -271,13 +271,13 @@ def build_server_labelled(config: Config, images: Images, partition: Partition) 
 
 
 def tells_products(config: Config) -> bool:
-    """Tells whether the task has a subspace for each product of the data, which the configuration does not name.
+    """Returns whether the task gets the products from the data, to fit a subspace for each: if its settings name none.
 
-    Not under secure sums: of a product that one client alone holds, the sum would be this client's message.
+    Not with secure sums: the sum for a product that only one client holds would be this client's message.
     """
     task, secure = config["task"], config["federation"].get("secure_sum") is not None
-    told = takes(task, "products") and task["products"] is None and task.get("subspace", True) is not None
-    return told and not secure
+    unnamed = takes(task, "products") and task["products"] is None and task.get("subspace", True) is not None
+    return unnamed and not secure
 
 
 def build_model(
@@ -290,10 +290,10 @@ def build_model(
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
     Without `public` or `server_labelled` images a server that uses such images can predict, but not train.
-    `backbone` is that of a model of the same configuration, which is built once; None for a new one.
+    `backbone` is the backbone of another model of the same configuration, to be reused; None builds a new one.
 
     Raises:
-        UserError: If parts do not fit each other, or batches of one image a network with batch normalisation.
+        UserError: If parts do not fit each other, or a network with batch normalisation gets batches of one image.
     """
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}
@@ -328,7 +328,7 @@ def build_model(
         server = build(
             config["method"]["server"],
             client=client,
-            **{name: held for name, held in kept.items() if takes(config["method"]["server"], name)},
+            **{name: part for name, part in kept.items() if takes(config["method"]["server"], name)},
         )
         if not config["method"].get("exchanges"):
             raise UserError(
@@ -347,7 +347,7 @@ def build_model(
 
 
 def start_from(task: Task, run: str) -> None:
-    """Loads the final weights of a run's server into a task, where names and shapes are equal.
+    """Loads the final weights of another run's server into a task, where names and shapes are equal.
 
     Raises:
         UserError: If there is no such run, its server holds no weights, or no weight fits.
@@ -377,7 +377,7 @@ def start_from(task: Task, run: str) -> None:
 def build_data(
     config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric, display: Display
 ) -> Data:
-    """Builds the loaders of images, and computes frozen features that are not yet cached."""
+    """Builds the loaders of the images, and computes frozen features that are not cached yet."""
     check_form(config, images)
     transform = image_transform(config, model.task)
     train, test = build_datasets(config, images, transform, model.task, model.backbone, fabric, display)
@@ -387,7 +387,7 @@ def build_data(
 
 
 def build_module(config: Config, train: Any, test: Any, partition: Partition) -> FederatedDataModule:
-    """Builds the loaders of training and test images, or of anything of their lengths that is not loaded.
+    """Builds the loaders of training and test images; ranges of equal lengths suffice where nothing is loaded.
 
     Raises:
         UserError: If images come in more stages than there are rounds.

@@ -1,4 +1,4 @@
-"""The claim of a command on a run's folder: one at a time writes there, and nothing that no run wrote is lost."""
+"""Claims on a run's folder: only one command at a time writes to it, and files that no run wrote are kept."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from lit_fedad.privacy.image_privacy import KEY_FILE
 LOCK = ".lock"
 
 ELSEWHERE = "give out=DIR, a folder that this account may write to"
-"""Advice of commands whose own folder in a run's cannot be written, as that of a run that others only read."""
+"""Advice of commands that write to a folder inside a run's folder, if the run belongs to another account."""
 
 _logger = logging.getLogger(__name__)
 
-# Set in processes that a launcher or the first process started.
+# Environment variables of processes that a launcher or the first process has started.
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 
 
 @contextmanager
 def locked(folder: Path, patience: float = 0.0, advice: str = "") -> Iterator[None]:
-    """Holds a folder's lock for a block; the system releases that of a process that was killed.
+    """Holds a folder's lock for a block; if the process is killed, the system releases the lock.
 
     Args:
         folder: The folder.
-        patience: How long another process is waited for, in seconds, once that is said.
-        advice: What to do where the folder cannot be written.
+        patience: How long to wait for another process that holds the lock, in seconds; a warning says so.
+        advice: What the user can do if the folder cannot be written.
 
     Raises:
-        UserError: If another process holds it, or the folder cannot be written.
+        UserError: If another process holds the lock, or the folder cannot be written.
     """
     lock = FileLock(folder / LOCK)
     try:
@@ -73,8 +73,8 @@ def locked(folder: Path, patience: float = 0.0, advice: str = "") -> Iterator[No
     except NotImplementedError:
         warnings.warn(f"{folder}: its file system has no locks; start no second command on it", stacklevel=3)
     except OSError as error:
-        said = f"{error.filename or folder}: cannot be written ({error.strerror})"
-        raise UserError("; ".join(filter(None, (said, advice)))) from error
+        problem = f"{error.filename or folder}: cannot be written ({error.strerror})"
+        raise UserError("; ".join(filter(None, (problem, advice)))) from error
     try:
         yield
     finally:
@@ -82,10 +82,10 @@ def locked(folder: Path, patience: float = 0.0, advice: str = "") -> Iterator[No
 
 
 def launches(config: Config) -> bool:
-    """Tells whether this process is the one that the user started, which locks the folder for all others.
+    """Returns whether this process is the one that the user started; it locks the folder for all other processes.
 
-    On one machine Fabric starts processes that never come here. On several machines, or under a launcher, each process
-    runs the whole command.
+    On one machine the other processes are started by Fabric and never reach this function. On several machines, or
+    under a launcher, each process runs the whole command.
     """
     if config["fabric"].get("num_nodes", 1) == 1:
         return True
@@ -94,12 +94,12 @@ def launches(config: Config) -> bool:
 
 @contextmanager
 def begun(folder: Path, config: Config) -> Iterator[None]:
-    """Holds the folder for the command that begins or continues a run; one that is refused leaves nothing there.
+    """Holds the folder for a block that begins or continues a run; a refused command leaves no files behind.
 
-    What ``fresh`` deletes is still there: `claim_anew` deletes it.
+    With ``fresh`` the earlier run is not deleted here, but by `claim_anew`.
 
     Raises:
-        UserError: As `locked` and `claim` do, or if a folder in it is a link.
+        UserError: As in `locked` and `claim`, or if a folder in it is a link.
     """
     check_folders(folder)
     before, made = _present(folder), absent(folder / LOCK)
@@ -117,10 +117,10 @@ def begun(folder: Path, config: Config) -> Iterator[None]:
 
 
 def claim_anew(folder: Path, config: Config) -> None:
-    """Deletes the earlier run of a folder that `begun` holds, once the new one is built and can begin.
+    """Deletes the earlier run in a folder that `begun` holds, once the new run is built and can begin.
 
     Raises:
-        UserError: As `clear` and `claim` do.
+        UserError: As in `clear` and `claim`.
     """
     clear(folder)
     claim(folder, config)
@@ -130,7 +130,7 @@ def clear(folder: Path) -> None:
     """Removes the files of an earlier run, and no other files in the folder.
 
     Raises:
-        UserError: If no run wrote them.
+        UserError: If the folder holds such files, but no run.
     """
     _check_own(folder)
     for name in FOLDERS:
@@ -144,8 +144,8 @@ def claim(folder: Path, config: Config) -> None:
     """Reserves the folder for a configuration, and writes the configuration to it.
 
     Raises:
-        UserError: If it holds a run of another configuration or version, a complete one without checkpoints that
-            would be judged by other keys, files that no run wrote, or cannot be written.
+        UserError: If the folder cannot be written, or holds files that no run wrote, a run of another configuration or
+            version, or a complete run without checkpoints that would have to be judged by other keys.
     """
     if (folder / "config.yaml").exists():
         if identity(read_settings(folder)) != identity(config):
@@ -162,11 +162,11 @@ def claim(folder: Path, config: Config) -> None:
 
 
 def _check_result(folder: Path, result: Mapping[str, Any], config: Config) -> None:
-    """Refuses a complete run of another configuration, or one that cannot be judged by other keys any more."""
+    """Refuses a complete run of another configuration, or one that can no longer be judged by other keys."""
     made = result.get("config", {})
     if identity(made) != identity(config):
         raise _occupied(folder)
-    # A site's own detector has none, and is judged by its run.
+    # A folder with a site's own detector has no checkpoints: decisions are judged in the federation's run.
     trained = "own_client" in result or any((folder / "checkpoints").glob("round_*"))
     if not trained and judgement(made) != judgement(config):
         raise UserError(
@@ -176,12 +176,12 @@ def _check_result(folder: Path, result: Mapping[str, Any], config: Config) -> No
 
 
 def _present(folder: Path) -> list[str]:
-    """Names what lies in the folder where a run writes."""
+    """Lists the files and folders in a folder that have names of a run's files and folders."""
     return [name for name in (*FOLDERS, *FILES) if (folder / name).exists()]
 
 
 def _check_own(folder: Path) -> None:
-    """Refuses a folder that holds something, but no run."""
+    """Refuses a folder that holds such files or folders, but no run."""
     if (present := _present(folder)) and not _holds_run(folder):
         raise UserError(
             f"{folder}: holds {present[0]}, but no run of lit-fedad; fresh=true deletes only what a run wrote."
@@ -190,7 +190,7 @@ def _check_own(folder: Path) -> None:
 
 
 def _holds_run(folder: Path) -> bool:
-    """Tells whether a run wrote to the folder; its files may be damaged."""
+    """Returns whether a run wrote to the folder; its files may be damaged."""
     with suppress(UserError):
         if read_manifest(folder) is not None:
             return True
@@ -201,4 +201,5 @@ def _holds_run(folder: Path) -> bool:
 
 
 def _occupied(folder: Path) -> UserError:
+    """Builds the error for a folder that holds a run of another configuration."""
     return UserError(f"{folder}: holds a run of another configuration; {ANEW}")

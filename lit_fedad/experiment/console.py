@@ -21,8 +21,8 @@ from lit_fedad.report.closing import constant_predictions
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import method_title
 
-# Other metrics are in the final table; with a fourth, the bytes would not fit in the line.
-_LINE = (
+# Metrics in the line of a round, which has room for three; the others are in the final table.
+_LINE_METRICS = (
     *("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy", "auroc", "aupr"),
     *("selection_accuracy", "global_accuracy", "local_accuracy"),
 )
@@ -58,7 +58,7 @@ class Console(Progress, RunCallback):
     def __init__(self) -> None:
         super().__init__()
         self._durations: list[float] = []
-        self._late: Callable[[], list[str]] = list
+        self._later_lines: Callable[[], list[str]] = list  # lines added to a report after its round
 
     def on_run_start(self, run: Run) -> None:
         """Prints a description of the run and where it continues, and starts to show progress."""
@@ -75,25 +75,25 @@ class Console(Progress, RunCallback):
         if report.round > 0:
             self._durations.append(now - self._last)
         self._last = now
-        left = federation.rounds - max(report.round, 0)
+        rounds_left = federation.rounds - max(report.round, 0)
         self._display.round_line(
             round=report.round,
             rounds=federation.rounds,
             loss=report.scalars.get("loss"),
-            metrics={name: v["mean"] for name, v in (report.metrics or {}).items() if name in _LINE},
+            metrics={name: v["mean"] for name, v in (report.metrics or {}).items() if name in _LINE_METRICS},
             bytes_up=sum(report.bytes_up.values()),
             bytes_down=sum(report.bytes_down.values()),
             seconds=report.seconds,
-            eta_s=left * statistics.mean(self._durations) if self._durations else None,
+            eta_s=rounds_left * statistics.mean(self._durations) if self._durations else None,
             name=report.exchange,
         )
         lines = report.lines(federation.names)
         for line in lines:
-            # Set-up exchanges have names where people read, and numbers up to 0 in files.
+            # People read the names of set-up exchanges; files hold their round numbers, which are at most 0.
             setup = f"round {report.round}: "
             named = line.replace(setup, f"set-up {report.exchange}: ", 1) if report.round <= 0 else line
             self._display.warn(named)
-        self._late = lambda: report.lines(federation.names)[len(lines) :]
+        self._later_lines = lambda: report.lines(federation.names)[len(lines) :]
         if constant := constant_predictions(report.metrics or {}, federation.names):
             self._display.warn(f"round {report.round}: {constant}")
 
@@ -104,8 +104,8 @@ class Console(Progress, RunCallback):
             self._display.warn(left)
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
-        """Prints the warnings of what followed the last round, such as decisions and pictures, and what was spent."""
-        for line in self._late():
+        """Prints warnings from after the last round, such as those of decisions, and the privacy budget spent."""
+        for line in self._later_lines():
             self._display.warn(line)
         if (spent := result.get("differential_privacy")) is not None:
             self._display.note(f"spent: {in_words(spent)}")
@@ -116,7 +116,7 @@ class Console(Progress, RunCallback):
 
 
 def never_trained(federation: Federation) -> str:
-    """Names the clients that predict with weights of their own and trained in no round; empty where all did."""
+    """Returns a warning that names clients that predict with personal weights but never trained; empty if none do."""
     client, training = federation.client, [one for one in federation.exchanges.rounds if one.trains]
     trained = {number for report in federation.history if report.round > 0 for number in report.participants}
     left = [federation.names.title(number) for number in federation.clients if number not in trained]
@@ -151,8 +151,8 @@ def describe(run: Run) -> dict[str, str]:
 
 
 def sent_in_words(exchanges: Exchanges, client: Client) -> dict[str, str]:
-    """Says what clients send in each exchange before round 1, and in every round."""
-    parts = {f"set-up {one.name}": disclosed_by(one, client) for one in exchanges.setup}
-    parts["each round"] = tuple(part for one in exchanges.rounds for part in disclosed_by(one, client))
-    told = {title: "; ".join(part.what for part in disclosed) for title, disclosed in parts.items()}
-    return {title: f"clients send {words}" for title, words in told.items() if words}
+    """Describes what clients send in each exchange before round 1, and in every round."""
+    sent = {f"set-up {one.name}": disclosed_by(one, client) for one in exchanges.setup}
+    sent["each round"] = tuple(part for one in exchanges.rounds for part in disclosed_by(one, client))
+    described = {title: "; ".join(part.what for part in disclosed) for title, disclosed in sent.items()}
+    return {title: f"clients send {words}" for title, words in described.items() if words}

@@ -1,4 +1,4 @@
-"""Images of a run as its task sees them: their shape and tiles, pixels or frozen features, and a hash of them all."""
+"""Builds the data sets of a run as its task sees the images (pixels, tiles or frozen features), and hashes them."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ Progress = Callable[[int, int], None]
 
 
 class _Views(NamedTuple):
-    """Views of an image whose features are kept beside those of the image itself.
+    """Views of an image whose features are stored in addition to those of the image itself.
 
     Attributes:
-        turns: Rotation of each, in quarter turns.
-        draw: Draws a random view of each image of a batch; None for the images as they are.
+        turns: Rotation of each view, in quarter turns.
+        draw: Draws a random view of each image of a batch; None for views that are only rotated.
     """
 
     turns: tuple[int, ...] = ()
@@ -69,23 +69,23 @@ def frozen_encoder(task: Task) -> FrozenEncoder | None:
 
 
 def cache_folder(config: Config) -> Path:
-    """Returns the folder of frozen features: in the configured folder, or else in `user_cache`."""
+    """Returns the folder of frozen features, which is in the configured cache folder or else in `user_cache`."""
     folder = config["cache"]["folder"]
     return (Path(folder).expanduser() if folder else user_cache()) / "features"
 
 
 def hashes_file(config: Config) -> Path | None:
-    """Returns the file of known hashes of image files; None where nothing is kept."""
+    """Returns the file that stores hashes of image files; None where nothing is cached."""
     return cache_folder(config) / HASHES if config["cache"]["enabled"] else None
 
 
 def pooled_folder(config: Config) -> Path | None:
-    """Returns the folder of pooled frozen features; None where nothing is kept."""
+    """Returns the folder of pooled frozen features; None where nothing is cached."""
     return cache_folder(config) / "pooled" if config["cache"]["enabled"] else None
 
 
 class _Extractor:
-    """Computes what a task's frozen encoder sees of images, or reads what is known."""
+    """Computes the features of a task's frozen encoder, or reads them from the cache folder, if there is one."""
 
     def __init__(self, task: Task, mean: Sequence[float], std: Sequence[float], folder: Path | None) -> None:
         encoder = frozen_encoder(task)
@@ -96,7 +96,7 @@ class _Extractor:
     def of_arrays(self, images: Tensor, views: _Views, progress: Progress) -> FrozenFeatures:
         """Returns the features of images uint8 [N, C, S, S]."""
         return self._find(
-            images, (), lambda places: images[places.start : places.stop] / 255, views, progress
+            images, (), lambda indices: images[indices.start : indices.stop] / 255, views, progress
         )
 
     def of_files(
@@ -109,7 +109,7 @@ class _Extractor:
         return self._find(
             [digests[path] for path in paths],
             (transform.fingerprint,),
-            lambda places: (images.__getitems__(places)["image"] * self.std + self.mean).clamp(0, 1),
+            lambda indices: (images.__getitems__(indices)["image"] * self.std + self.mean).clamp(0, 1),
             views,
             progress,
         )
@@ -122,7 +122,17 @@ class _Extractor:
         views: _Views,
         progress: Progress,
     ) -> FrozenFeatures:
-        # A frozen encoder undoes the normalisation: it decides nothing but last digits.
+        """Returns features from the cache, or computes them.
+
+        Args:
+            images: The images, or a digest of each.
+            settings: What the features depend on, in addition to the images, the encoder and the views.
+            read: Reads the pixels of a range of images, in [0, 1].
+            views: Views whose features are computed too.
+            progress: Called with the number of images that are done and their total.
+        """
+        # Mean and standard deviation are not among the settings: a frozen encoder undoes the normalisation, so they
+        # affect only the last digits.
         settings = (*settings, self.encoder.backbone.fingerprint, self.encoder.size)
         if not self.encoder.unit_length:
             settings = (*settings, "of any length")
@@ -133,7 +143,7 @@ class _Extractor:
         return frozen_features(len(images), read, self._encode, draw, views.turns, file or None, progress)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        """Computes features on the encoder's device; they come back to the CPU."""
+        """Computes features of pixels in [0, 1] on the encoder's device, and moves them to the CPU."""
         normalised = (pixels - self.mean) / self.std
         return self.encoder.features(normalised.to(self.encoder.pixel_std.device)).cpu()
 
@@ -146,16 +156,16 @@ def frozen_datasets(
     fabric: Fabric,
     display: Display,
 ) -> tuple[FrozenDataset, FrozenDataset]:
-    """Computes the features of training and test images, or reads those that are known."""
-    given = images if isinstance(images, LabelledSet) else transform
-    extract = _Extractor(task, given.mean, given.std, folder)
+    """Computes the features of training and test images, or reads them from the cache."""
+    statistics = images if isinstance(images, LabelledSet) else transform
+    extract = _Extractor(task, statistics.mean, statistics.std, folder)
     extract.encoder.to(fabric.device)
     learner = task if isinstance(task, Representation) else None
     scores_turned = learner is not None and learner.scores_turned
 
     def find(part: str, views: _Views) -> FrozenFeatures:
-        of = "" if not views.turns else ", random views" if views.draw else ", turned"
-        with all_cores(fabric), display.progress(f"Frozen features, {part}{of}") as progress:
+        kind = "" if not views.turns else ", random views" if views.draw else ", turned"
+        with all_cores(fabric), display.progress(f"Frozen features, {part}{kind}") as progress:
             if isinstance(images, LabelledSet):
                 arrays = images.train_images if part == "training" else images.test_images
                 return extract.of_arrays(arrays, views, progress)
@@ -170,16 +180,17 @@ def frozen_datasets(
         return compute("training"), compute("test")
 
     labels = _targets(images, transform)
-    found = both() if fabric.is_global_zero or folder is None else None
+    # The first process computes the features; the others read them from the cache, if there is one.
+    computed = both() if fabric.is_global_zero or folder is None else None
     fabric.barrier()
-    (train, train_turned), (test, test_turned) = found or both()
+    (train, train_turned), (test, test_turned) = computed or both()
     return FrozenDataset(train, labels[0], train_turned), FrozenDataset(test, labels[1], test_turned)
 
 
 def _targets(
     images: LabelledSet | ImageSet, transform: ImageTransform
 ) -> tuple[Targets | LabelledTargets, Targets | LabelledTargets]:
-    """Builds labels and masks of training and test images: before features, so that a wrong mask is told at once."""
+    """Builds labels and masks of training and test images; done before features, to report a wrong mask early."""
     if isinstance(images, ImageSet):
         train = Targets(images.train, transform, with_masks=False)
         return train, Targets(images.test, transform, images.has_masks)
@@ -188,7 +199,7 @@ def _targets(
 
 
 def frozen_public(public: Tensor, task: Contrastive, folder: Path | None) -> Tensor:
-    """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S], which a server keeps instead of them."""
+    """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S]; the server keeps only the features."""
     mean, std = (values.flatten().tolist() for values in (task.mean, task.std))
     extract = _Extractor(task, mean, std, folder)
     return extract.of_arrays(public, _Views(), lambda done, total: None).plain.float()
@@ -203,7 +214,7 @@ def build_datasets(
     fabric: Fabric,
     display: Display,
 ) -> tuple[Dataset, Dataset]:
-    """Builds the training and the test data set, and computes frozen features that are not yet kept."""
+    """Builds the training and the test data set, and computes frozen features that are not cached yet."""
     if frozen_encoder(task) is not None:
         return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
     products = task.products if isinstance(task, PatchTask) else ()
@@ -224,7 +235,7 @@ def build_datasets(
     backbone.to(fabric.device)
     cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
     samples = (*images.train, *images.test)
-    batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
+    batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # a tiled image is a batch of tiles itself
     if fabric.is_global_zero:
         with all_cores(fabric), display.progress("Features of the frozen backbone") as progress:
             cache.fill(samples, batch_size, progress, fabric.device)
@@ -235,10 +246,10 @@ def build_datasets(
 
 
 def check_form(config: Config, images: Images) -> None:
-    """Checks sides, channels and normalisation of images in memory.
+    """Checks sides, channels and normalisation of images that are held in memory.
 
     Raises:
-        UserError: If others are configured than they have, or they are not square.
+        UserError: If the images are not square, or the configuration contradicts their size, channels or normalisation.
     """
     if not isinstance(images, LabelledSet):
         return
@@ -258,18 +269,18 @@ def check_form(config: Config, images: Images) -> None:
             f"image.channels={config['image']['channels']}, but the images of {images.name} have"
             f" {images.channels}; give image.channels={images.channels}"
         )
-    if said := [f"image.{key}" for key in ("mean", "std") if key in config["image"]]:
+    if configured := [f"image.{key}" for key in ("mean", "std") if key in config["image"]]:
         raise UserError(
-            f"{said[0]}: the images of {images.name} are normalised by mean and std of their data section; leave"
-            f" {' and '.join(said)} out"
+            f"{configured[0]}: the images of {images.name} are normalised by mean and std of their data section; leave"
+            f" {' and '.join(configured)} out"
         )
 
 
 def image_transform(config: Config, task: Task) -> ImageTransform:
     """Builds the transform from image files to the task's input.
 
-    Pixels are normalised as the task's frozen backbone expects them; labelled sets have their own mean and deviation,
-    and a frozen encoder undoes what its section names.
+    Pixels are normalised as the task's frozen backbone expects them, unless the configuration gives mean and standard
+    deviation (`pixel_statistics`). A frozen encoder expects nothing: it undoes the normalisation.
     """
     backbone = getattr(task, "backbone", None) if frozen_encoder(task) is None else None
     expected = {} if backbone is None else {"mean": backbone.mean, "std": backbone.std}
@@ -278,10 +289,11 @@ def image_transform(config: Config, task: Task) -> ImageTransform:
 
 
 def check_geometry(config: Config) -> None:
-    """Checks that the task takes images that are not square, or cut into tiles, where they are.
+    """Checks that the task supports images that are not square, or that are cut into tiles.
 
     Raises:
-        UserError: If it trains from pixels, or does not know tiles; also if tiles overlap, and there are none.
+        UserError: If images are not square and the task trains from pixels, or there are tiles and the task does not
+            support them; also if an overlap is given without tiles.
     """
     image, task = config["image"], locate(config["task"]["_target_"]).__name__
     height, width = pair("image.size", image["size"])
@@ -302,10 +314,10 @@ def check_geometry(config: Config) -> None:
 
 
 def tiled(config: Config, backbone: FeaturePyramid) -> Backbone:
-    """Returns the backbone, or one that sees images tile by tile.
+    """Returns the backbone, wrapped to see images tile by tile if tiles are configured.
 
     Raises:
-        UserError: If the image cannot be cut so, or the backbone does not say its strides.
+        UserError: If the image cannot be cut into such tiles, or the backbone does not declare its strides.
     """
     image = config["image"]
     if image.get("tile") is None:
@@ -318,34 +330,44 @@ def tiled(config: Config, backbone: FeaturePyramid) -> Backbone:
 
 
 def data_digest(images: Images, partition: Partition, memo: Path | None = None) -> str:
-    """Hashes a partition and its images: pixels that lie in memory; product, path and content of files and masks.
+    """Hashes a partition and its images.
+
+    Of images in memory the pixels and labels are hashed; of image files their product, kind of defect, path and
+    content, and the content of their masks.
+
+    Args:
+        images: The images.
+        partition: Their partition.
+        memo: File that stores hashes of image files; None for none.
 
     Returns:
         32 hexadecimal digits, which do not depend on the folder of the data.
 
     Raises:
-        UserError: If an image file is gone.
+        UserError: If an image file is missing.
     """
     digest = hashlib.sha256()
     for owner, indices in partition.index_lists():
         digest.update(json.dumps([owner, indices]).encode())
     digest.update(json.dumps([images.name, images.categories, partition.schedule]).encode())
-    for part in (
+    for content in (
         _in_memory(images) if isinstance(images, LabelledSet) else _on_disk(memo, images.train, images.test)
     ):
-        digest.update(part)
+        digest.update(content)
     return digest.hexdigest()[:32]
 
 
 def _in_memory(images: LabelledSet) -> Iterator[memoryview | bytes]:
+    """Yields the bytes of images in memory that a digest is made of."""
     for tensor in (images.train_images, images.train_labels, images.test_images, images.test_labels):
         yield json.dumps(list(tensor.shape)).encode()
         yield tensor.flatten().numpy().data
 
 
 def _on_disk(memo: Path | None, *parts: Sequence[Sample]) -> Iterator[bytes]:
+    """Yields the bytes of training and test images in files that a digest is made of; warns of common images."""
     by_product = grouped((one.category, str(one.path.absolute().parent)) for one in chain(*parts))
-    # What lies above a product's folder differs between machines.
+    # Paths are taken relative to the folder of their product: the folders above it differ between machines.
     home = {product: os.path.commonpath(folders) for product, folders in by_product.items()}
     files = [file for sample in chain(*parts) for file in (sample.path, *_mask_files(sample.mask))]
     hashes = content_hashes(files, memo)
@@ -359,13 +381,13 @@ def _on_disk(memo: Path | None, *parts: Sequence[Sample]) -> Iterator[bytes]:
         )
     for samples in parts:
         for sample in samples:
-            place = sample.path.absolute().relative_to(home[sample.category]).as_posix()
+            relative = sample.path.absolute().relative_to(home[sample.category]).as_posix()
             content = [hashes[file].hex() for file in (sample.path, *_mask_files(sample.mask))]
-            yield json.dumps([sample.category, sample.defect, place, *content]).encode()
+            yield json.dumps([sample.category, sample.defect, relative, *content]).encode()
 
 
 def _mask_files(mask: Path | None) -> list[Path]:
-    """The files of a mask, which may be a folder with one for each region."""
+    """Lists the files of a mask, which may be a folder with one file for each region."""
     if mask is None:
         return []
     return images_in(mask) if mask.is_dir() else [mask]

@@ -55,8 +55,9 @@ def build_federation(
 ) -> Federation:
     """Builds the federation of server, clients and evaluator.
 
-    `images` is the hash of images and partition, with which alone a checkpoint is resumed, None where they are
-    elsewhere; `key` the secret that noise is drawn from, empty where no round is to come, or this machine draws none.
+    `images` is the hash of images and partition, which must equal that of a resumed checkpoint; None where images are
+    on other machines. `key` is the secret from which noise is drawn; empty where no rounds follow or this machine
+    draws no noise.
     """
     federation = Federation(
         method=model.method,
@@ -79,7 +80,7 @@ def build_federation(
 
 
 def shared_key(folder: Path, config: Config, images: str, fabric: Fabric) -> bytes:
-    """Returns the secret of a run's noise in every process; empty where there is no noise."""
+    """Returns, in every process, the secret from which a run's noise is drawn; empty where there is no noise."""
     if (privacy := promised(config)) is None:
         return b""
     key: bytes = fabric.broadcast(noise_key(folder, privacy.seed, images) if fabric.is_global_zero else b"")
@@ -89,20 +90,20 @@ def shared_key(folder: Path, config: Config, images: str, fabric: Fabric) -> byt
 def open_checkpoints(folder: Path, config: Config, model: Model, images: str | None = None) -> Checkpoints:
     """Opens a run's checkpoints.
 
-    Only the same configuration may resume them, with the same backbone weights and, where their `data_digest` is
-    given, with the same images.
+    They can be resumed only with the same configuration, the same backbone weights and, if `images` (the `data_digest`)
+    is given, the same images.
     """
     return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}", images)
 
 
 IN_THE_PLANE = 500
-"""Normal test images that are drawn as points, and as many anomalies."""
+"""Largest number of normal test images, and of anomalies, that are drawn as points of the plane."""
 
 
 def build_evaluator(
     config: Config, data: Data, method: Method, fabric: Fabric, common: bool = True
 ) -> Evaluator:
-    """Builds the evaluator for this kind of images."""
+    """Builds the evaluator for this kind of images; `common` says whether clients share the test images."""
     images, partition, module = data.images, data.partition, data.module
     loader, pro_limit = module.test_dataloader(), config["evaluation"]["pro_limit"]
     counts, pictures = partition.counts(images), config["evaluation"]["pictures"]
@@ -110,7 +111,7 @@ def build_evaluator(
         by_stage, client_test = partition.stage_counts(images), config["evaluation"]["client_test"]
         return StreamAccuracyEvaluator(loader, module, by_stage, method.client, fabric, client_test)
     if isinstance(images, SemanticSet):
-        # Of images that are kept back: methods that leave images out again can do so after the last round alone.
+        # Scores of the calibration images. Methods that can leave images out again do so only after the last round.
         scores = CalibrationScores(images, partition, module, fabric)
         test = SemanticTest(
             ImageScorer(loader, fabric),
@@ -138,10 +139,10 @@ def build_evaluator(
 
 
 def shown_images(images: SemanticSet, partition: Partition, seed: int, rounds: int) -> Tensor:
-    """Draws the test images that are drawn as points: of classes that a client holds, then anomalies.
+    """Chooses at random the test images to draw as points: first those of classes that clients hold, then anomalies.
 
     Returns:
-        Indices [m], ascending in each of the two parts.
+        Indices [m], in ascending order within each of the two parts.
     """
     labels = images.test_labels
     counts = torch.from_numpy(partition.counts(images))[:, : images.normal_classes]
@@ -152,21 +153,21 @@ def shown_images(images: SemanticSet, partition: Partition, seed: int, rounds: i
 
 
 def draw_some(indices: Tensor, number: int, draw: torch.Generator) -> Tensor:
-    """Draws at most `number` of the indices, in their order."""
+    """Draws at most `number` of the indices, and keeps their order."""
     return indices[torch.randperm(len(indices), generator=draw)[:number].sort().values]
 
 
 @dataclass(frozen=True)
 class TestsElsewhere:
-    """What a server knows of the test images that stay at its clients.
+    """What a server knows about the test images that stay at its clients.
 
     Attributes:
-        classes: Whether labels are learnt.
-        counts: Training images by client and product, int64 [clients, products].
-        tested: Test images by client and product, likewise.
-        anomalies: Names of the sets of semantic anomalies; of none for other images.
-        timetable: When stages come; None where all images are there from the start.
-        by_stage: For every client the training images of its stages, int64 [stages, 1].
+        classes: Whether the task is classification.
+        counts: Number of training images by client and product, int64 [clients, products].
+        tested: Number of test images by client and product, int64 [clients, products].
+        anomalies: Names of the sets of semantic anomalies; empty for other kinds of images.
+        timetable: When stages begin; None where all images are there from the start.
+        by_stage: For every client the number of training images of its stages, int64 [stages, 1].
     """
 
     classes: bool
@@ -178,7 +179,7 @@ class TestsElsewhere:
 
 
 def build_evaluator_of_answers(config: Config, tests: TestsElsewhere, fabric: Fabric) -> Evaluator:
-    """Builds the evaluator of clients that score test images of their own, and answer with counts."""
+    """Builds the evaluator for clients that score their own test images and answer with counts."""
     if tests.classes:
         counts, tested = torch.from_numpy(tests.counts), torch.from_numpy(tests.tested)
         return AccuracyEvaluator(None, counts, fabric, tested, common=False)

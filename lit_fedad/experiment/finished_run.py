@@ -1,4 +1,4 @@
-"""A complete run, reopened with its images and all its clients, or as one trained client for new images."""
+"""Reopens complete runs: with their images and all clients, or as a single trained client for new images."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from lit_fedad.federation.client_runner import ClientRunner
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.report.console import Display
 
-# Values that may differ between the machine of the run and this one; other values would change the detector.
-_MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator")
+# Keys whose values may be overridden, because they may differ between machines; other keys would change the detector.
+_MACHINE_KEYS = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator")
 
 
 @dataclass
@@ -45,6 +45,7 @@ class FinishedRun(Run):
     """A run after its last round, on this machine.
 
     Attributes:
+        data: Images, partition and loaders.
         federation: The federation, restored from the last checkpoint.
         fabric: A Fabric of one process.
         result: Content of ``result.json``.
@@ -61,6 +62,12 @@ def reopen(
     version: int | None = 0,
 ) -> FinishedRun:
     """Builds a run's parts as they were at its end, without further rounds.
+
+    Args:
+        run: Folder or tracked id of the run.
+        overrides: Values of `_MACHINE_KEYS` for this machine, by key.
+        callbacks: Callbacks of the Fabric.
+        version: Number of the version; 0 for the run as it was trained, None for its default version.
 
     Raises:
         UserError: If there is no such complete run, or its data or backbone is not available; also if it is a site's
@@ -101,19 +108,19 @@ def _rebuilt(
 
 @contextmanager
 def built_of(folder: RunFolder) -> Iterator[None]:
-    """Says in one line that nothing can be built of what a run's folder says, which may come from anybody.
+    """Turns errors of a block that builds parts from a run's folder into one line; the folder may come from anybody.
 
     Raises:
-        UserError: If a block fails as parts do that are given values of another kind.
+        UserError: If the block raises an error that wrong values in the configuration may cause.
     """
     try:
         yield
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         if is_out_of_memory(error):
             raise
-        said = f"{type(error).__name__}: {first_line(error)}"
+        cause = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(
-            f"{folder.path / 'config.yaml'}: no detector can be built of it ({said:.300})"
+            f"{folder.path / 'config.yaml'}: no detector can be built of it ({cause:.300})"
         ) from error
 
 
@@ -126,7 +133,7 @@ def build_grown_data(
     fabric: Fabric,
     display: Display,
 ) -> Data:
-    """Builds the loaders of a run's images and of those that came later; clients hold what came to them last."""
+    """Builds the loaders of a run's images and of later additions; each client holds the images of its last stage."""
     assert isinstance(images, ImageSet)
     grown, stages = grow(images, partition, additions)
     data = build_data(config, grown, Partition.of_clients(stages.clients), model, fabric, display)
@@ -151,12 +158,12 @@ def complete_run(
         raise UserError(f"{folder.path}: the run is not complete; the command that began it continues it")
     config = folder.config()
     if (config.get("backbone") or {}).get("weights") == "auto":
-        # What the run took, not what this machine could: the hub is asked for nothing that is at hand.
+        # "auto" is replaced by the backbone that the run used, which may differ from the choice on this machine.
         config["backbone"] |= {key: result["backbone"][key] for key in ("name", "weights")}
     for key, value in (overrides or {}).items():
         section, _, name = key.partition(".")
-        if key not in _MACHINE or name not in config.get(section, {}):
-            raise UserError(f"'{key}' cannot be given for a trained run, only {', '.join(_MACHINE)}")
+        if key not in _MACHINE_KEYS or name not in config.get(section, {}):
+            raise UserError(f"'{key}' cannot be given for a trained run, only {', '.join(_MACHINE_KEYS)}")
         config[section][name] = value
     return folder, result, config
 
@@ -175,7 +182,7 @@ def same_model(config: Config, result: Mapping[str, Any]) -> Model:
         UserError: If the backbone's weights have changed, or it is a coordinator's run whose sites each have a model
             of their own.
     """
-    # The initial weights have been replaced by training, and their run need not exist any more.
+    # Without `start`: training has replaced the initial weights, and the run that they came from may be gone.
     model = build_model({**config, "start": None}, result["partition"]["products"])
     if "sites" in result and "own_client" not in result and not model.client.predictors.shared:
         raise UserError(
@@ -192,15 +199,18 @@ def same_model(config: Config, result: Mapping[str, Any]) -> Model:
 
 
 OWN_CLIENT = "client.pt"
-"""File in which a site keeps its client, in the folder of its own detector."""
+"""File in the folder of a site's own detector that stores the site's client."""
 
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """What a client predicts with.
+    """The message and the personal state from which a trained client can predict.
 
     Attributes:
+        round: Round of the message.
         exchange: Index of the message's exchange in its round.
+        blob: The serialised message of the server.
+        state: The client's personal state.
     """
 
     round: int
@@ -237,16 +247,16 @@ def load_client(
     `own` is the SHA-256 of `OWN_CLIENT` in a site's folder, None for a run with checkpoints.
 
     Raises:
-        UserError: If the run has no complete round, or a file does not fit its method.
+        UserError: If the run lacks the checkpoint of its last round, or a file does not fit its method.
     """
     channel = build(config["federation"]["channel"])
     try:
-        found = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
-        context = Context(config["seed"], found.round, number, found.exchange)
+        trained = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
+        context = Context(config["seed"], trained.round, number, trained.exchange)
         exchange = model.method.exchanges.at(context)
-        # What clients did not keep yet when an earlier version wrote this is as before their first exchange.
-        state = {**state_of(model.client), **found.state}
-        ClientRunner(model.client, channel, fabric).activate(exchange, context, state, found.blob)
+        # A file of an earlier version may lack attributes: they get their initial values.
+        state = {**state_of(model.client), **trained.state}
+        ClientRunner(model.client, channel, fabric).activate(exchange, context, state, trained.blob)
         model.client.deploy()
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         file = folder / (OWN_CLIENT if own else "checkpoints")
@@ -272,16 +282,16 @@ def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Ch
 
 
 def _check_last(checkpoints: Checkpoints, config: Config) -> None:
-    """Refuses a complete run without the checkpoint of its last round, as one that was copied in part.
+    """Refuses a complete run without the checkpoint of its last round, for example a run that was copied in part.
 
-    Without it, the model that rounds begin with would be taken for the trained one.
+    Without this check, the initial model would be taken for the trained one.
 
     Raises:
-        UserError: If there is none, or it is of another round.
+        UserError: If there is no checkpoint, or the newest is of another round.
     """
-    found, rounds = checkpoints.latest_round(), config["rounds"]
-    if found != rounds:
-        held = "no checkpoint" if found is None else f"that of round {found}"
+    latest, rounds = checkpoints.latest_round(), config["rounds"]
+    if latest != rounds:
+        held = "no checkpoint" if latest is None else f"that of round {latest}"
         raise UserError(
             f"{checkpoints.folder}: holds {held}, and not that of the last round, {rounds}; restore it from a copy, or"
             f" {ANEW}"

@@ -1,4 +1,4 @@
-"""Clients whose images are on this machine: in the processes of one Fabric, or in those of Ray."""
+"""Runs with clients whose images are on this machine, and which are played by processes of one Fabric or of Ray."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from lit_fedad.report.console import Display
 
 
 def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
-    """Builds all parts of a run whose images are here, on a launched Fabric.
+    """Builds all parts of a run whose images are on this machine, on a launched Fabric.
 
     Raises:
         UserError: If the input is invalid.
     """
-    transport = workers(config, fabric)  # what Ray does not play is refused before features are computed
+    transport = workers(config, fabric)  # refuses what Ray cannot play, before features are computed
     images = build_images(config)
     _check_test_images(images)
     partition = build_partition(config, images)
@@ -61,7 +61,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     _check_rounds(config, images, partition, model, fabric)
     data = build_data(config, images, partition, model, fabric, display)
     folder = RunFolder.of(config)
-    if config["fresh"]:  # not before: of a run that cannot be built, the earlier one stays
+    if config["fresh"]:  # only now: if the new run cannot be built, the earlier one is kept
         on_first(fabric, lambda: claim_anew(folder.path, config))
     federation = build_federation(
         config,
@@ -78,7 +78,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
 
 
 def _check_test_images(images: Images) -> None:
-    """Refuses images by which a run cannot be judged: none, or some that it trains on."""
+    """Refuses test images that cannot judge a run: none, training images, or images that are normal and anomalous."""
     if not len(images.test):
         raise UserError(
             f"data: {images.name} has no test images, by which a run is judged; give some (of data=folders: test_normal"
@@ -88,9 +88,9 @@ def _check_test_images(images: Images) -> None:
         both = {sample.path for sample in images.train} & {sample.path for sample in images.test}
         if both:
             raise UserError(f"{min(both)}: is given for training and for testing; remove it from one")
-        # What is normal to one product may be a defect to another.
-        shown = [{(s.path, s.category) for s in images.test if s.label == label} for label in (0, 1)]
-        if twice := set.intersection(*shown):
+        # The same image may be normal for one product and a defect for another.
+        by_label = [{(s.path, s.category) for s in images.test if s.label == label} for label in (0, 1)]
+        if twice := set.intersection(*by_label):
             path, category = min(twice)
             raise UserError(
                 f"{path}: is given as a normal and as an anomalous test image of {category}; remove it from one"
@@ -98,11 +98,11 @@ def _check_test_images(images: Images) -> None:
 
 
 def _check_rounds(config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric) -> None:
-    """Refuses rounds that cannot be played or judged as they are configured: features may take hours to compute."""
+    """Refuses a configuration of rounds that cannot be played or judged, before features are computed for hours."""
     check_form(config, images)
     module = build_module(config, range(len(images.train)), range(len(images.test)), partition)
     data = Data(images, partition, image_transform(config, model.task), module, digest="")
-    with warnings.catch_warnings(action="ignore"):  # of which the run itself warns
+    with warnings.catch_warnings(action="ignore"):  # the run itself will give these warnings
         evaluator = build_evaluator(config, data, model.method, fabric)
         federation = build_federation(
             config, RunFolder.of(config).path, model, module, evaluator, fabric, images=None
@@ -111,10 +111,10 @@ def _check_rounds(config: Config, images: Images, partition: Partition, model: M
 
 
 def workers(config: Config, fabric: Fabric) -> Callable[[LocalTransport], Transport] | None:
-    """Returns the maker of the way to Ray workers; None where clients are played in the processes of the Fabric.
+    """Returns a function that builds the transport to Ray workers; None where the Fabric's processes play clients.
 
     Raises:
-        UserError: If the run has several processes, or sums that are masked or noised, which workers do not play.
+        UserError: If the run has several processes, or sums that are masked or noised, which workers do not support.
     """
     settings = config.get("simulation") or {}
     if not settings.get("workers"):
@@ -133,11 +133,12 @@ def workers(config: Config, fabric: Fabric) -> Callable[[LocalTransport], Transp
 
 
 class Participants:
-    """The clients of a run: those of this machine, or what a subclass makes of it.
+    """The clients of a run: those on this machine, or, in a subclass, others.
 
     Attributes:
-        fabric: Settings of ``fabric`` that these clients ask for.
-        anew: What runs a complete run anew, in words.
+        fabric: Settings of ``fabric`` that these clients need.
+        anew: Advice on how to run a complete run again, for a message.
+        build: Builds all parts of a run with these clients.
     """
 
     fabric: Mapping[str, Any] = {}
@@ -146,14 +147,17 @@ class Participants:
 
     @property
     def callbacks(self) -> Sequence[RunCallback]:
-        """Callbacks of runs with these clients: figures, what draws them is not installed where clients are sites."""
+        """Callbacks of runs with these clients: they draw figures.
+
+        They are imported here, because the libraries that draw may be missing where clients are sites.
+        """
         from lit_fedad.experiment.figures.history import History
         from lit_fedad.experiment.figures.predictions import Predictions
 
         return [History(), Predictions()]
 
     def judge(self, run: Run) -> None:
-        """Calibrates a run's decisions after its last round, and judges them: sets `Run.calibration` and what follows.
+        """Calibrates a run's decisions after its last round and judges them; sets `Run.calibration` and later fields.
 
         Raises:
             UserError: If no client answers.

@@ -26,13 +26,18 @@ class Run:
     """All parts of a run, in one process.
 
     Attributes:
+        config: The configuration.
+        folder: The run's folder.
         model: Backbone, task, client and server.
         data: The data of all clients.
+        federation: The federation, which plays the rounds.
+        fabric: The launched Fabric.
         display: Output for the user; quiet in processes other than the first.
-        calibration: Calibration scores by client, after the last round of an anomaly task; on the first process only.
-        predictions: Predictions of the test images by client, likewise.
-        decisions: Judged decisions (`decide`) by promised rate of false alarms, likewise.
-        rates: False-alarm and miss rates of the decisions that the run ships, likewise.
+        calibration: Calibration scores by client. This attribute and the next three are set after the last round of an
+            anomaly task, on the first process only.
+        predictions: Predictions of the test images by client.
+        decisions: Judged decisions (`decide`) by promised rate of false alarms.
+        rates: False-alarm and miss rates of the decisions that the run ships.
         extras: Values that callbacks add to ``result.json``, by key.
     """
 
@@ -59,7 +64,7 @@ class Run:
         """Images, partition and loaders of a run whose clients' images are here.
 
         Raises:
-            UserError: If they stay at their sites.
+            UserError: If the images stay at the sites.
         """
         if not isinstance(self.data, Data):
             raise UserError("this needs the clients' images, and those stay at their sites")
@@ -77,7 +82,7 @@ class RunCallback(FederationCallback):
         """Receives the run when all parts are built, before the first round."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Receives the run after the last round, when decisions are calibrated: `Federation.ask` may be called here."""
+        """Receives the run after the last round and the calibration; `Federation.ask` may be called here."""
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
         """Receives, on the first process, the content of ``result.json`` when it has been written."""

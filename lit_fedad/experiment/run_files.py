@@ -1,4 +1,4 @@
-"""The files that a run writes: their names, and how they are written, read, and known by their hashes."""
+"""The files that a run writes: their names, how they are written and read, and how their hashes are checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lit_fedad.core.plain_values import plain_json, plain_yaml
 from lit_fedad.core.text import redact, redacted
 
 MANIFEST = "manifest.json"
-"""The list of a run's files with their hashes: what was changed or never written by a run is recognised."""
+"""The list of a run's files with their hashes, which shows whether a file was changed or never written by a run."""
 
 FOLDERS = (
     "checkpoints",
@@ -31,31 +31,31 @@ FOLDERS = (
     "watch",
     "versions",
 )
-_LISTED = ("config.yaml", "calibration.json", "additions.json", "result.json")  # in the manifest
-# Those by which a run's folder is recognised are removed last.
+_LISTED = ("config.yaml", "calibration.json", "additions.json", "result.json")  # files in the manifest
+# Files are removed in this order: those by which a run's folder is recognised come last.
 FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
 
-# Written to config.yaml. Raise it when a version cannot open the files of the one before; 0.1 wrote none.
+# The number in config.yaml; to be raised when a release cannot open the files of the previous one. 0.1 wrote none.
 _FORMAT = 6
-_MAKERS = {None: "lit_fedad 0.1", 4: "lit_fedad 0.2"}
+_RELEASES = {None: "lit_fedad 0.1", 4: "lit_fedad 0.2"}  # released versions of the package, by format
 
 
 def _advice(folder: Path) -> str:
-    """Says what to do about a damaged file: of a version, no command writes it anew."""
+    """Returns advice on a damaged file of a run; no command can write the files of a version (an update) again."""
     if folder.resolve().parent.name == "versions":
         return "restore it from a copy, or use another version: lit-fedad update run=RUN default=NUMBER"
     return "remove result.json and calibration.json, and the command that began the run writes them anew"
 
 
 def check_folders(folder: Path, *beside: Path) -> None:
-    """Refuses links in the place of a run's folders: commands would write where they lead.
+    """Refuses links in place of a run's folders: commands would write to where the links lead.
 
     Args:
         folder: Folder of the run.
         beside: Further folders that must be no links.
 
     Raises:
-        UserError: If one is a link.
+        UserError: If one of the folders is a link.
     """
     for inner in (*beside, *(folder / name for name in FOLDERS)):
         if inner.is_symlink():
@@ -75,10 +75,10 @@ def write_settings(folder: Path, config: Config) -> None:
 
 
 def read_settings(folder: Path) -> Config:
-    """Reads the configuration of a run to compare it, not to build from it: it may name anything.
+    """Reads the configuration of a run for comparison only; it may name any code and must not be used to build parts.
 
     Raises:
-        UserError: If the file is not such a configuration, was changed, or another version wrote it.
+        UserError: If the file is no configuration of a run, was changed, or another version wrote it.
     """
     content, config = _settings(folder)
     _check(folder, "config.yaml", content, RESTORE)
@@ -86,35 +86,36 @@ def read_settings(folder: Path) -> Config:
 
 
 def check_format(folder: Path) -> None:
-    """Refuses the files of a run that another version wrote; their names may mean something else there.
+    """Refuses the files of a run that another version wrote, whose keys may have another meaning.
 
     Args:
         folder: Folder of the run, or of a copy that has no manifest.
 
     Raises:
-        UserError: If another version wrote them, or it cannot be told.
+        UserError: If another version wrote the files, or ``config.yaml`` cannot be read.
     """
     _settings(folder)
 
 
 def _settings(folder: Path) -> tuple[bytes, Config]:
+    """Reads ``config.yaml`` and checks its format: its bytes, and the configuration."""
     path = folder / "config.yaml"
     content, config = read_yaml(path)
     if not isinstance(config, dict) or "method" not in config:
         raise UserError(f"{path}: not the configuration of a run; name another folder")
     version = config.pop("format", None)
     if version != _FORMAT:
-        known = version if isinstance(version, int | None) else -1
-        maker = _MAKERS.get(known, f"another version of lit_fedad (format {version!s:.20})")
+        format_number = version if isinstance(version, int | None) else -1
+        release = _RELEASES.get(format_number, f"another version of lit_fedad (format {version!s:.20})")
         raise UserError(
-            f"{folder}: a run of {maker}, which this version cannot open; use that version, or train again"
+            f"{folder}: a run of {release}, which this version cannot open; use that version, or train again"
             f" ({ANEW})"
         )
     return content, config
 
 
 def read_yaml(path: Path) -> tuple[bytes, Any]:
-    """Reads a file of YAML: its bytes, and what they say.
+    """Reads a YAML file: its bytes, and the values in them.
 
     Raises:
         UserError: If it cannot be read.
@@ -127,7 +128,7 @@ def read_yaml(path: Path) -> tuple[bytes, Any]:
 
 
 def there(path: Path) -> bool:
-    """Tells whether something has the name of a file; a link to nothing is not taken for nothing."""
+    """Returns whether a path exists; a link counts even if its target does not exist."""
     return path.exists() or path.is_symlink()
 
 
@@ -138,16 +139,16 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         UserError: If it cannot be read, or was changed.
     """
     content, value = _object(folder / name, _advice(folder))
-    if (folder / "config.yaml").exists():  # else artifacts of the run, from MLflow
+    if (folder / "config.yaml").exists():  # otherwise artifacts from MLflow, which have no manifest
         _check(folder, name, content, _advice(folder))
     return value
 
 
 def read_object(path: Path, advice: str) -> dict[str, Any]:
-    """Reads a file of JSON that holds an object and no manifest lists.
+    """Reads an object from a JSON file that is not listed in a manifest.
 
     Raises:
-        UserError: If it cannot be read; `advice` says what to do.
+        UserError: If it cannot be read; the message ends with `advice`.
     """
     return _object(path, advice)[1]
 
@@ -177,7 +178,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def _object(path: Path, advice: str) -> tuple[bytes, dict[str, Any]]:
-    """Reads a file of JSON that holds an object: its bytes, and what they say."""
+    """Reads a JSON file that holds an object: its bytes, and the object."""
     try:
         content = stored_bytes(path)
         value = plain_json(content)
@@ -189,7 +190,7 @@ def _object(path: Path, advice: str) -> tuple[bytes, dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Returns nested values as a file of JSON holds them: without undefined numbers and passwords."""
+    """Returns nested values as they are written to JSON: undefined numbers become None, passwords are hidden."""
     if isinstance(value, dict):
         return {str(key): plain(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -200,13 +201,14 @@ def plain(value: Any) -> Any:
 
 
 def _announce(folder: Path, name: str, content: bytes) -> None:
-    """Lists a file that is about to be written.
+    """Adds the hash of a file to the manifest before the file is written.
 
-    The file that it replaces stays listed until the next one: a kill between the two leaves no file unknown.
+    The hash of the file that it replaces stays in the manifest until the next write. If the process is killed between
+    the two writes, the manifest still has the hash of the file that is on disk.
 
     Raises:
         UserError: If the manifest cannot be read.
-        OSError: If it cannot be written.
+        OSError: If the manifest cannot be written.
     """
     listed = {key: list(digests) for key, digests in (read_manifest(folder) or {}).items()}
     try:
@@ -236,7 +238,7 @@ def read_manifest(folder: Path) -> Mapping[str, Sequence[str]] | None:
     """Reads the hashes of a run's files by name; None for a folder without a manifest.
 
     Raises:
-        UserError: If there is one that cannot be read.
+        UserError: If the manifest cannot be read.
     """
     path = folder / MANIFEST
     try:

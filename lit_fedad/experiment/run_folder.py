@@ -1,4 +1,4 @@
-"""The folder of a run: its name, its lookup by later commands, and what they read there."""
+"""The folder of a run: its name, how commands find it, and what they read from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DEFAULT = "versions/default.json"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run; `UserError` is raised where one cannot be read, or was changed."""
+    """The files of one run; methods raise `UserError` if a file cannot be read, or was changed."""
 
     path: Path
 
@@ -44,7 +44,7 @@ class RunFolder:
         """Returns the folder of a configuration's run, the same for equal configurations.
 
         Raises:
-            UserError: If the name of its method or data cannot be part of a folder's name.
+            UserError: If the name of the method or of the data cannot be part of a folder's name.
         """
         if config["out"]:
             return cls(Path(config["out"]))
@@ -60,7 +60,11 @@ class RunFolder:
 
     @classmethod
     def find(cls, run: str, key: str = "run") -> RunFolder:
-        """Finds the folder of a finished or begun run, which the user has named by a key.
+        """Finds the folder of a finished or begun run.
+
+        Args:
+            run: Folder of the run, or the id of a tracked run.
+            key: The key by which the user has named the run, for error messages.
 
         Raises:
             UserError: If there is no such run, another version wrote it, or a folder in it is a link, through which
@@ -76,16 +80,16 @@ class RunFolder:
         if not (folder / "config.yaml").exists():
             raise UserError(f"{folder}: not a run's folder (it holds no config.yaml)")
         check_folders(folder)
-        found = cls(folder)
-        found.config()
-        return found
+        run_folder = cls(folder)
+        run_folder.config()  # refuses a run that cannot be opened
+        return run_folder
 
     def config(self) -> Config:
         """Reads the resolved configuration of the run.
 
         Raises:
-            UserError: If the file is not such a configuration, was changed, names code that a stored run must not
-                call, holds what no run takes, or another version wrote it.
+            UserError: If the file is no configuration of a run, was changed, names code that a stored run must not
+                call, holds keys that no run takes, or another version wrote it.
         """
         config = read_settings(self.path)
         check_targets(config, self.path / "config.yaml")
@@ -102,23 +106,23 @@ class RunFolder:
     def calibration(self) -> Calibration:
         """Reads the calibration scores of a complete run."""
         try:
-            read = Calibration.from_json(read_json(self.path, "calibration.json"))
+            stored = Calibration.from_json(read_json(self.path, "calibration.json"))
         except UserError as error:
             path = self.path / "calibration.json"
             raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
-        return replace(read, names=ClientNames.of(self.result() or {}))
+        return replace(stored, names=ClientNames.of(self.result() or {}))
 
     def alpha(self) -> Alpha:
         """Reads the rate of false alarms that the run promises."""
         return alphas(self.config())[0]
 
     def attack(self, name: str) -> dict[str, Any] | None:
-        """Reads what the attack of a name has found; None where the run was not attacked."""
+        """Reads the result of the attack with this name; None if the run was not attacked so."""
         file = self.path / "privacy" / f"{name}.json"
         return read_object(file, "remove it, and attack the run again") if there(file) else None
 
     def additions(self) -> list[Addition]:
-        """Reads the images that came after the run was complete; none where it was not updated."""
+        """Reads the images that were added after the run was complete; empty if the run was not updated."""
         if not there(self.path / "additions.json"):
             return []
         content = read_json(self.path, "additions.json")
@@ -128,73 +132,74 @@ class RunFolder:
             raise UserError(f"{self.path / 'additions.json'}: not the images of an update") from error
 
     def save_additions(self, additions: Sequence[Addition]) -> None:
-        """Writes what `additions` reads."""
+        """Writes the images that were added, for `additions`."""
         save_json(self.path, "additions.json", {"additions": [one.to_json() for one in additions]})
 
     @property
     def home(self) -> RunFolder:
-        """Folder of the run that this is a version of; of a run as it was trained, itself."""
+        """Folder of the run of which this folder is a version; the folder itself if it is the run as trained."""
         above = self.path.resolve().parent
         return RunFolder(above.parent) if above.name == "versions" else self
 
     def place(self, name: str) -> str:
-        """Returns the folder among the artifacts of the run (`home`) for files of this version."""
+        """Returns the artifact folder for files of this version, among the artifacts of the run (`home`)."""
         return f"versions/{self.path.name}/{name}" if self.home != self else name
 
     def version_folder(self, number: int) -> RunFolder:
-        """Returns the folder of a version, which need not exist; version 0 is the run as it was trained."""
+        """Returns the folder of a version, which may not exist; version 0 is the run as it was trained."""
         return RunFolder(self.path / "versions" / str(number)) if number else self
 
     @contextmanager
     def new_version(self) -> Iterator[tuple[int, RunFolder]]:
-        """Makes a version, which is complete when the block ends without an error, and absent otherwise.
+        """Creates a version; it is complete if the block ends without an error, and absent otherwise.
 
         Yields:
-            Its number, and the folder to write it to.
+            Number of the version, and the temporary folder to write it to.
 
         Raises:
             OSError: If it cannot be written.
         """
-        # Also of one that lost its result: what it holds may be restored.
+        # The number of a version without a result is taken too: its files may be restored later.
         taken = [path.name for path in self.path.glob("versions/*")]
         number = max([0, *(int(name) for name in taken if name.isdecimal())]) + 1
-        made = RunFolder(self.path / "versions" / f".partial_{number}")
-        shutil.rmtree(made.path, ignore_errors=True)
+        partial = RunFolder(self.path / "versions" / f".partial_{number}")
+        shutil.rmtree(partial.path, ignore_errors=True)
         try:
-            yield number, made
-            made.path.replace(self.version_folder(number).path)
+            yield number, partial
+            partial.path.replace(self.version_folder(number).path)
         finally:
-            shutil.rmtree(made.path, ignore_errors=True)
+            shutil.rmtree(partial.path, ignore_errors=True)
 
     def versions(self) -> list[int]:
-        """Lists the numbers of the versions that there are, ascending."""
-        found = (path.parent.name for path in self.path.glob("versions/*/result.json"))
-        return [0, *sorted(int(name) for name in found if name.isdecimal())]
+        """Lists the numbers of the complete versions, in ascending order."""
+        names = (path.parent.name for path in self.path.glob("versions/*/result.json"))
+        return [0, *sorted(int(name) for name in names if name.isdecimal())]
 
     def version(self, number: int | None) -> RunFolder:
         """Finds a version.
 
         Args:
-            number: Its number; None for the default: the run as it was trained, until another is chosen.
+            number: Its number; None for the default version, which is the run as it was trained until another is
+                chosen.
 
         Raises:
-            UserError: If there is none of this number, it is a link or has one for a folder, or the file that names
-                the default cannot be read.
+            UserError: If there is no version of this number, it is a link or contains one in place of a folder, or the
+                file that names the default cannot be read.
         """
-        known = self.versions()
+        numbers = self.versions()
         if number is None:
             number = self.default_version()
-        if number not in known:
-            raise UserError(f"{self.path} has no version {number}, only {', '.join(map(str, known))}")
-        found = self.version_folder(number)
-        check_folders(found.path, *[found.path] * (number > 0))
-        return found
+        if number not in numbers:
+            raise UserError(f"{self.path} has no version {number}, only {', '.join(map(str, numbers))}")
+        folder = self.version_folder(number)
+        check_folders(folder.path, *[folder.path] * (number > 0))
+        return folder
 
     def choose_version(self, number: int) -> RunFolder:
         """Makes a version the default, and returns its folder.
 
         Raises:
-            UserError: If there is none of this number.
+            UserError: If there is no version of this number.
         """
         folder = self.version(number)
         if number or (self.path / _DEFAULT).exists():

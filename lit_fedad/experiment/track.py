@@ -22,7 +22,7 @@ class RunStoppedError(Exception):
     """An intended early end of a run; its checkpoint is kept, and the same configuration resumes it.
 
     Attributes:
-        at_once: Whether the same command goes on with it.
+        at_once: Whether the same command continues the run at once.
     """
 
     at_once = False
@@ -35,10 +35,10 @@ class Tracking(RunCallback):
     _data: RunData
 
     def on_run_start(self, run: Run) -> None:
-        """Begins the record, or continues that of a resumed run."""
+        """Begins a record, or continues the record of a resumed run."""
         if run.fabric.is_global_zero:
             config, self._data, data = run.config, run.data, run.data.record(run.config)
-            self._tracker = open_tracker(run, data)  # an interruption from here on ends the record
+            self._tracker = open_tracker(run, data)  # `on_exception` ends the record from here on
             untracked = ("out", "tracking", "fresh", "callbacks")
             self._tracker.params({key: value for key, value in config.items() if key not in untracked})
             self._tracker.dataset(data.name, data.source, data.digest, data.profile, context="training")
@@ -72,7 +72,10 @@ class Tracking(RunCallback):
         self._close(run, "FINISHED")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Ends the record, as killed where the run was stopped intentionally; if it stays so, the cause is a tag."""
+        """Ends the record: as killed if the run was stopped intentionally, else as failed.
+
+        If the same command does not continue a stopped run, the cause becomes a tag.
+        """
         stopped = error if isinstance(error, RunStoppedError) else None
         if stopped is not None and not stopped.at_once and self._tracker is not None:
             self._tracker.tags({"stopped": str(error)})
@@ -81,7 +84,7 @@ class Tracking(RunCallback):
     def _close(self, run: Run, status: str) -> None:
         if self._tracker is None:
             return
-        tracker, self._tracker = self._tracker, None  # its status is written once
+        tracker, self._tracker = self._tracker, None  # so that a status is written only once
         try:
             tracker.close(status)
         finally:
@@ -115,7 +118,7 @@ def open_tracker(run: Run, data: Record) -> Tracker:
 
 
 def _described(run: Run, result: Mapping[str, Any]) -> str:
-    """Describes a complete run in Markdown: its closing lines and, where it was drawn, the picture of heatmaps."""
+    """Describes a complete run in Markdown: its closing lines and table, and the heatmaps if they were drawn."""
     rows = closing_rows(result)
     lines = [*in_words(result), markdown_table(list(rows[0]), [list(row.values()) for row in rows])]
     if (run.folder.path / "figures" / "heatmaps.png").exists():
@@ -124,7 +127,7 @@ def _described(run: Run, result: Mapping[str, Any]) -> str:
 
 
 def flat_metrics(report: RoundReport, names: ClientNames = NUMBERS) -> dict[str, float]:
-    """Flattens a round's report into one batch of numbers for the tracker, by what clients are called."""
+    """Flattens a round's report into numbers for the tracker, by name; names of clients are part of the names."""
     flat = {name if "_" in name else f"{name}/mean": value for name, value in report.scalars.items()}
     for client, scalars in report.per_client.items():
         flat |= {f"clients/{name}/{names.label(client)}": value for name, value in scalars.items()}
@@ -141,7 +144,8 @@ def flat_metrics(report: RoundReport, names: ClientNames = NUMBERS) -> dict[str,
 def flat_summaries(summaries: Mapping[str, Any], names: ClientNames = NUMBERS) -> dict[str, float]:
     """Flattens metrics, each with its values over clients and products, into numbers for the tracker.
 
-    MLflow draws a section for each name in front of a slash: means of a metric share one, before those by client.
+    MLflow shows a section for each prefix before a slash: the means of a metric share a section, and values by client
+    are in other sections.
     """
     flat: dict[str, float] = {}
     for name, values in summaries.items():
@@ -155,7 +159,7 @@ def flat_summaries(summaries: Mapping[str, Any], names: ClientNames = NUMBERS) -
 
 
 def track_files(tracker: Tracker, folder: Path) -> None:
-    """Records a run's files as artifacts; the last checkpoint is the trained model with its memory."""
+    """Records a run's files as artifacts, with the last checkpoint, which holds the trained model and its memory."""
     for name in ("config.yaml", "partition.json", "calibration.json", "result.json", "status.json"):
         if (folder / name).exists():
             tracker.artifact(folder / name)

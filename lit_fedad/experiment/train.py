@@ -1,4 +1,4 @@
-"""One run from configuration to result, whether its clients are in this process, in Ray's or at their sites."""
+"""Trains one run from its configuration to its result, with clients in this process, in Ray workers or at sites."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def train(
     """Runs an experiment, or its remaining rounds.
 
     Args:
-        config: From `lit_fedad.core.config.compose`.
-        participants: Its clients.
+        config: The configuration, as `lit_fedad.core.config.compose` returns it.
+        participants: The clients of the run.
         quiet: Whether only warnings are printed.
         callbacks: Callbacks (`RunCallback`) in addition to those of the configuration; may raise `RunStoppedError`.
 
     Raises:
         UserError: If the input is invalid, another command is at work in the folder, the disk is full, or a client
-            cannot be reached and the run does not go on without it; also if a complete run's images, or the
-            file of their partition, were exchanged.
+            cannot be reached and the run does not continue without it; also if the images of a complete run, or the
+            file of their partition, were replaced.
         RunStoppedError: If a callback raised it; the tracked run then ends as killed, with the cause as its tag.
     """
     folder, display = RunFolder.of(config), Display(quiet=quiet)
     _keep_start(config, folder.path)
-    # Of several processes that each run the command only one may hold the folder.
+    # If several processes run this command, only one of them holds the folder.
     with (
         disk_full_in_one_line(folder.path),
         begun(folder.path, config) if launches(config) else nullcontext(),
     ):
-        before = None if config["fresh"] else folder.result()
-        if before is None or judgement(before["config"]) != judgement(config):
-            if before is not None:
+        earlier = None if config["fresh"] else folder.result()
+        if earlier is None or judgement(earlier["config"]) != judgement(config):
+            if earlier is not None:
                 display.note(
                     "complete, but judged by other keys: decisions, figures and result are made anew"
                 )
@@ -71,7 +71,7 @@ def train(
             settings = {**config["fabric"], **participants.fabric, "callbacks": hooks}
             launched(call(make_fabric, settings, "fabric"), _play)(config, participants, quiet)
         else:
-            # Left by a run that was killed when its result was written.
+            # The key is left over if the run was killed just after its result was written.
             (folder.path / KEY_FILE).unlink(missing_ok=True)
             _compare_images(config, folder.path, display)
             display.note(f"complete already; {participants.anew}: {folder.path}")
@@ -82,7 +82,7 @@ def train(
 
 
 def _keep_start(config: Config, folder: Path) -> None:
-    """Refuses to delete the run whose weights this one begins with."""
+    """Refuses to delete the run from whose weights this run starts."""
     if not (config["fresh"] and config["start"]):
         return
     if RunFolder.find(config["start"], "start").path.resolve().is_relative_to(folder.resolve()):
@@ -93,9 +93,9 @@ def _keep_start(config: Config, folder: Path) -> None:
 
 
 def _callback(name: str, section: Config) -> object:
-    """Builds a callback of the configuration, and refuses what no run would ever call."""
+    """Builds a callback of the configuration; refuses an object that has no hook of a run."""
     callback = build(section)
-    # Lightning's own callbacks, whose other hooks no run calls, have this one too.
+    # `on_exception` does not count: Lightning's callbacks have it too, but no other hook that a run calls.
     hooks = {hook for hook in dir(RunCallback) if hook.startswith("on_")} - {"on_exception"}
     if not any(hasattr(callback, hook) for hook in hooks):
         raise UserError(
@@ -106,9 +106,9 @@ def _callback(name: str, section: Config) -> object:
 
 
 def _compare_images(config: Config, folder: Path, display: Display) -> None:
-    """Refuses a complete run whose images, or the file of their partition, were exchanged since.
+    """Refuses a complete run whose images, or the file of their partition, were replaced since it was trained.
 
-    Where they cannot be read, a line says so.
+    If the images cannot be read, they are not compared, and a line says so.
     """
     latest = Checkpoints(folder / "checkpoints").latest()
     if latest is None or "_target_" not in config["data"]:  # the images are at their sites
@@ -116,9 +116,9 @@ def _compare_images(config: Config, folder: Path, display: Display) -> None:
     try:
         with plain_warnings(display):
             images = build_images(config)
-            given = build_partition(config, images)
+            built = build_partition(config, images)
         stored = Partition.load(folder / "partition.json")
-        digest = data_digest(images, stored if given.deals(stored) else given, hashes_file(config))
+        digest = data_digest(images, stored if built.deals(stored) else built, hashes_file(config))
     except UserError as error:
         display.note(f"its images were not compared with those it was trained on: {error}")
         return
@@ -146,9 +146,10 @@ def conclude(run: Run, participants: Participants = _HERE) -> None:
     """Calibrates and judges a run's decisions after its last round, and writes its result."""
     fabric = run.fabric
     if fabric.is_global_zero:
-        # Of a run that is judged anew: ended from here on, its files are of two judgements.
+        # If a run is judged again, its old result is removed first: if the command ends early, old and new files would
+        # otherwise be mixed.
         (run.folder.path / "result.json").unlink(missing_ok=True)
-        if not there(run.folder.path / "config.yaml"):  # somebody has removed the folder meanwhile
+        if not there(run.folder.path / "config.yaml"):  # the folder was removed while the run was at work
             write_settings(run.folder.path, run.config)
             run.data.save(run.folder.path)
     if run.model.task.kind == "anomaly":
@@ -158,7 +159,7 @@ def conclude(run: Run, participants: Participants = _HERE) -> None:
     if fabric.is_global_zero:
         result = summarise_run(run, max(peaks.values()))
         save_json(run.folder.path, "result.json", result)
-        (run.folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
+        (run.folder.path / KEY_FILE).unlink(missing_ok=True)  # with the key, the noise could be removed again
         fabric.call("on_run_end", run, result)
 
 
@@ -185,7 +186,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
 
 
 def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[str, Any]:
-    """Summarises the rounds of a federation: metrics of the first, last and best, traffic, scalars, failures."""
+    """Summarises the rounds of a federation: metrics of the first, last and best round, traffic, scalars, failures."""
     history, names = federation.history, federation.evaluator.metrics
     evaluated = [report for report in history if report.metrics is not None]
 
@@ -211,14 +212,14 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
         "seconds_per_round": [r.seconds for r in history],
         "scalars": [r.scalars for r in history],
         "client_losses": [
-            {str(client): own["loss"] for client, own in r.per_client.items() if "loss" in own}
+            {str(client): scalars["loss"] for client, scalars in r.per_client.items() if "loss" in scalars}
             for r in history
         ],
         "metrics": {
             r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
         },
         "constants": {
-            name: {round: own[name] for round, own in constants.items()}
+            name: {round: by_name[name] for round, by_name in constants.items()}
             for name in constants[evaluated[-1].round]
         },
         "failures": {r.round: r.failures for r in history if r.failures},

@@ -1,6 +1,7 @@
-"""What a stored configuration may name as ``_target_``: nothing that could do more than compute.
+"""Checks the ``_target_`` entries of a stored configuration: they may only name code that computes.
 
-A run's folder may come from anybody. What its configuration names is imported and called when the run is opened.
+A run's folder may come from anybody, and the code that its configuration names is imported and called when the run is
+opened.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lit_fedad.core.errors import UserError
 
 _PACKAGES = "LIT_FEDAD_PACKAGES"
 
-# Their classes keep and compute; functions there may write files.
+# Modules whose classes only store and compute. Their functions are not allowed: some of them write files.
 _COMPUTING = (
     *("methods", "tasks", "models", "memory", "condensation"),
     *("federation.channel", "federation.sampling"),
@@ -43,11 +44,11 @@ _LIBRARIES = (
 def check_targets(config: Mapping[str, Any], path: Path) -> None:
     """Checks every ``_target_`` of a stored configuration before any of them is called.
 
-    Allowed are those that the packaged configuration names, classes of this package that only compute, modules
-    and optimisers of torch, torchvision and timm, and what lies in a package that ``LIT_FEDAD_PACKAGES`` names.
+    Allowed are targets that the packaged configuration names, classes of this package that only compute, modules and
+    optimisers of torch, torchvision and timm, and anything in a package that ``LIT_FEDAD_PACKAGES`` names.
 
     Raises:
-        UserError: If another one is named.
+        UserError: If a target is not allowed.
     """
     for target in targets(config):
         if not isinstance(target, str) or not _allowed(target):
@@ -58,18 +59,19 @@ def check_targets(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _allowed(target: str) -> bool:
+    """Returns whether a stored configuration may name this target."""
     if target in _packaged():
         return True
-    own = [name.strip() for name in os.environ.get(_PACKAGES, "").split(",") if name.strip()]
-    if any(target.startswith(f"{name}.") for name in own):
+    trusted = [name.strip() for name in os.environ.get(_PACKAGES, "").split(",") if name.strip()]
+    if any(target.startswith(f"{name}.") for name in trusted):
         return True
     if not target.startswith((*_OWN, *_LIBRARIES)):
         return False
-    found = locate(target)
-    # A module also holds what it imports.
-    if not inspect.isclass(found) or not f"{found.__module__}.".startswith((*_OWN, *_LIBRARIES)):
+    located = locate(target)
+    # The class must also be defined in such a module: a module has the names that it imports as well.
+    if not inspect.isclass(located) or not f"{located.__module__}.".startswith((*_OWN, *_LIBRARIES)):
         return False
-    return target.startswith(_OWN) or issubclass(found, (nn.Module, Optimizer, LRScheduler))
+    return target.startswith(_OWN) or issubclass(located, (nn.Module, Optimizer, LRScheduler))
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import torch
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.semantic import SemanticSet
-from lit_fedad.experiment.decisions import _say, evaluated_images
+from lit_fedad.experiment.decisions import _report_promises, evaluated_images
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_who_cannot_promise_is_told_with_the_products_that_have_too_few_images(s
         "promised": 0.05,
         "deciding": deciding,
     }
-    _say(run, {0: own}, 0.05)
+    _report_promises(run, {0: own}, 0.05)
     assert [bool(re.search(said, line)) for line in lines] == [True]
 
 

@@ -1,1 +1,1 @@
-"""Figures of one run."""
+"""Figures of one run, drawn by callbacks."""

@@ -36,7 +36,7 @@ from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure, style_axes
 
-_A_BOX = 200  # test images per box
+_IMAGES_PER_BOX = 200  # at most
 
 
 class Capacities(RunCallback):
@@ -60,18 +60,18 @@ class _Embedded(NamedTuple):
 def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures: Path) -> None:
     """Draws the separation of each client's normal images and anomalies under several models (FADngs Fig. 8).
 
-    Models are the average of the last round, the global model that was distilled from it, and each client's model as
-    sent for averaging; without distillation the average is the global model. A run that was resumed after its last
-    round has only the global model. Under every model each client estimates the densities of its training images: the
-    averaged and the global model score by those of all clients (if densities are shared), a local model by those of its
-    client alone. A client's images are normal test images of its most frequent class, and an equal, disjoint share of
-    the anomalous ones.
+    The models are the average of the last round, the global model that was distilled from it, and each client's model
+    as it was sent for averaging; without distillation the average is the global model. A run that was resumed after its
+    last round has only the global model. Under every model each client estimates the densities of its training images.
+    The averaged and the global model score with the densities of all clients (if densities are shared), a local model
+    with those of its own client. The images of a client are normal test images of its most frequent class, and an
+    equal, disjoint share of the anomalous test images.
     """
     assert isinstance(federation.server, FADngsServer)
     assert isinstance(federation.client, FADngsClient)
     chosen = _test_images_by_client(federation, data)
     # Only the first process holds the server's state.
-    averaged, local = fabric.broadcast(_models_beside(federation.server))
+    averaged, local = fabric.broadcast(_other_models(federation.server))
 
     def answer(client: Client, number: int) -> dict[str, _Embedded]:
         assert isinstance(client, FADngsClient)
@@ -85,8 +85,8 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
             embed_images(client.task, _test_loader(data, indices)) if len(indices) else z[:0]
             for indices in chosen[number]
         )
-        found = client.task.estimate(z, last_exchange(client, federation.exchanges))
-        return _Embedded(found.mean, found.covariance, normal, anomalous)
+        densities = client.task.estimate(z, last_exchange(client, federation.exchanges))
+        return _Embedded(densities.mean, densities.covariance, normal, anomalous)
 
     answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))
     if not fabric.is_global_zero:
@@ -101,7 +101,7 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
         )
         scores[name] = []
         for client in answers:
-            if client not in looks:  # not in the last round
+            if client not in looks:  # the client was not in the last round, so it has no local model
                 scores[name].append((torch.empty(0), torch.empty(0)))
                 continue
             mean, covariance, normal, anomalous = looks[client]
@@ -111,12 +111,12 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
 
 
 def _test_loader(data: Data, indices: Tensor) -> DataLoader:
-    """Returns batches of some test images, in their order."""
+    """Returns a loader of the test images with these indices, in this order."""
     chosen = Subset(data.module.test, indices.tolist())
     return DataLoader(chosen, data.module.eval_batch_size, collate_fn=as_batch, generator=torch.Generator())
 
 
-def _models_beside(server: FADngsServer) -> tuple[Message | None, Mapping[int, Message]]:
+def _other_models(server: FADngsServer) -> tuple[Message | None, Mapping[int, Message]]:
     """Returns the average, if distillation has replaced it, and the local models of the last round."""
     if server.last_merge is None:
         return None, {}
@@ -125,7 +125,7 @@ def _models_beside(server: FADngsServer) -> tuple[Message | None, Mapping[int, M
 
 
 def _test_images_by_client(federation: Federation, data: Data) -> dict[int, tuple[Tensor, Tensor]]:
-    """Returns positions of each client's normal and anomalous test images."""
+    """Returns, by client, the indices of its normal test images and of its share of the anomalous ones."""
     assert isinstance(data.images, SemanticSet)
     draw, labels = generator_of(federation, "capacities"), data.images.test_labels
     counts = data.partition.counts(data.images)[:, : data.images.normal_classes]
@@ -133,8 +133,8 @@ def _test_images_by_client(federation: Federation, data: Data) -> dict[int, tupl
     anomalous = anomalous[torch.randperm(len(anomalous), generator=draw)]
     return {
         client: (
-            draw_some((labels == int(counts[client].argmax())).nonzero()[:, 0], _A_BOX, draw),
-            anomalous[place :: len(federation.clients)][:_A_BOX],
+            draw_some((labels == int(counts[client].argmax())).nonzero()[:, 0], _IMAGES_PER_BOX, draw),
+            anomalous[place :: len(federation.clients)][:_IMAGES_PER_BOX],
         )
         for place, client in enumerate(federation.clients)
     }
@@ -143,14 +143,14 @@ def _test_images_by_client(federation: Federation, data: Data) -> dict[int, tupl
 _KINDS = ("normal", "anomalous")
 _FILLS = ("#A9D4EF", "#F3CE85")  # pale sky blue and pale orange of Okabe and Ito: the red lines stay visible
 _RED = "#C1121F"
-_MOST_COLUMNS = 5
+_MAX_COLUMNS = 5
 _LOW, _HIGH = 2, 98  # percentiles that become 0 and 1
 
 
 def score_boxes_figure(
     scores: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]], clients: Sequence[int]
 ) -> Figure:
-    """Draws one panel a client with two boxes a model: its scores of normal and of anomalous images.
+    """Draws one panel for each client, with two boxes for each model: scores of normal and of anomalous images.
 
     Models have different scales of scores, and a local model differs between clients. Therefore the scores of
     one model on one client are scaled together: their 2nd percentile becomes 0, their 98th becomes 1. The
@@ -159,15 +159,15 @@ def score_boxes_figure(
     are not finite are left out.
 
     Args:
-        scores: For each model the pairs (scores of normal images, scores of anomalous images), one a client.
+        scores: For each model the pairs (scores of normal images, scores of anomalous images), one for each client.
         clients: Number of each client.
     """
-    rows = math.ceil(len(clients) / _MOST_COLUMNS)
+    rows = math.ceil(len(clients) / _MAX_COLUMNS)
     columns = math.ceil(len(clients) / rows)
     width = 0.35 + columns * max(1.2, 0.45 * len(scores))
     figure = blank_figure(max(3.5, width), 0.6 + 1.55 * rows)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    # Left blank in the first row, so that models are named under the last.
+    # Spare panels are left blank in the first row, so that every panel of the last row shows the names of the models.
     spare = rows * columns - len(clients)
     for axes in panels[0, columns - spare :]:
         axes.set_visible(False)
@@ -192,7 +192,7 @@ def score_boxes_figure(
 
 
 def _panel(axes: Axes, pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> None:
-    """Draws the boxes of one client, a pair a model, and the gap between their medians."""
+    """Draws the boxes of one client, a pair for each model, and the gap between their medians."""
     style_axes(axes)
     line = {"color": DARK, "linewidth": 0.6}
     for place, pair in enumerate(pairs):

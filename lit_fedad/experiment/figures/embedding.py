@@ -1,4 +1,4 @@
-"""Embedded images, their places in the plane, and their distances to densities: for figures and audits."""
+"""Embeds images, lays them out in the plane and scores them by densities, for figures and audits."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def embed_images(task: Task, loader: DataLoader) -> Tensor:
 def tsne_layout(features: ArrayLike) -> np.ndarray:
     """Lays features out in the plane with t-SNE.
 
-    On one machine the same features always have the same places. On CPUs of different kinds they need not: t-SNE
-    amplifies differences in rounding until groups lie elsewhere. Only neighbourhoods mean something.
+    On one machine the same features always get the same positions. On CPUs of different kinds they may not: t-SNE
+    amplifies differences in rounding until groups are placed elsewhere. Only neighbourhoods have a meaning.
 
     Args:
-        features: [n, D] with n >= 4; up to about 2,000 take well under a minute.
+        features: Features [n, D] with n >= 4; up to about 2,000 take well under a minute.
 
     Returns:
-        Places [n, 2].
+        Positions [n, 2].
     """
     from sklearn.manifold import TSNE  # takes long to import; few runs draw a layout
 
     points = np.asarray(features, dtype=np.float32)
     perplexity = min(30.0, len(points) / 4)
-    # Equal features have no principal component, and a single one has no second.
+    # Two principal components are needed: equal features have none, and one-dimensional features have only one.
     init = "pca" if points.shape[1] > 1 and np.ptp(points, axis=0).any() else "random"
     return np.asarray(TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points))
 
 
 def density_scores(mean: Tensor, covariance: Tensor, z: Tensor) -> Tensor:
-    """Computes distances to the nearest density [n]; none where there is no density."""
+    """Computes the distances [n] of embeddings z [n, D] to the nearest density; empty if there is no density."""
     if not len(mean):
         return z.new_empty(0)
     densities = DensitySet(z.shape[1])
@@ -63,5 +63,5 @@ def last_exchange(client: Client, exchanges: Exchanges) -> Context:
 
 
 def generator_of(federation: Federation, purpose: str) -> torch.Generator:
-    """Returns the generator of a figure's draws."""
+    """Returns the random generator for a figure with this purpose, after the last round."""
     return Context(federation.seed, federation.rounds).generator(purpose)

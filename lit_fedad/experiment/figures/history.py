@@ -15,7 +15,7 @@ from lit_fedad.report.naming import METRIC_TITLES, metric_title
 from lit_fedad.report.run_figures import lines_figure
 
 _NOT_DRAWN = ("f1_max", "p_ap", "pro_05", "spro", "aupimo")
-"""Metrics that follow the course of others."""
+"""Metrics without a figure, because their curves resemble those of other metrics."""
 
 
 class History(RunCallback):
@@ -45,7 +45,7 @@ def draw_partition(data: Data, folder: Path) -> None:
 
 
 def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
-    """Draws loss and metrics of each client over the rounds; nothing of a metric that was never defined."""
+    """Draws loss and metrics of each client over the rounds, except metrics that were never defined."""
     curves: dict[str, dict[int, list[tuple[int, float]]]] = {}
     names = [name for name in METRIC_TITLES if name not in _NOT_DRAWN]
     for report in history:
@@ -62,13 +62,13 @@ def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
 
 
 def draw_communication(history: Sequence[RoundReport], metric: str, folder: Path) -> None:
-    """Draws a metric over the bytes sent so far; nothing where no client sends anything."""
+    """Draws a metric over the bytes sent so far, unless no client sends anything."""
     sent = list(accumulate(sum(report.bytes_up.values()) for report in history))
     values = [(report.metrics or {}).get(metric, {}).get("mean", math.nan) for report in history]
     curve = [
         (bytes_ / 1e6, value) for bytes_, value in zip(sent, values, strict=True) if math.isfinite(value)
     ]
     if curve and curve[-1][0]:
-        sending = "sent by all clients by the end of a round (MB)"
-        figure = lines_figure({"mean over clients": [curve]}, sending, metric_title(metric), whole=False)
+        x_title = "sent by all clients by the end of a round (MB)"
+        figure = lines_figure({"mean over clients": [curve]}, x_title, metric_title(metric), whole=False)
         save_figure(figure, folder / "figures" / "communication.png")

@@ -1,4 +1,4 @@
-"""Figures of a run's predictions of test images, by kind of anomalies."""
+"""Figures of a run's predictions and decisions on test images: scores, calibration, heatmaps and representations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ from lit_fedad.tasks.contrastive import Contrastive
 
 
 def draw_heatmaps(run: Run) -> None:
-    """Draws the best and the worst cases of the client with most data, with their p-values, where it localises."""
+    """Draws heatmaps of the clearest and the hardest cases of the client with most data, with their p-values.
+
+    Draws nothing if that client has no anomaly maps.
+    """
     data, sizes = run.local, run.local.partition.sizes
     largest = max(run.federation.clients, key=lambda client: (sizes[client], -client))
     predicted = run.predictions.get(largest)
@@ -63,7 +66,13 @@ def draw_heatmaps(run: Run) -> None:
 
 
 def drawn_cases(data: Data, predicted: Predicted, each: int) -> Iterator[tuple[int, Case]]:
-    """Yields index and case of the clearest test images, then of the hardest; of none whose map was not kept."""
+    """Yields index and case of the clearest test images, then of the hardest, if their anomaly maps were kept.
+
+    Args:
+        data: The run's data.
+        predicted: The predictions of a client.
+        each: Number of cases of each kind.
+    """
     assert isinstance(data.images, ImageSet)
     labels = [sample.label for sample in data.images.test]
     for index in pick_cases(predicted.scores, labels, each, each):
@@ -81,11 +90,11 @@ def drawn_cases(data: Data, predicted: Predicted, each: int) -> Iterator[tuple[i
         )
 
 
-_MOST_CLIENTS = 12
+_MAX_CLIENTS = 12
 
 
 def draw_calibration(run: Run) -> None:
-    """Draws ``calibration.png``: promised and seen false alarms, and misses, of all clients together."""
+    """Draws ``calibration.png``: false alarms against their promised rate, and misses, of all clients together."""
     promised = sorted(alpha for alpha in run.decisions if not isinstance(alpha, str))
     pooled = [pooled_rates(run.decisions[alpha]) for alpha in promised]
     intervals = [pooled_intervals(run.decisions[alpha]) for alpha in promised]
@@ -100,21 +109,21 @@ def draw_calibration(run: Run) -> None:
 
 
 def draw_scores(run: Run) -> None:
-    """Draws ``scores.png``: each client's calibration and test scores beside the threshold that it ships.
+    """Draws ``scores.png``: each client's calibration scores, test scores and shipped threshold.
 
-    The threshold is that for images whose product is not known; where a client has too few scores it may be by those of
-    all clients. Of many clients the 12 with most images are drawn.
+    The threshold is that for images of unknown product. If a client has too few scores, it may come from the scores of
+    all clients. If there are more than 12 clients, the 12 with most images are drawn.
     """
     sizes, alpha = run.local.partition.sizes, run.alphas[0]
     anomalous = evaluated_images(run.config, run.local).labels != 0
-    largest = sorted(run.predictions, key=lambda client: (-sizes[client], client))[:_MOST_CLIENTS]
+    largest = sorted(run.predictions, key=lambda client: (-sizes[client], client))[:_MAX_CLIENTS]
     clients = {}
     for client in sorted(largest):
-        own = ScoreCounts.union(run.calibration.clients.get(client, {}).values())
+        calibration = ScoreCounts.union(run.calibration.clients.get(client, {}).values())
         scores = run.predictions[client].scores
         clients[client] = ClientScores(
-            own.edges.numpy(),
-            own.counts.numpy(),
+            calibration.edges.numpy(),
+            calibration.counts.numpy(),
             scores[~anomalous].numpy(),
             scores[anomalous].numpy(),
             run.calibration.threshold(client, alpha),
@@ -125,9 +134,9 @@ def draw_scores(run: Run) -> None:
 def show_representations(run: Run) -> None:
     """Draws test images in the first client's representation, with its decisions (FADngs Fig. 6 and FADngs Fig. 7).
 
-    Writes ``representations.png``. A normal image belongs to the client with most training images of
-    its class. Where the client scores by the densities of all clients, its decisions by its own densities alone, with
-    the same promise, are drawn beside.
+    Writes ``representations.png``. A normal image belongs to the client with most training images of its class. If the
+    client scores with the densities of all clients, another panel shows its decisions with only its own densities, for
+    the same promised rate of false alarms.
     """
     federation, data = run.federation, run.local
     alpha = run.alphas[0]
@@ -146,7 +155,7 @@ def show_representations(run: Run) -> None:
         return _judge_alone(client, federation.exchanges, number, data, features, alpha)
 
     alone = federation.ask(federation.rounds, LocalQuery("own decisions", answer), [first]).get(first)
-    if predicted is None:  # another process than the first
+    if predicted is None:  # this is not the first process
         return
     figure = representations_figure(
         tsne_layout(features.float()),
@@ -162,7 +171,7 @@ def show_representations(run: Run) -> None:
 def _judge_alone(
     client: Client, exchanges: Exchanges, number: int, data: Data, z: Tensor, alpha: Alpha
 ) -> Tensor | None:
-    """Computes decisions by a client's own densities; None where it has no others."""
+    """Computes decisions with only a client's own densities; None if it has no other densities, or no calibration."""
     task = client.task
     if not isinstance(task, Contrastive) or len(task.densities) <= task.clusters:
         return None
@@ -183,7 +192,7 @@ class Predictions(RunCallback):
     """A callback that draws decisions and scores, unless ``evaluation.pictures`` is 0."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Draws the figures in the folder ``figures``, and removes those of decisions that were judged before."""
+        """Draws the figures in the folder ``figures``, and removes figures of an earlier judgement of the run."""
         if run.fabric.is_global_zero:
             for name in _PICTURES:
                 (run.folder.path / "figures" / name).unlink(missing_ok=True)
@@ -198,12 +207,12 @@ class Predictions(RunCallback):
             draw_heatmaps(run)
 
 
-_COLOURS, _RED = COLOURS[:5], COLOURS[5]  # clients never have the red, nor black, which mark errors
+_COLOURS, _RED = COLOURS[:5], COLOURS[5]  # clients are never red or black: these colours mark errors
 _MARKERS = ("o", "s", "^", "D")
 _BLACK, _GREY = "#000000", "0.78"
 _STYLES = ("-", "--", ":", "-.")
-_LEGEND_COLUMNS = 3  # what fits under a third of a page
-_GRID = 60  # points a side on which a density is evaluated
+_LEGEND_COLUMNS = 3  # as many as fit into a third of a page
+_GRID = 60  # a density is evaluated on _GRID x _GRID points
 _LEVELS = (0.15, 0.4, 0.65, 0.9)  # contours, as shares of the highest density of a client
 
 
@@ -223,7 +232,7 @@ def representations_figure(
     (false detection), black for an anomaly called normal (missing detection), grey for correct decisions.
 
     Args:
-        places: Places of the images' representations in the plane [n, 2], as of `tsne_layout`.
+        places: Positions of the images' representations in the plane [n, 2], for example from `tsne_layout`.
         owner: Client of each image [n]; -1 for an anomaly.
         global_decisions: Whether the densities of all clients call an image anomalous, bool [n].
         local_decisions: Whether the densities of one client do, bool [n]; None leaves panel (d) out.
@@ -279,7 +288,7 @@ def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequ
     """Draws contours of the kernel density of each client's normal images."""
     for index, client in enumerate(clients):
         own = places[owners == client]
-        if len(own) < 3:  # in the plane, a kernel's covariance takes three points
+        if len(own) < 3:  # in the plane, the covariance of the kernel needs three points
             continue
         margin = 0.5 * np.ptp(own, axis=0)
         sides = np.linspace(own.min(axis=0) - margin, own.max(axis=0) + margin, _GRID).T
